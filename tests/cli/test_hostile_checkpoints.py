@@ -73,9 +73,6 @@ WAYS_IN = {
     "a class within a strategy": position(
         "RandomizedPositions", position={"class_path": "os.system", "init_args": RUN}
     ),
-    "an address": lambda config, folder: config.update(
-        data={"class_path": "TokenShards", "init_args": {"corpus": None, "directory": "http://127.0.0.1:1/shards"}}
-    ),
 }
 
 

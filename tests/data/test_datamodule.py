@@ -67,6 +67,22 @@ def test_going_on_from_a_state_with_other_devices(module, workers):
         module(batch_size=5).train_dataloader().load_state_dict(state)
 
 
+def test_with_sections_a_node_reads_its_own_shards_and_a_step_has_the_samples_of_one_device(module, prepared):
+    options = {"mixture": {str(prepared): 2.0, f"{prepared}/.": 1.0}, "max_steps": 300, "sections": 4}
+    one = rows(module(**options).train_dataloader()).unflatten(0, (300, 8))
+    for node in range(4):
+        loaders = [module(rank, 8, batch_size=1, **options).train_dataloader() for rank in (2 * node, 2 * node + 1)]
+        expected = one[:, 2 * node : 2 * node + 2].flatten(0, 1)
+        assert torch.equal(rows(*loaders), expected)
+        streams = [stream for loader in loaders for stream in loader.batches.streams]
+        assert len({shard for stream in streams for shard in stream.maps}) < 0.4 * len(streams[0].shards)
+        resumed = module(node, 4, batch_size=2, **options).train_dataloader()
+        resumed.load_state_dict({"samples_before_epoch": 0, "samples_in_epoch": 800})
+        assert torch.equal(rows(resumed), expected[200:])
+    with pytest.raises(ValueError, match=r"data\.sections: got 3, expected a divisor of 8, a batch"):
+        module(sections=3).train_dataloader()
+
+
 def test_few_samples_come_again_in_every_epoch(module):
     loader = module(max_steps=6, samples=20).train_dataloader()
     first = rows(loader)
@@ -117,7 +133,7 @@ def test_a_mixture_takes_from_each_folder(module, prepared, other, tmp_path, sma
     assert abs(sum("zzz" in text for text in texts) / len(texts) - 0.25) < 0.05
     small_build(tmp_path / "more", tmp_path / "other.jsonl", tokenizer=str(prepared), split_fractions=(1.0, 0.0, 0.0))
     with pytest.raises(ValueError, match=r"mixture: got .*more, whose training split has 1 of .*, more than the 0\.8"):
-        module(mixture={f"file://{tmp_path}/more": 1.0}).train_dataloader()
+        module(mixture={str(tmp_path / "more"): 1.0}).train_dataloader()
 
 
 def test_text_and_bytes(module):

@@ -11,7 +11,7 @@ from tokenizers import processors
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.families import read_family
 from kerple.hf.pretrained import read_network
-from kerple.hf.source import bos_token, locate, read_model_config
+from kerple.hf.source import bos_token, find_model, read_model_config
 from kerple.measure.receptive_field import gradient_by_distance
 from kerple.model.stored import fill, transformer
 from kerple.positions.visibility import EVERYTHING, Visibility
@@ -79,13 +79,13 @@ def test_windows_of_a_cache_keep_bos_and_maps_leave_it_out():
 
 def test_bos_is_what_the_tokenizer_adds_or_its_configuration_asks_for(tmp_path):
     folder = saved(tmp_path / "plain", "llama")
-    assert bos_token(locate(str(folder))) is None
+    assert bos_token(find_model(str(folder))) is None
     tokenizer = hf.AutoTokenizer.from_pretrained(folder, bos_token="a")
     tokenizer.save_pretrained(folder)
-    assert bos_token(locate(f"{folder}/")) is None
+    assert bos_token(find_model(f"{folder}/")) is None
     config = folder / "tokenizer_config.json"
     config.write_text(config.read_text().replace("{", '{"add_bos_token": true,', 1))
-    assert bos_token(locate(f"{folder}/.")) == tokenizer.bos_token_id
+    assert bos_token(find_model(f"{folder}/.")) == tokenizer.bos_token_id
     template = processors.TemplateProcessing("b $A", special_tokens=[("b", tokenizer.convert_tokens_to_ids("b"))])
     tokenizer.backend_tokenizer.post_processor = template
     tokenizer.save_pretrained(saved(tmp_path / "template", "llama"))
@@ -178,4 +178,4 @@ def test_the_scaling_of_a_gguf_file_is_that_of_the_model(tmp_path, scaling, divi
 def test_an_unknown_scaling_of_a_gguf_file_is_refused(tmp_path, scaling):
     write_gguf(tmp_path / "model.gguf", small(hf.Qwen2Config, num_key_value_heads=2), scaling)
     with pytest.raises(ValueError, match=r"the RoPE of model\.gguf is scaled by .* use the model's safetensors"):
-        read_model_config(locate(str(tmp_path / "model.gguf")))
+        read_model_config(find_model(str(tmp_path / "model.gguf")))

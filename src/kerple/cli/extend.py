@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> None:
     parser.add_class_arguments(ShardOptions, "data")
     parser.set_defaults({"data.corpus": "code"})
     name = parse(parser, arguments).model
-    from kerple.hf.source import locate, read_tokenizer
+    from kerple.hf.source import find_model, read_tokenizer
 
-    source = locate(name)
+    source = find_model(name)
     defaults = {"tokenizer": f"{MODEL_PREFIX}{name}", "vocabulary": vocabulary_size(read_tokenizer(source))}
     options = parse(parser, [*(f"--data.{option}={value}" for option, value in defaults.items()), *arguments])
     _extend(options, source)
@@ -67,7 +67,7 @@ def _extend(options: Any, source: Any) -> None:
     folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"))
     if data.corpus is not None:
         prepare(data)
-    shards = Folder(data.location, data.cache)
+    shards = Folder(data.location)
     check_tokenizer(shards, source)
     texts = {split: ShardText(shards, split) for split in (VALIDATION, TEST)}
     settings = {"model": options.model, "weights": source_digest(source), "precision": runner.precision}

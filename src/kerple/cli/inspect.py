@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
         UserError: An argument is out of range, or a file differs from the manifest.
     """
     parser = command_parser("inspect", __doc__)
-    parser.add_argument("directory", type=str, help="folder with a manifest.json, or its URL")
+    parser.add_argument("directory", type=str, help="folder of shards, with a manifest.json")
     parser.add_argument("--split", default="train", choices=SPLITS, help="split the sample is drawn from")
     parser.add_argument("--tokens", type=int, default=200, help="tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="draw the same sample again")
@@ -49,7 +49,7 @@ def show(folder: Folder) -> None:
         means = [f"{split.bytes_per_token:.3f}", f"{split.tokens / max(split.documents, 1):.0f}"]
         rows.append([*counts, *means, str(sum(shard.tokens > 0 for shard in split.shards))])
     names = ["documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards"]
-    print(f"{printable(manifest.location)}\n{pd.DataFrame(rows, list(manifest.splits), names).to_string()}")
+    print(f"{printable(str(folder.directory))}\n{pd.DataFrame(rows, list(manifest.splits), names).to_string()}")
     for line in (
         f"vocabulary {manifest.vocabulary}, {manifest.dtype}, end of text {manifest.end_of_text}",
         f"prepared from {manifest.settings}",

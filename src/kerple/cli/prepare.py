@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     options = parser.instantiate_classes(parse(parser, [*configs, *rest])).data
     if options.corpus is not None:
         prepare(options)
-    show(Folder(options.location, options.cache))
+    show(Folder(options.location))
 
 
 def _data_section(path: str) -> dict[str, Any]:

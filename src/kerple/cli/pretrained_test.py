@@ -108,7 +108,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.data.text import ShardText
     from kerple.hf.exporter import TRAINED_ON
     from kerple.hf.pretrained import read_network
-    from kerple.hf.source import check_tokenizer, locate
+    from kerple.hf.source import check_tokenizer, find_model
     from kerple.measure.runner import Runner
 
     trainer, data = options.trainer, ShardOptions(**options.data.as_dict())
@@ -125,12 +125,12 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
         prepare(data)
     if runner.processes > 1:
         torch.distributed.barrier()
-    folder, source = Folder(data.location, data.cache), locate(options.hf)
+    folder, source = Folder(data.location), find_model(options.hf)
     check_tokenizer(folder, source)
     config = Path(source.location) / "config.json"
     trained = read_mapping(config).get(TRAINED_ON) if config.is_file() else None
     if isinstance(trained, dict) and trained.get("test") != folder.manifest.splits["test"].sha256:
-        print(f"the text of {folder.location} is not that of the run that was exported: {trained.get('corpus')}")
+        print(f"the text of {folder.directory} is not that of the run that was exported: {trained.get('corpus')}")
     shards = ShardText(folder, "test")
     for measure in measures:
         measure.check(network, shards)
@@ -160,9 +160,9 @@ def _parse(arguments: list[str]) -> Namespace:
         raise UserError("hf: got nothing, expected a folder, a .gguf file or a name on the hub")
     from kerple.hf import need
     from kerple.hf.adapter import config_length
-    from kerple.hf.source import locate, read_model_config, read_tokenizer
+    from kerple.hf.source import find_model, read_model_config, read_tokenizer
 
-    source = locate(options.hf)
+    source = find_model(options.hf)
     need()
     length = config_length(read_model_config(source, options.model.trust_remote_code))
     data: dict[str, Any] = {

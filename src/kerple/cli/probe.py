@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from kerple.base.errors import UserError
 from kerple.cli.arguments import command_parser, parse
 
 
@@ -25,9 +24,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--window", type=bool, default=False, help="where text stops helping beyond the training length"
     )
-    parser.add_argument("--scalings", type=bool, default=False, help="what PI, NTK and YaRN would do at --length")
     parser.add_argument("--length", type=int | None, default=None, help="longest length; null: twice that of training")
-    parser.add_argument("--blocks", type=int, default=4, help="documents that --window and --scalings read")
+    parser.add_argument("--blocks", type=int, default=4, help="number of documents that --window reads")
     parser.add_argument("--text", type=str, default="modules", help="the text: a name, file or folder, as data.corpus")
     parser.add_argument("--to", type=str, default="", help="folder of the page; left out: logs/probe/<model>")
     parser.add_argument("--trust_remote_code", type=bool, default=False, help="run code that comes with the model")
@@ -43,7 +41,7 @@ def main(arguments: list[str]) -> None:
     from kerple.probe.report import probe_model
 
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
-    if parts := [name for name in ("gap", "window", "scalings") if options[name]]:
+    if parts := [name for name in ("gap", "window") if options[name]]:
         from kerple.probe.on_text import measure_on_text
 
         network, text = network_and_text(model, options.model, options.text)
@@ -74,11 +72,12 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
 
         model = hugging_face_model(read_stored_model(path, classes(trust)))
         return model, model.config
-    from kerple.hf.source import locate, read_model, read_model_config
+    from kerple.hf.memory import check_memory
+    from kerple.hf.source import find_model, read_model, read_model_config
 
-    source = locate(path)
+    source = find_model(path)
     config = read_model_config(source, trust_remote_code)
-    check_memory(config, trust_remote_code)
+    check_memory(config, trust_remote_code=trust_remote_code)
     return read_model(source, config, trust_remote_code=trust_remote_code), config.get_text_config()
 
 
@@ -93,25 +92,9 @@ def network_and_text(model: Any, path: str, corpus: str) -> tuple[Any, Any]:
 
         data = load_trained(path)[1]
         return network, ShardText(data.folder, "test") if hasattr(data, "folder") else data
-    from kerple.hf.source import bos_token, locate, read_tokenizer
-    from kerple.probe.on_text import read_text
+    from kerple.hf.source import bos_token, find_model, read_tokenizer
+    from kerple.probe.on_text import corpus_text
 
-    source = locate(path)
+    source = find_model(path)
     network.bos = bos_token(source)
-    return network, read_text(corpus, read_tokenizer(source))
-
-
-def check_memory(config: Any, trust_remote_code: bool) -> None:
-    """Raise a UserError if the weights of a model of this configuration do not fit into memory in fp32."""
-    import psutil
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    needed, free = 4 * sum(p.numel() for p in model.parameters()), psutil.virtual_memory().available
-    if needed > free:
-        raise UserError(
-            f"model: its weights need {needed / 2**30:.1f} GiB in fp32, and {free / 2**30:.1f} GiB of memory are free; "
-            "use a machine with more memory, or a smaller model of the same family"
-        )
+    return network, corpus_text(corpus, read_tokenizer(source))

@@ -85,13 +85,13 @@ def with_inputs(job: Job) -> Job:
 
 @cache
 def _digest(path: str) -> str:
-    """sha256 of a model: a checkpoint, or what `kerple.hf.source.locate` finds."""
+    """sha256 of a model: a checkpoint, or what `kerple.hf.source.find_model` finds."""
     if Path(path).is_file():
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    from kerple.hf.source import locate, source_digest  # needs optional packages
+    from kerple.hf.source import find_model, source_digest  # needs optional packages
 
-    return source_digest(locate(path))
+    return source_digest(find_model(path))
 
 
 def with_precision(job: Job) -> Job:

@@ -64,6 +64,6 @@ def start_from(network: Transformer, data: LightningDataModule, path: str, trust
             states = load(path)
             data.load_state_dict(states.get(type(data).__qualname__) or states.get("TokenShards") or {})
         else:
-            source.check_tokenizer(data.folder, source.locate(path))
+            source.check_tokenizer(data.folder, source.find_model(path))
     print(f"weights of {path}:\n{fill(network, _read(path, trust or ''))}", flush=True)
     _read.cache_clear()

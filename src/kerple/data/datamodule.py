@@ -1,4 +1,4 @@
-"""`TokenShards`: the data module that gives Lightning the batches of a language modelling run."""
+"""`TokenShards`: the data module of language modelling on token shards."""
 
 import hashlib
 from functools import cached_property
@@ -18,23 +18,23 @@ from kerple.data.text import ShardText, TextBlocks
 
 
 class TokenShards(ShardOptions, LightningDataModule):
-    """Language modelling data in token shards, which are prepared on first use; options: see `ShardOptions`.
+    """Language modelling data in token shards, which are prepared on first use. `ShardOptions` has the options.
 
-    Documents are concatenated, each followed by an end-of-text token, which is a target like any other. Attention is
-    not reset between documents, as in the paper. A training sample is `length` + 1 consecutive tokens, and the samples
-    of the whole corpus, or of each of its `sections`, are shuffled. Sample k is a function of `seed` and k alone, for
-    any number of devices, workers and accumulation steps.
+    Documents are concatenated, each followed by an end-of-text token, which is also a target. Attention is not reset
+    between documents, as in the paper. A training sample is `length` + 1 consecutive tokens. Samples are shuffled over
+    the whole corpus, or within each of its `sections`. Sample k depends only on `seed` and k, not on the number of
+    devices, workers or accumulation steps.
 
-    The training loader has one epoch, which lasts as long as the run: `trainer.max_steps` steps, or, if they are not
-    set, the training split once. With `samples`, every epoch has the same samples, as many as this option says.
+    An epoch of the training loader lasts for the whole run: `trainer.max_steps` steps, or the training split once if
+    `max_steps` is not set. With the option `samples`, an epoch has this number of samples, the same in every epoch.
     """
 
     reads_only: bool = False
-    """Whether missing shards and new URLs are errors, instead of being prepared and fetched. `test` and `predict` set
-    it, because their options come from a checkpoint, which must not decide what is written or fetched."""
+    """Whether missing shards are an error instead of being prepared. `test` and `predict` set it, because their
+    options come from a checkpoint, which must not decide what is written."""
 
     def prepare_data(self) -> None:
-        """Prepare the shards unless they exist; a preparation that was stopped goes on where it stopped."""
+        """Prepare the shards unless they exist; an interrupted preparation is continued."""
         if self.corpus is not None:
             _ = check_prepared(self) if self.reads_only else prepare(self)
 
@@ -53,31 +53,31 @@ class TokenShards(ShardOptions, LightningDataModule):
 
     @property
     def manifest(self) -> Manifest:
-        """What the folder of the shards holds."""
+        """The manifest of the folder of the shards."""
         return self.folder.manifest
 
     def checksum(self) -> str:
-        """A sha256 of all data that is read: tokenizer and tokens of each split of `directory` and of all of `mixture`.
+        """A sha256 of the tokenizer and the tokens of each split of `directory` and of the folders of `mixture`.
 
         It is the checksum of a text with one line, "tokenizer split tokens", for each folder (`directory` first) and
-        split, where tokenizer and tokens are the checksums in the manifest. Equal tokens have an equal checksum,
-        wherever their folder is and however they are cut into shards.
+        split. In a line, tokenizer and tokens are the checksums in the manifest. The result depends neither on the
+        path of a folder nor on how tokens are divided into shards.
         """
         manifests = [self.manifest, *(folder.manifest for folder, _ in self._training_folders)]
         lines = (f"{m.tokenizer} {name} {m.splits[name].sha256}\n" for m in manifests for name in SPLITS)
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, str]:
-        """Checksums of the tokenizer and of the training data, which a checkpoint of a fit keeps."""
+        """Checksums of the tokenizer and of the training data, for the checkpoint of a fit."""
         return {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint that was fitted with another tokenizer, or, when a fit is resumed, on other data.
+        """Compare the checksums of a checkpoint with those of these shards.
 
         Raises:
-            UserError: The checksums in `state` are not those of these shards.
+            UserError: The tokenizer is another one, or a fit is resumed on other training data.
         """
-        state = state if isinstance(state, dict) else {}  # the checkpoint may be from anybody
+        state = state if isinstance(state, dict) else {}  # the checkpoint may be damaged
         if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
             raise UserError(f"data.directory: got {self.location}, whose tokenizer is not the one of the checkpoint")
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
@@ -88,8 +88,8 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.
 
         Raises:
-            UserError: The corpus is too small for a batch, or the folders of `mixture` do not fit together, or a batch
-                of all devices has not equally many samples of each section.
+            UserError: The corpus is too small for a batch, the folders of `mixture` are not compatible, or `sections`
+                does not divide the number of samples in a batch of all devices.
         """
         streams = [folder.stream("train") for folder, _ in self._training_folders]
         options = {"sections": self.sections}
@@ -104,29 +104,29 @@ class TokenShards(ShardOptions, LightningDataModule):
         return BatchLoader(dataset, samples, self.workers, self._pin_memory())
 
     def val_dataloader(self) -> EvaluationLoader:
-        """Batches of segments of `length` targets from the beginning of the validation split.
+        """Batches of the first segments of `length` targets of the validation split.
 
-        A batch is {"tokens": (B, T + 1), "index": (B,), "scored": (B, T)}; "scored" is False in the rows that fill up
-        the last batch.
+        A batch is {"tokens": (B, T + 1) int64, "index": (B,) int64, "scored": (B, T) bool}; "scored" is False in rows
+        that only pad the last batch.
         """
         blocks = self.blocks("validation", self.length, self.validation_segments)
         batches = BlockBatches(blocks, min(self.batch_size, max(len(blocks), 1)), *rank_in(self))
         return EvaluationLoader(batches, self._pin_memory())
 
     def test_dataloader(self) -> EvaluationLoader:
-        """One batch of one block of the test split for each rank, because Lightning tests nothing without a batch.
+        """One batch of one block of the test split for each rank, because Lightning skips a test without batches.
 
-        Callbacks that measure on text do not use these batches, but read the split by `blocks` or `stream`.
+        Callbacks that measure on text do not use these batches. They read the split through `text`.
         """
         rank, ranks = rank_in(self)
         return EvaluationLoader(BlockBatches(self.blocks("test", self.length, ranks), 1, rank, ranks))
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> TextBlocks:
-        """Disjoint blocks of `length` targets of a split, at most `limit`; errors as of `text` and its blocks."""
+        """Disjoint blocks of `length` targets of a split, at most `limit`; errors as of `Text.blocks`."""
         return self.text(split).blocks(length, limit, fewer=True)
 
     def text(self, split: str) -> ShardText:
-        """The text of a split, which measures read; there is one object for each split."""
+        """The text of a split, for measures; the same object in every call."""
         return self._texts[split]
 
     @cached_property
@@ -141,7 +141,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         """The text of token ids; an end-of-text token becomes its name."""
         return self.text("train").decode(tokens)
 
-    @cached_property  # every checkpoint needs it, and a folder may be at a URL
+    @cached_property
     def _training_folders(self) -> list[tuple[Folder, float]]:
         if self.mixture is None:
             return [(self.folder, 1.0)]
@@ -150,19 +150,19 @@ class TokenShards(ShardOptions, LightningDataModule):
         folders = [(self._open(location), float(weight)) for location, weight in self.mixture.items()]
         for folder, _ in folders:
             if folder.manifest.tokenizer != self.manifest.tokenizer:
-                raise UserError(f"data.mixture: {folder.location} has another tokenizer than {self.location}")
-            # a hash of its text assigns a document to a split: with equal fractions, equal texts are in one split
+                raise UserError(f"data.mixture: {folder.directory} has another tokenizer than {self.location}")
+            # a hash of its text assigns a document to a split, so with equal fractions equal texts are in one split
             fraction, allowed = (m.settings.get("split_fractions", [0])[0] for m in (folder.manifest, self.manifest))
             if fraction > allowed:
                 raise UserError(
-                    f"data.mixture: got {folder.location}, whose training split has {fraction:g} of its documents, "
+                    f"data.mixture: got {folder.directory}, whose training split has {fraction:g} of its documents, "
                     f"more than the {allowed:g} of {self.location}; prepare it with the same data.split_fractions"
                 )
         return folders
 
     @property
     def _training_checksum(self) -> str:
-        """A sha256 for the training tokens of all folders, computed from the checksums in their manifests."""
+        """A sha256 computed from the checksums of the training tokens of all folders."""
         sums = [folder.manifest.splits["train"].sha256 for folder, _ in self._training_folders]
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
@@ -179,7 +179,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         return available // samples
 
     def _open(self, location: str) -> Folder:
-        folder = Folder(location, self.cache, cached_only=self.reads_only)
+        folder = Folder(location)
         if folder.manifest.vocabulary > self.vocabulary:
             raise UserError(f"data.vocabulary: got {self.vocabulary}, but {location} has {folder.manifest.vocabulary}")
         return folder

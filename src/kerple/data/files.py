@@ -2,19 +2,13 @@
 
 import contextlib
 import gzip
-import hashlib
 import io
-import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec
 import zstandard
-from filelock import FileLock
 
-from kerple.base.atomic import writing
 from kerple.base.errors import UserError
 
 PROTOCOLS = {"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "memory", "hf"}
@@ -26,16 +20,16 @@ def is_remote(path: str) -> bool:
 
 
 def without_query(path: str) -> str:
-    """A path or URL without the query and fragment of a web address, so that it ends as the name of its file does."""
+    """Remove the query and the fragment of a web address, so that it ends like the name of its file."""
     return path.partition("?")[0].partition("#")[0] if path.startswith(("http://", "https://")) else path
 
 
 def filesystem(path: str) -> tuple[Any, str]:
-    """The fsspec file system that a path or URL belongs to, and the path within it.
+    """The fsspec file system of a path or URL, and the path within it.
 
     Raises:
-        UserError: The path is more than a plain file (a chained URL, a protocol that runs programs), or the package
-            that reads its protocol is not installed.
+        UserError: The URL is chained or has an unsupported protocol (some run programs), or the package that reads
+            its protocol is not installed.
     """
     protocol = path.partition("://")[0] if "://" in path else "file"
     if protocol not in PROTOCOLS or "::" in path:
@@ -48,7 +42,7 @@ def filesystem(path: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def open_bytes(path: str) -> Iterator[IO[bytes]]:
-    """Context with a local or remote file, opened for reading and not decompressed.
+    """Open a local or remote file for reading its stored bytes; the context closes it.
 
     Raises:
         UserError: The file does not exist or cannot be read.
@@ -63,9 +57,9 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
 
 
 def decompress(file: IO[bytes], name: str) -> IO[bytes]:
-    """Decompress a file whose name ends in .zst (any number of frames) or .gz; return any other unchanged.
+    """Decompress a file whose name ends in .zst (any number of frames), .gz or .tgz; return other files unchanged.
 
-    Reading a file that breaks off or is damaged raises an error of the library that decompresses it.
+    Reading a truncated or damaged file raises an error of the library that decompresses it.
     """
     if without_query(name).endswith(".zst"):
         return cast("IO[bytes]", io.BufferedReader(_ZstdFrames(file), 1 << 20))
@@ -75,59 +69,29 @@ def decompress(file: IO[bytes], name: str) -> IO[bytes]:
 
 
 class _ZstdFrames(io.RawIOBase):
-    """The content of a file of zstd frames.
+    """The decompressed content of a file of zstd frames.
 
-    zstandard's own reader accepts a file that ends inside a frame, such as half a download. This one raises an EOFError
-    for it.
+    zstandard's own reader accepts a file that ends inside a frame, such as an incomplete download. This one raises an
+    EOFError.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.content, self.packed = file, b"", b""
-        self.frame: Any = None
+        self.file, self.content, self.compressed = file, b"", b""
+        self.frame: Any = None  # the decompressor of an unfinished frame
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self.content:
-            self.packed = self.packed or self.file.read(1 << 16)
-            if not self.packed:
+            self.compressed = self.compressed or self.file.read(1 << 16)
+            if not self.compressed:
                 if self.frame is not None:
                     raise EOFError("the file ends inside a compressed frame")
                 return 0
             self.frame = self.frame or zstandard.ZstdDecompressor().decompressobj()
-            self.content, self.packed = self.frame.decompress(self.packed), self.frame.unused_data
+            self.content, self.compressed = self.frame.decompress(self.compressed), self.frame.unused_data
             self.frame = None if self.frame.eof else self.frame
         count = min(len(buffer), len(self.content))
         buffer[:count], self.content = self.content[:count], self.content[count:]
         return count
-
-
-def fetch(url: str, path: Path, sha256: str | None = None) -> None:
-    """Copy a file from a URL to ``path`` unless it exists; of several processes one copies and the others wait.
-
-    Args:
-        url: The file's URL.
-        path: Path of the copy, which gets this name when it is complete.
-        sha256: Checksum of the file; None for any content.
-
-    Raises:
-        UserError: The file cannot be read, has another checksum, or ``path`` cannot be written.
-    """
-    if path.exists():
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".lock-{path.name}")):
-            if path.exists():
-                return
-            with open_bytes(url) as remote, writing(path) as copy:
-                shutil.copyfileobj(remote, copy, 1 << 20)
-                copy.flush()
-                with open(copy.name, "rb") as written:
-                    if sha256 not in (None, hashlib.file_digest(written, "sha256").hexdigest()):
-                        raise UserError(f"{url}: its sha256 is not the manifest's; upload or download it again")
-    except UserError:
-        raise
-    except Exception as error:  # each file system has errors of its own
-        raise UserError(f"{url}: cannot be copied to {os.fspath(path)} ({error!r}); start again to go on") from error

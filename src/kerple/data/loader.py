@@ -1,4 +1,4 @@
-"""Datasets of batches of text, and the loaders that give batches, of text or tasks, to Lightning and can resume."""
+"""Datasets whose items are batches of text, and loaders of batches; the loader of training batches can resume."""
 
 import signal
 from collections.abc import Iterator, Sized
@@ -15,7 +15,7 @@ from kerple.data.shards import TokenStream
 from kerple.data.text import TextBlocks
 from kerple.model import Batch
 
-LOCATED = 4096  # number of samples that are located at once, which takes hardly longer than for one batch
+LOCATED = 4096  # samples whose positions are computed at once, which takes hardly longer than for one batch
 
 
 def rank_in(module: LightningDataModule) -> tuple[int, int]:
@@ -24,16 +24,16 @@ def rank_in(module: LightningDataModule) -> tuple[int, int]:
 
 
 class TrainingBatches(Dataset[Batch]):
-    """Dataset of training batches. Item i is this rank's part of micro-batch i, {"tokens": (B, T + 1) int64}; after the
-    last item the same ones follow again in the same order.
+    """Dataset of training batches. Item i is this rank's part of micro-batch i modulo ``batches``,
+    {"tokens": (B, T + 1) int64}.
 
-    Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1, sorted by the section of the stream that they are
-    from, and rank r of W gets the r-th B of them. So the samples of an optimiser step depend on the global batch alone,
-    not on how ranks and accumulation divide it, and a rank reads few sections.
+    Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1, sorted by their section of the stream. Rank r of W
+    gets the r-th group of B samples. The samples of an optimiser step therefore do not depend on how ranks and gradient
+    accumulation divide the global batch, and a rank reads few sections.
 
     Args:
         streams: The token stream of each corpus of the mixture.
-        order: Gives the stream and the first token of a sample by its number.
+        order: Maps the number of a sample to its stream and its first token.
         length: Targets per sample, T.
         batch_size: Samples per rank and micro-batch, B.
         batches: Number of different micro-batches.
@@ -78,9 +78,8 @@ class TrainingBatches(Dataset[Batch]):
 class BlockBatches(Dataset[Batch]):
     """Dataset of batches of blocks. Item i is {"tokens": (B, T + 1) int64, "index": (B,), "scored": (B, T) bool}.
 
-    The ranks take batches in turn, and every rank gets the same number of them. If there are too few blocks, the
-    last rows are fillers with index -1, which are not scored. No block is repeated, so sums over ranks are those of one
-    process.
+    The ranks take batches in turn, and every rank gets the same number of batches. No block is repeated, so that sums
+    over ranks equal those of one process. Rows without a block have index -1 and are not scored.
 
     Args:
         blocks: The blocks.
@@ -106,12 +105,11 @@ class BlockBatches(Dataset[Batch]):
 
 
 class BatchLoader:
-    """Yields the items of a dataset of batches in order, and can go on where it stopped.
+    """Iterates over the items of a dataset of batches in order, with a state from which it can resume.
 
-    It is no `DataLoader`, because Lightning would replace the sampler of one. Its state is the number of samples that
-    all ranks together have received; batches that workers have fetched ahead do not count. So a run can resume with
-    another number of ranks, workers or accumulation steps. The state of torchdata's `StatefulDataLoader` belongs to the
-    workers of one rank, which rules that out.
+    It is not a `DataLoader`, because Lightning would replace its sampler. The state is the number of samples that all
+    ranks together have received, without batches that workers have fetched ahead. A run can therefore resume with
+    another number of ranks, workers or accumulation steps, unlike with torchdata's `StatefulDataLoader`.
 
     Args:
         batches: Dataset whose items are whole batches.
@@ -123,7 +121,7 @@ class BatchLoader:
     def __init__(self, batches: Dataset[Batch], samples: int, workers: int = 0, pin_memory: bool = False) -> None:
         assert isinstance(batches, Sized)
         self.batches, self.samples, self.workers, self.pin_memory = batches, samples, workers, pin_memory
-        self.start = self.done = 0  # batches before this epoch, and in this epoch
+        self.start = self.done = 0  # number of batches before this epoch, and in this epoch
         self.resumed = False
 
     def __len__(self) -> int:
@@ -144,7 +142,7 @@ class BatchLoader:
         return {"samples_before_epoch": self.start * self.samples, "samples_in_epoch": self.done * self.samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after the samples that `state` counts.
+        """Continue after the number of samples in `state`.
 
         Raises:
             UserError: Their number is not a multiple of the samples in a batch.
@@ -156,7 +154,7 @@ class BatchLoader:
 
 
 class EvaluationLoader:
-    """Yields all items of a dataset of batches, in order, each time it is iterated.
+    """Iterates over all items of a dataset of batches, in order, from the first one every time.
 
     Args:
         batches: Dataset whose items are whole batches.
@@ -180,13 +178,13 @@ def _load(batches: Dataset[Batch], numbers: range, workers: int, pin_memory: boo
         sampler=numbers,
         num_workers=workers,
         pin_memory=pin_memory,
-        generator=torch.Generator(),  # else the DataLoader draws a seed from the generator that the model draws from
+        generator=torch.Generator(),  # the default generator, from which a DataLoader draws a seed, is the model's
         worker_init_fn=_start_worker,
     )
 
 
 def _start_worker(worker: int) -> None:
-    """Load in one thread, and leave Ctrl-C and the end of the terminal to the process that trains."""
+    """Load in one thread, and leave SIGINT and SIGHUP to the training process."""
     torch.set_num_threads(1)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

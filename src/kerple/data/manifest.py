@@ -1,4 +1,4 @@
-"""`manifest.json`: what a folder of shards holds."""
+"""`manifest.json`: the contents of a folder of shards."""
 
 import json
 import math
@@ -38,8 +38,8 @@ class Split:
         shards: Its shards in the order of their numbers.
         documents: Number of documents.
         bytes: UTF-8 bytes of the documents, without end-of-text tokens.
-        sha256: Checksum of the tokens of all shards, one after the other, as little-endian integers of the manifest's
-            dtype. It does not depend on how the tokens are cut into shards, so two corpora are the same if it is equal.
+        sha256: Checksum of the tokens of all shards in order, as little-endian integers of the manifest's dtype. It
+            does not depend on the division into shards: equal checksums mean equal tokens.
     """
 
     shards: tuple[Shard, ...]
@@ -63,18 +63,16 @@ class Manifest:
     """Contents of a folder of shards.
 
     Args:
-        location: Path or URL of the folder, for messages.
         vocabulary: Number of token ids; every id in every shard is below it.
-        end_of_text: Id of the token that ends each document; it occurs nowhere else.
-        tokenizer: sha256 of the `tokenizer.json` beside the shards.
-        splits: Train, validation and test by their names.
+        end_of_text: Id of the token after each document; it occurs nowhere else.
+        tokenizer: sha256 of the `tokenizer.json` in the folder.
+        splits: The entries of `train`, `validation` and `test`.
         settings: Options and input files of the preparation; two preparations with equal settings write equal bytes.
         left_out: Number of documents that were left out, by reason.
-        text: sha256 of the texts, in order, with their groups and splits; it does not depend on the tokenizer.
+        text: sha256 of the documents in order, with their groups and splits; it does not depend on the tokenizer.
         test_documents: sha256 of `TEST_DOCUMENTS`, a table of the documents of the test split.
     """
 
-    location: str
     vocabulary: int
     end_of_text: int
     tokenizer: str
@@ -90,39 +88,33 @@ class Manifest:
         return token_dtype(self.vocabulary)
 
     def write(self, directory: Path) -> None:
-        """Write manifest.json atomically. It is written after all other files: a folder without one is unfinished."""
-        entries = asdict(self)
-        del entries["location"]
-        write(directory / MANIFEST_FILE, json.dumps({"format": FORMAT} | entries, indent=1) + "\n")
+        """Write manifest.json atomically, after all other files: a folder without one is incomplete."""
+        write(directory / MANIFEST_FILE, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
-    """The dtype of token ids in shards: little-endian uint16, or uint32 for more than 65,536 entries."""
+    """The dtype of token ids in shards: little-endian uint16, or uint32 for a vocabulary above 65,536."""
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
-def read_manifest(path: Path, location: str) -> Manifest:
-    """Read and check a manifest.json.
-
-    Args:
-        path: The file.
-        location: Path or URL of its folder, for messages.
+def read_manifest(directory: Path) -> Manifest:
+    """Read and check the manifest.json of a folder.
 
     Raises:
         UserError: The file is missing, is not JSON, or is not what `Manifest.write` writes.
     """
+    path = directory / MANIFEST_FILE
     try:
         entries = json.loads(path.read_bytes())
         version, splits = entries.pop("format"), {name: _split(entries["splits"][name]) for name in SPLITS}
-        manifest = Manifest(location, **entries | {"splits": splits, "settings": dict(entries["settings"])})
+        manifest = Manifest(**entries | {"splits": splits, "settings": dict(entries["settings"])})
         _check_counts(manifest.vocabulary, manifest.end_of_text, *manifest.left_out.values())
         if version != FORMAT or not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
             raise ValueError(f"format {version}, end of text {manifest.end_of_text} of {manifest.vocabulary} tokens")
     except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
-        raise UserError(f"{location}/{MANIFEST_FILE}: {reason}; `python run.py prepare` writes it") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror}); `python run.py prepare` writes it") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise UserError(f"{location}/{MANIFEST_FILE}: is no manifest ({error!r}); prepare or copy it again") from error
+        raise UserError(f"{path}: is not a manifest ({error!r}); prepare or copy the folder again") from error
     return manifest
 
 
@@ -134,4 +126,4 @@ def _split(entries: dict[str, Any]) -> Split:
 
 def _check_counts(*values: Any) -> None:
     if wrong := [value for value in values if type(value) is not int or not 0 <= value < 1 << 48]:
-        raise ValueError(f"{wrong[0]!r} is no count")
+        raise ValueError(f"{wrong[0]!r} is not a count")

@@ -1,4 +1,4 @@
-"""`ShardOptions`: the options of `TokenShards`, in a class that needs no torch, so that `prepare` starts at once."""
+"""`ShardOptions`: the options of `TokenShards`, without torch, so that `prepare` starts fast."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kerple.base.errors import UserError
-from kerple.data.files import is_remote, without_query
+from kerple.data.files import without_query
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
 HUB = "hf:"
@@ -15,47 +15,47 @@ CONTENT_OPTIONS = ("corpus", "tokenizer", "vocabulary", "split_fractions", "text
 
 @dataclass(eq=False)
 class ShardOptions:
-    """What to prepare, where, and how to read it.
+    """Options of the preparation and the reading of token shards.
 
     Args:
-        corpus: What to train on: `code` (the source of 44 packages, which pip fetches, 183 MB that are the same
-            everywhere), `code-demo` (ten of them, 30 MB), `rfc` (the RFCs, 462 MB, which Debian's apt fetches),
-            `stdlib` (the standard library of the running Python), `modules` (only the modules at its top, in
-            alphabetical order), a file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of
-            those, .parquet or text files, or
-            `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory` are used as they are.
-        tokenizer: `bpe` trains a byte-level BPE on the training split; those of `code` and `rfc` with 2048 and 8192
-            entries are part of this package. Any other value is a tokenizer.json, a folder with one, a name on the
-            Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
-        vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
-            other tokenizer may have at most this number of entries.
-        directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
-        source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on; missing
-            files are fetched into it. With null, a folder in `cache`.
+        corpus: The text: `code` (the source of 44 packages, 183 MB, fetched by pip, the same on every machine),
+            `code-demo` (ten of them, 30 MB), `rfc` (the RFCs, 462 MB, fetched by Debian's apt), `stdlib` (the standard
+            library of the running Python), `modules` (its top-level modules in alphabetical order), `hf:NAME`,
+            `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (a dataset of the Hugging Face hub), or a file, folder, glob
+            pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text files. With null, the
+            shards in `directory` are used and nothing is prepared.
+        tokenizer: `bpe` trains a byte-level BPE on the training split; for `code` and `rfc` with 2048 or 8192 entries
+            it is part of this package. Any other value is a tokenizer.json, a folder with one, a name on the Hugging
+            Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
+        vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. A
+            loaded tokenizer may have at most this number of entries.
+        directory: Folder of the shards. With null, data/<corpus>-<tokenizer>.
+        source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on. Missing files
+            are fetched into it. With null, a folder in `cache`.
         length: Training length T in tokens; a sample has T targets.
         batch_size: Samples per device and micro-batch.
         seed: Chooses the order of the training samples.
-        samples: Number of different training samples, over all devices, which are repeated until
-            `trainer.max_steps`. With null, as many as `trainer.max_steps` needs, or, if it is not set, the training
-            split once.
+        samples: Number of different training samples over all devices. They are repeated until `trainer.max_steps`.
+            With null, as many as `trainer.max_steps` needs, or the training split once if `max_steps` is not set.
         split_fractions: Fractions of the documents in the training, validation and test split. A hash of its text
-            assigns a document to a split; in `rfc` a hash of its family does, and in `code` and `code-demo` its
-            package does, whatever the fractions are.
+            assigns a document to a split, in `rfc` a hash of its family. In `code` and `code-demo` the package
+            determines the split, and the fractions have no effect.
         text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
-        drop_duplicates: Whether only the first of several documents with exactly equal text is kept. This
-            needs about 100 bytes of memory for each document.
-        max_dropped_fraction: Largest fraction of the corpus's bytes that may be left out because they are damaged,
-            not Unicode, or JSON without a text.
+        drop_duplicates: Whether only the first of several documents with equal text is kept. This needs about 100
+            bytes of memory for each document.
+        max_dropped_fraction: Largest fraction of the bytes of the corpus that may be left out because they are
+            damaged, not Unicode, or JSON without a text.
         validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
-        cache: Folder for copies of shards from a URL, and for the files of a corpus that is fetched.
-        mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
-            `directory`. With null, `directory` alone.
-        sections: Number of consecutive sections of the training tokens. A batch has equally many samples of each,
-            which are shuffled within it. With as many sections as nodes, or a multiple, a node reads its own part
-            of the shards. The order depends on this number, not on that of nodes or devices.
+        cache: Folder for the files of a corpus that is fetched.
+        mixture: Prepared folders and their weights in the training samples. Validation and test data are always those
+            of `directory`. With null, training data is also that of `directory`.
+        sections: Number of consecutive sections of the training tokens. A batch has the same number of samples of each
+            section, and samples are shuffled within a section. If the number of sections is a multiple of the number
+            of nodes, a node reads its own part of the shards. The order of samples depends on the number of sections,
+            and not on the number of nodes or devices.
         workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
         prepare_workers: Number of processes that tokenise. With 0, one per core.
-        prepare_engine: Where these processes run: on this machine (`local`) or on a cluster by Ray (`ray`).
+        prepare_engine: Where these processes run: on this machine (`local`) or on a Ray cluster (`ray`).
 
     Raises:
         UserError: An option is out of its range, or corpus and directory are both null.
@@ -94,10 +94,8 @@ class ShardOptions:
         fractions = self.split_fractions
         if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
             raise UserError(f"data.split_fractions: got {fractions}, expected three fractions of sum 1")
-        location = self.directory or default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
-        self.location = location.removeprefix("file://")
+        self.location = self.directory or default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
         self.fetched = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
-        self.corpus = None if is_remote(self.location) else self.corpus  # shards at a URL are already prepared
 
     def content_options(self) -> dict[str, Any]:
         """The options on which the content of the shards depends, as JSON."""
@@ -105,7 +103,7 @@ class ShardOptions:
 
 
 def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
-    """The folder data/<corpus>-<tokenizer>, made of the last part of each name without its endings and patterns."""
+    """The folder data/<corpus>-<tokenizer>, from the last part of each name without file endings and pattern marks."""
 
     def name(path: str) -> str:
         parts = [re.sub(r"[^\w+]+", "-", part.partition(".")[0]) for part in re.split("[/:]", without_query(path))]

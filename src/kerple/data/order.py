@@ -1,7 +1,7 @@
-"""Which tokens training sample k consists of: a pure function of a seed and k.
+"""The position of training sample k in the token streams, a function of a seed and k.
 
-Nothing here depends on ranks, workers or steps, and there is no state. A resumed run asks for the next k. The samples
-of the whole corpus are shuffled without memory, because the permutation is computed entry by entry (`Permutation`).
+Nothing depends on ranks, workers or steps, and there is no state: a resumed run continues with the next k. Shuffling
+the samples of the whole corpus needs no memory, because `Permutation` computes single entries.
 """
 
 from functools import lru_cache
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from kerple.base.errors import UserError
 
 ROUNDS = 8
-MIXTURE_PERIOD = 4096  # samples in which every corpus of a mixture has exactly its fraction
+MIXTURE_PERIOD = 4096  # number of samples in which every corpus of a mixture has exactly its fraction
 
 Indices = NDArray[np.int64]
 
 
 class Permutation:
-    """A keyed bijection of 0 .. size - 1, evaluated entry by entry: a Feistel network.
+    """A keyed bijection of 0 .. size - 1 whose entries are computed one by one, by a Feistel network.
 
     An index is written as two digits (left, right) of a radix of about √size. Each round adds a keyed hash of one digit
-    to the other. That can be undone, so the network is a bijection of 0 .. radix² - 1. An index that lands at or beyond
-    `size` goes through the network again (cycle walking, Black and Rogaway 2002), which gives a bijection of
+    to the other. A round is invertible, so the network is a bijection of 0 .. radix² - 1. An image outside
+    0 .. size - 1 is mapped again until it is inside (cycle walking, Black and Rogaway 2002), which gives a bijection of
     0 .. size - 1.
 
     Args:
@@ -40,12 +40,12 @@ class Permutation:
     def __call__(self, indices: Indices) -> Indices:
         """Images (n,) int64 of the indices (n,) int64, both in 0 .. size - 1."""
         assert indices.size == 0 or (indices.min() >= 0 and indices.max() < self.size)
-        images = self._round_trip(indices.astype(np.uint64))
+        images = self._feistel(indices.astype(np.uint64))
         while (outside := images >= self.size).any():
-            images[outside] = self._round_trip(images[outside])
+            images[outside] = self._feistel(images[outside])
         return images.astype(np.int64)
 
-    def _round_trip(self, indices: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _feistel(self, indices: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = indices // self.radix, indices % self.radix
         for key in self.round_keys:
             left, right = right, (left + mix(right + key) % self.radix) % self.radix
@@ -53,28 +53,29 @@ class Permutation:
 
 
 class Order:
-    """Where sample k of one token stream begins.
+    """The first token of sample k of one token stream.
 
-    Sample k belongs to epoch k // samples, and a permutation of that epoch says where it is in the stream. A sample is
-    `length` + 1 consecutive tokens; two neighbours share one token, the last target of the first and the first input of
-    the second. Each epoch cuts the stream at another phase, an offset below `length`, so epochs differ in their cuts.
-    The stream has consecutive sections of equal size, from which the samples come in turn, shuffled within a section.
+    Sample k belongs to epoch k // samples, and a permutation of this epoch determines its place in the stream. A sample
+    is `length` + 1 consecutive tokens. Two neighbours share one token, the last target of the first and the first input
+    of the second. The first sample of an epoch begins at an offset below `length` that differs between epochs. The
+    stream has consecutive sections of equal size. Samples are taken from the sections in turn, and shuffled within a
+    section.
 
     Args:
         tokens: Length of the stream.
         length: Targets per sample, T.
-        key: Integers that choose the order: the seed, and the number of the corpus in a mixture.
+        key: Integers that determine the order: the seed, and the number of the corpus in a mixture.
         sections: Number of sections.
 
     Raises:
-        UserError: The stream is too short to hold one sample at every phase.
+        UserError: The stream is too short for one sample at every offset.
     """
 
     def __init__(self, tokens: int, length: int, *key: int, sections: int = 1) -> None:
         self.length, self.key, self.sections = length, key, sections
-        # one sample fewer than fits, so that the last one fits at the largest phase too, length - 1
-        self.section = (tokens - length) // length // sections
-        self.samples = self.section * sections
+        # the last sample must fit at the largest offset too, length - 1
+        self.section_samples = (tokens - length) // length // sections
+        self.samples = self.section_samples * sections
         if self.samples < 1:
             raise UserError(
                 f"data.length: got {length}, which needs at least {(sections + 1) * length} training tokens, there are "
@@ -87,33 +88,34 @@ class Order:
         entries, sections = np.divmod(entries, self.sections)
         starts = np.empty_like(entries)
         for epoch in np.unique(epochs):
-            phase = hash_integers(*self.key, int(epoch)) % self.length
+            offset = hash_integers(*self.key, int(epoch)) % self.length
             inside = epochs == epoch
-            shuffle = Permutation(self.section, *self.key, int(epoch))
-            starts[inside] = phase + self.length * (sections[inside] * self.section + shuffle(entries[inside]))
+            shuffle = Permutation(self.section_samples, *self.key, int(epoch))
+            places = sections[inside] * self.section_samples + shuffle(entries[inside])
+            starts[inside] = offset + self.length * places
         return starts
 
 
 class Mixture:
-    """Which stream sample k is taken from, and where it begins there, for several streams with weights.
+    """The stream of sample k and its first token there, for several streams with weights.
 
-    Each period of `MIXTURE_PERIOD` samples holds each stream as often as its weight says, rounded by the method of
-    largest remainders, in shuffled order. So the stream of sample k and its number in that stream are computed, without
-    a state. A stream that has come to its end begins its next epoch while the others go on. If streams have sections,
-    one sample of each section is drawn where otherwise one sample is.
+    A period of `MIXTURE_PERIOD` draws contains each stream in proportion to its weight, rounded by the method of
+    largest remainders, in shuffled order. The stream of sample k and its number in that stream follow from k without a
+    state. Each stream begins its next epoch when its samples are used up, independently of the others. A draw takes
+    one sample, or one sample of each section if the streams have sections.
 
     Args:
         orders: The order of each stream.
         weights: Weight of each stream, positive; they need not add up to 1.
-        seed: Chooses the shuffle.
+        seed: Seed of the shuffle.
 
     Raises:
-        UserError: The weights are not positive, finite and one per stream, or one is too small for one sample a period.
+        UserError: The weights are not positive, finite and one per stream, or one is below 1 / `MIXTURE_PERIOD`.
     """
 
     def __init__(self, orders: list[Order], weights: list[float], seed: int) -> None:
         if len(weights) != len(orders) or any(not w > 0 or not np.isfinite(w) for w in weights):
-            raise UserError(f"data.mixture: got weights {weights}, expected positive, finite ones, one for each corpus")
+            raise UserError(f"data.mixture: got weights {weights}, expected a positive number for each corpus")
         self.orders, self.seed, self.sections = orders, seed, orders[0].sections
         exact = np.array(weights) / sum(weights) * MIXTURE_PERIOD
         self.quota = np.floor(exact).astype(np.int64)
@@ -124,7 +126,7 @@ class Mixture:
         self.first = np.concatenate([[0], np.cumsum(self.quota)])
 
     def locate(self, samples: Indices) -> tuple[Indices, Indices]:
-        """The streams (n,) of the samples k (n,), and their first tokens (n,) there."""
+        """The streams (n,) of the samples k (n,), and their first tokens (n,) in these streams."""
         if len(self.orders) == 1:
             return np.zeros_like(samples), self.orders[0].starts(samples)
         draws, sections = np.divmod(samples, self.sections)
@@ -151,7 +153,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=4096)  # every sample needs the keys of its epoch's permutation
 def hash_integers(*values: int) -> int:
-    """A hash of integers of any size and sign, 0 .. 2⁶⁴ - 1, the same on every machine."""
+    """A hash, 0 .. 2⁶⁴ - 1, of integers of any size and sign; it is the same on every machine."""
     state = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
     for value in values:
         state = mix(state + np.uint64(0x9E3779B97F4A7C15) + mix(np.array([value % 2**64], dtype=np.uint64)))

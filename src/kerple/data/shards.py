@@ -1,8 +1,8 @@
-"""Folders of shards: WebDataset tar files of raw token ids, written once and mapped into memory.
+"""Folders of shards: WebDataset tar files of token ids, which are written once and mapped into memory.
 
 A shard has one member, `<split>-<number>.u16` (or `.u32`), the little-endian token ids of some documents, each followed
-by the end-of-text token. Its position and size in the file follow from the number of tokens, so the headers of the tar
-file are not read. The tokens of a split are those of its shards, one after the other.
+by the end-of-text token. Position and size of the member follow from the number of tokens, so the headers of the tar
+file are not read. The tokens of a split are the tokens of its shards in order.
 """
 
 import hashlib
@@ -22,12 +22,11 @@ from tokenizers import Tokenizer
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.data.files import fetch, is_remote
-from kerple.data.manifest import MANIFEST_FILE, TEST_DOCUMENTS, Shard, read_manifest
+from kerple.data.manifest import TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
 
-VERIFIED = ".verified"  # folder with a note for each shard whose checksum was compared: its time of change and sha256
-BLOCK = 512  # bytes of a header in a tar file, which pads members to a multiple of it
+VERIFIED = ".verified"  # folder with a file for each shard that was compared: its time of change and its sha256
+BLOCK = 512  # bytes of a header in a tar file; members are padded to a multiple
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -43,7 +42,7 @@ def shard_bytes(size: int) -> int:
 
 
 def write_shard(directory: Path, split: str, number: int, tokens: Tokens) -> Shard:
-    """Write tokens (n,) as a shard, which gets its name when it is complete; no file if there are none.
+    """Write tokens (n,) as a shard, atomically; without tokens no file is written.
 
     The member has neither owner nor time, so that every machine writes the same bytes.
     """
@@ -57,72 +56,51 @@ def write_shard(directory: Path, split: str, number: int, tokens: Tokens) -> Sha
 
 
 class Folder:
-    """A folder of shards on this machine, or at a URL, from which files are copied to a cache when they are needed.
+    """A folder of shards.
 
     Args:
-        location: Path or URL of the folder.
-        cache: Folder for copies of files at a URL; several processes and runs may share it.
-        cached_only: Whether a URL is refused unless the cache has files from it.
+        directory: Path of the folder.
 
     Attributes:
-        directory (Path): The folder, or the folder of the copies.
-        manifest (Manifest): What the folder holds.
+        directory (Path): Path of the folder.
+        manifest (Manifest): Contents of the folder.
 
     Raises:
-        UserError: The folder has no manifest that can be used, or its URL was refused.
+        UserError: The folder has no manifest, or a damaged one.
     """
 
-    def __init__(self, location: str, cache: str = "data/.cache", cached_only: bool = False) -> None:
-        self.location = location.removeprefix("file://").rstrip("/") or "/"
-        self.directory = Path(self.location)
-        if is_remote(self.location):
-            self.directory = Path(cache, hashlib.sha256(self.location.encode()).hexdigest()[:16])
-            if cached_only and not (self.directory / MANIFEST_FILE).exists():
-                raise UserError(
-                    f"data.directory: got {self.location}, which nobody has read here before, and a checkpoint may "
-                    f"name any address; `python run.py inspect {self.location}` reads it, if you trust it"
-                )
-        self.manifest = read_manifest(self.file(MANIFEST_FILE), self.location)
-
-    def file(self, name: str, sha256: str | None = None) -> Path:
-        """Path of a file of this folder; a file at a URL is copied first, unless there is a copy.
-
-        Raises:
-            UserError: The file cannot be fetched, or its checksum is not ``sha256``.
-        """
-        path = self.directory / name
-        if is_remote(self.location):
-            fetch(f"{self.location}/{name}", path, sha256)
-        return path
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self.manifest = read_manifest(self.directory)
 
     def shard(self, split: str, number: int, again: bool = False) -> Path:
-        """Path of a shard, whose checksum is compared once for each content of the file.
+        """Path of a shard. Its checksum is compared if the file has changed since the last comparison.
 
-        Notes in the folder remember what was compared. If they cannot be written, each process compares again.
+        The comparison is recorded in the folder. If the record cannot be written, each process compares again.
 
         Args:
             split: Name of the split.
             number: Number of the shard.
-            again: Whether to compare a checksum that was compared before.
+            again: Whether to compare an unchanged file, too.
 
         Raises:
-            UserError: The shard is missing, or has another size or checksum than the manifest says.
+            UserError: The shard is missing, or its size or checksum differs from the manifest.
         """
         shard = self.manifest.splits[split].shards[number]
-        path = self.file(shard_file(split, number), shard.sha256)
+        path = self.directory / shard_file(split, number)
         expected = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
         if not path.is_file() or path.stat().st_size != expected:
             raise UserError(f"{path}: is missing or has not {expected} bytes; prepare or copy the folder again")
-        # a copy of the folder has other times of change, though its times of modification may be the same
-        note, now = self.directory / VERIFIED / path.name, f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
-        if again or not note.is_file() or note.read_bytes() != now:
+        # unlike the time of modification, the time of change (ctime) of a copied file is new
+        record, state = self.directory / VERIFIED / path.name, f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
+        if again or not record.is_file() or record.read_bytes() != state:
             self._checked_file(path.name, shard.sha256)
             with suppress(OSError):
-                write(note, now, durable=False)
+                write(record, state, durable=False)
         return path
 
     def stream(self, split: str) -> "TokenStream":
-        """The tokens of a split as one long array."""
+        """The tokens of a split as one array."""
         return TokenStream(self, split)
 
     def documents(self, split: str) -> NDArray[np.int64]:
@@ -135,30 +113,30 @@ class Folder:
         """A row for each document of the test split: document, group, overlap with the training text.
 
         Raises:
-            UserError: The table is missing, or is not the one that the manifest names.
+            UserError: The table is missing, or its checksum differs from the manifest.
         """
         path = self._checked_file(TEST_DOCUMENTS, self.manifest.test_documents)
         rows = [json.loads(line) for line in path.read_bytes().splitlines()]
         return pd.DataFrame(rows, columns=["document", "group", "overlap"])
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the shards were made with.
+        """The tokenizer of the shards.
 
         Raises:
-            UserError: It is missing, or is not the one that the manifest names.
+            UserError: It is missing, or its checksum differs from the manifest.
         """
         return load_tokenizer(str(self._checked_file("tokenizer.json", self.manifest.tokenizer)))
 
     def _checked_file(self, name: str, sha256: str) -> Path:
-        """As `file`, after comparing the checksum."""
-        path = self.file(name, sha256)
+        """Path of a file whose checksum has just been compared."""
+        path = self.directory / name
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-            raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
+            raise UserError(f"{path}: is missing, or its sha256 is wrong; prepare or copy the folder again")
         return path
 
 
 class TokenStream:
-    """The tokens of one split as one long array, mapped from its shards.
+    """The tokens of one split as one array, mapped from its shards.
 
     Args:
         folder: The folder of the shards.
@@ -181,7 +159,7 @@ class TokenStream:
         """Tokens start .. start + count - 1 in the shards' dtype; a view of the file if they lie in one shard.
 
         Raises:
-            UserError: A shard is missing, or has another size or checksum than the manifest says.
+            UserError: A shard is missing, or its size or checksum differs from the manifest.
         """
         assert 0 <= start <= start + count <= len(self)
         number, parts = bisect_right(self.ends, start), list[Tokens]()
@@ -194,18 +172,22 @@ class TokenStream:
 
     def shard(self, number: int) -> Tokens:
         """All tokens of a shard, (tokens,)."""
-        if (tokens := self.maps.get(number)) is None:
+        if number not in self.maps:
             path = self.folder.shard(self.split, number)
-            mapped = np.memmap(path, self.dtype, mode="r", offset=BLOCK, shape=(self.shards[number].tokens,))
-            tokens = self.maps[number] = mapped.view(np.ndarray)
-        return tokens
+            self.maps[number] = map_tokens(path, self.dtype, self.shards[number].tokens)
+        return self.maps[number]
+
+
+def map_tokens(path: Path, dtype: np.dtype[Any], count: int) -> Tokens:
+    """The tokens (count,) of a shard, mapped from its file without a check."""
+    return np.memmap(path, dtype, "r", BLOCK, (count,)).view(np.ndarray)
 
 
 def read_shards(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> Iterator[Tokens]:
-    """Yield the tokens (tokens,) of each shard that is not empty, mapped from its file in a local folder."""
+    """Yield the tokens (tokens,) of each shard that is not empty."""
     for number, shard in enumerate(shards):
         if shard.tokens:
-            yield np.memmap(directory / shard_file(split, number), dtype, "r", BLOCK, (shard.tokens,)).view(np.ndarray)
+            yield map_tokens(directory / shard_file(split, number), dtype, shard.tokens)
 
 
 def token_checksum(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> str:
@@ -217,7 +199,7 @@ def token_checksum(directory: Path, split: str, shards: Iterable[Shard], dtype: 
 
 
 def verify(folder: Folder) -> None:
-    """Read the tokenizer and all shards of a folder, and compare them with its manifest.
+    """Compare all files of a folder, and the token ids in the shards, with the manifest.
 
     Raises:
         UserError: A file differs; the message names the first one.
@@ -235,4 +217,6 @@ def verify(folder: Folder) -> None:
                 ends += int((tokens == folder.manifest.end_of_text).sum())
         checksum = token_checksum(folder.directory, name, split.shards, stream.dtype)
         if (checksum, ends) != (split.sha256, split.documents):
-            raise UserError(f"{folder.location}: the tokens of {name} are not the manifest's; prepare the folder again")
+            raise UserError(
+                f"{folder.directory}: the tokens of {name} differ from the manifest; prepare the folder again"
+            )

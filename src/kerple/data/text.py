@@ -1,7 +1,8 @@
-"""`Text`: the tokens that a model is measured on, from shards, from a tensor of token ids or from strings."""
+"""`Text`: the tokens that a model is measured on. They come from shards, a tensor of token ids, or strings."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ class TokenArray(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class TextBlocks(Sequence[Tensor]):
     """Blocks of ``length`` targets of a text; item i is (length + 1,) int64.
 
@@ -34,22 +36,17 @@ class TextBlocks(Sequence[Tensor]):
         stream: The tokens.
         starts: Index of the first token of each block, (blocks,) int64.
         length: Targets in a block.
-        documents: Index of the document of each block, (blocks,) int64, or None where blocks may span documents.
-        left_out: Number of documents that are long enough for a block but may not be read.
+        documents: Index of the document of each block, (blocks,) int64; None if blocks may span documents.
+        left_out: Number of documents that are long enough for a block but overlap too much with the training text.
         too_short: Number of documents that are shorter than a block.
     """
 
-    def __init__(
-        self,
-        stream: TokenArray,
-        starts: Tensor,
-        length: int,
-        documents: Tensor | None = None,
-        left_out: int = 0,
-        too_short: int = 0,
-    ) -> None:
-        self.stream, self.starts, self.length = stream, starts, length
-        self.documents, self.left_out, self.too_short = documents, left_out, too_short
+    stream: TokenArray
+    starts: Tensor
+    length: int
+    documents: Tensor | None = None
+    left_out: int = 0
+    too_short: int = 0
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -60,7 +57,7 @@ class TextBlocks(Sequence[Tensor]):
         return torch.as_tensor(self.stream.read(int(self.starts[index]), self.length + 1).astype("int64"))
 
     def chosen(self, indices: Sequence[int]) -> "TextBlocks":
-        """Some of the blocks, in this order, without their documents."""
+        """The blocks of these indices, without their documents."""
         return TextBlocks(self.stream, self.starts[list(indices)], self.length)
 
 
@@ -68,10 +65,10 @@ class Text:
     """A text to measure on.
 
     Args:
-        tokens: Its tokens: (N,) integers, or an object with ``len`` and ``read(start, count)``.
+        tokens: The tokens: (N,) integers, or a `TokenArray`.
         begins: Index of the first token of each document, ascending; None if documents are not known.
-        tokenizer: Its tokenizer, for measures that read or write text and for bits per byte; None if there is none.
-        name: Its name in messages.
+        tokenizer: The tokenizer, for measures that need strings or bits per byte; None if there is none.
+        name: Name of the text in messages.
     """
 
     split = "text"
@@ -90,7 +87,7 @@ class Text:
 
     @classmethod
     def of_strings(cls, texts: Iterable[str], tokenizer: Any, name: str = "the text") -> "Text":
-        """Documents, each followed by the end-of-text token.
+        """Encode documents; each is followed by the end-of-text token.
 
         Args:
             texts: The documents.
@@ -98,7 +95,7 @@ class Text:
             name: Name in messages.
 
         Raises:
-            UserError: If the tokenizer has no end-of-text token.
+            UserError: The tokenizer has no end-of-text token.
         """
         tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
         tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy, because encoding changes its settings
@@ -117,10 +114,12 @@ class Text:
         """The tokenizer.
 
         Raises:
-            UserError: If the text has none.
+            UserError: The text has none.
         """
         if self._tokenizer is None:
-            raise UserError(f"text: {self.name} has no tokenizer; make it with Text.of_strings, or give one")
+            raise UserError(
+                f"text: {self.name} has no tokenizer; make it with Text.of_strings or the argument tokenizer"
+            )
         return self._tokenizer
 
     @cached_property
@@ -146,11 +145,11 @@ class Text:
 
         Args:
             length: Targets in a block.
-            limit: Number of blocks, the first of the text; None for all.
-            fewer: Whether fewer than ``limit`` will do.
+            limit: Number of blocks, from the beginning of the text; None for all.
+            fewer: Whether fewer than ``limit`` blocks are accepted.
 
         Raises:
-            UserError: If there are fewer than ``limit``, or none.
+            UserError: There are fewer than ``limit`` blocks, or none.
         """
         available = max(len(self.stream) - 1, 0) // length
         if available < (1 if fewer else limit or 1):
@@ -168,32 +167,31 @@ class Text:
         per_group: int | None = None,
         per_document: int | None = None,
     ) -> TextBlocks:
-        """Blocks that lie inside one document and are cut from its first token on.
+        """Consecutive blocks inside single documents; the first block of a document begins with its first token.
 
         Args:
             length: Targets in a block; documents of ``length`` tokens or fewer are left out.
-            limit: Number of blocks, the first of the text; None for all.
+            limit: Number of blocks, from the beginning of the text; None for all.
             overlap: Largest overlap with the training text, see `table`; documents with more are left out.
-            per_group: Number of blocks of each group of documents, its first; None for all. A text without a `table`
-                is one group.
-            per_document: Largest number of blocks of each document, its first; None for all.
+            per_group: Number of blocks of each group of documents, from its beginning; None for all. A text without a
+                `table` is one group.
+            per_document: Largest number of blocks of each document, from its beginning; None for all.
 
         Raises:
-            UserError: If documents are not known, a group has fewer blocks than ``per_group``, or there are fewer
-                blocks than ``limit``, or none.
+            UserError: Documents are not known, a group has fewer blocks than ``per_group``, or there are fewer blocks
+                than ``limit``, or none.
         """
         if (begins := self.begins) is None:
             raise UserError(
-                f"documents: got true, but {self.name} does not say where its documents begin; use TokenShards, give "
-                "Text the argument begins, or set documents: false"
+                f"documents: got true, but the documents of {self.name} are not known; use TokenShards, give Text the "
+                "argument begins, or set documents: false"
             )
         sizes = torch.diff(begins, append=torch.tensor([len(self.stream)]))
         counts = ((sizes - 1) // length).clamp(0, per_document)  # blocks in each document
-        denied = torch.zeros(len(counts), dtype=torch.bool)
+        too_short, long_enough = int((counts == 0).sum()), int((counts > 0).sum())
         if self.table is not None:
-            denied = torch.as_tensor(self.table["overlap"].to_numpy() > overlap)
-        left_out, too_short = int((denied & (counts > 0)).sum()), int((counts == 0).sum())
-        counts[denied] = 0
+            counts[torch.as_tensor(self.table["overlap"].to_numpy() > overlap)] = 0
+        left_out = long_enough - int((counts > 0).sum())
         documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
         if len(documents) < (limit or 1):
             raise UserError(
@@ -228,7 +226,7 @@ class ShardText(Text):
 
     def __init__(self, folder: Folder, split: str) -> None:
         self.folder, self.split = folder, split
-        self.stream, self.name = folder.stream(split), f"the {split} split of {folder.location}"
+        self.stream, self.name = folder.stream(split), f"the {split} split of {folder.directory}"
 
     @cached_property
     def _begins(self) -> NDArray[np.int64]:  # type: ignore[override]
@@ -259,10 +257,10 @@ class _Tokens:
 
 
 def shuffled(count: int, chosen: int, seed: int) -> list[int]:
-    """The first ``chosen`` entries of a permutation of 0..count-1 that the seed determines.
+    """The first ``chosen`` entries of a random permutation of 0 .. count - 1.
 
     Raises:
-        UserError: If ``chosen`` is larger than ``count``.
+        UserError: ``chosen`` is larger than ``count``.
     """
     if chosen > count:
         raise UserError(f"segments: got {chosen}, but there are only {count}; lower segments or use a larger split")

@@ -13,15 +13,15 @@ END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"
 MODEL_PREFIX = "hf:"
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies write a single byte
-LONGEST_RUN = 256  # characters of a pre-token in training; no pre-token of the standard library is half as long
+LONGEST_RUN = 256  # largest number of characters of a pre-token in training; those of source code are shorter
 LONG = re.compile(rf"\S{{{LONGEST_RUN}}}|\s{{{LONGEST_RUN}}}")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE like GPT-2's: 256 bytes, an end-of-text token, and merges learned from `texts`.
 
-    The time that a pre-token (a run of letters, of digits, of whitespace or of other characters) takes grows with the
-    square of its length. Longer ones than `LONGEST_RUN` are therefore cut into pieces.
+    Time grows with the square of the length of a pre-token (a run of letters, of digits, of whitespace or of other
+    characters). Pre-tokens of more than `LONGEST_RUN` characters are therefore cut into pieces.
 
     Raises:
         UserError: `vocabulary` leaves no room for the bytes and the end-of-text token.
@@ -37,14 +37,14 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    runs = pre_tokenizers.ByteLevel(add_prefix_space=False)  # a second one, because training locks the tokenizer
+    runs = pre_tokenizers.ByteLevel(add_prefix_space=False)  # training locks the pre-tokenizer of the tokenizer
     pieces = (piece for text in texts for piece in cut_runs(text, runs))
     tokenizer.train_from_iterator(pieces, trainer)
     return tokenizer
 
 
 def cut_runs(text: str, pre_tokenizer: Any) -> Iterator[str]:
-    """Cut pre-tokens of more than `LONGEST_RUN` characters, and yield the text in the pieces between the cuts."""
+    """Yield the text in pieces, divided inside pre-tokens of more than `LONGEST_RUN` characters."""
     start = 0
     if LONG.search(text):  # rare, because finding the pre-tokens takes as long as training on the text
         for _, (first, end) in pre_tokenizer.pre_tokenize_str(text):
@@ -58,16 +58,16 @@ def load_tokenizer(source: str) -> Tokenizer:
     """Load a tokenizer.
 
     Args:
-        source: A `tokenizer.json`, a folder that holds one, a name on the Hugging Face hub such as `gpt2`; or `hf:` and
-            the folder, GGUF file or name of a pretrained model, whose tokenizer is loaded.
+        source: A `tokenizer.json`, a folder with one, a name on the Hugging Face hub such as `gpt2`, or `hf:` and the
+            folder, GGUF file or name of a pretrained model.
 
     Raises:
-        UserError: `source` is none of these, the hub cannot be reached, or the file holds no tokenizer.
+        UserError: `source` is none of these, the hub cannot be reached, or the file is not a tokenizer.
     """
     if source.startswith(MODEL_PREFIX):
-        from kerple.hf.source import locate, read_tokenizer  # needs optional packages
+        from kerple.hf.source import find_model, read_tokenizer  # needs optional packages
 
-        return read_tokenizer(locate(source.removeprefix(MODEL_PREFIX)))
+        return read_tokenizer(find_model(source.removeprefix(MODEL_PREFIX)))
     path = Path(source)
     if path.is_dir():
         path = path / "tokenizer.json"
@@ -85,14 +85,14 @@ def load_tokenizer(source: str) -> Tokenizer:
 
 
 def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
-    """Switch off truncation and padding, which a tokenizer's file can ask for; this changes its JSON. Return it."""
+    """Return the tokenizer after disabling truncation and padding, which its file may enable; this changes its JSON."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def end_of_text(tokenizer: Tokenizer, source: str) -> int:
-    """Id of the token that ends a document, found by its usual names; messages call the tokenizer `source`.
+    """Id of the end-of-text token, found by its usual names; messages call the tokenizer `source`.
 
     Raises:
         UserError: The tokenizer has no token of these names.
@@ -105,15 +105,15 @@ def end_of_text(tokenizer: Tokenizer, source: str) -> int:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """The largest token id plus one. It exceeds the number of tokens if the ids have gaps."""
+    """The largest token id plus one; if the ids have gaps, this is more than the number of tokens."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[int]:
-    """Number of bytes of text of each token id; 0 for special tokens, which are not text.
+    """Number of bytes of text of each token id; 0 for special tokens.
 
-    The numbers are exact for byte-level vocabularies, where a token may be part of a character, and for the byte tokens
-    of others. For any other token, the number is that of the UTF-8 bytes which it adds when it follows another token.
+    The numbers are exact for byte-level vocabularies, where a token may be part of a character, and for byte tokens of
+    other vocabularies. For any other token, it is the number of UTF-8 bytes that it adds after another token.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
@@ -136,6 +136,6 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text. A `<|endoftext|>` in it is encoded as ordinary tokens, letter by letter."""
+    """Token ids of a text. A `<|endoftext|>` in the text is encoded as ordinary characters."""
     without_truncation(tokenizer).encode_special_tokens = True
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

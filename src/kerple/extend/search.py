@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -19,6 +18,7 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
+from kerple.hf.memory import check_memory
 from kerple.measure.far_context import document_groups, mean_interval, next_of_another, readings
 from kerple.measure.runner import Runner
 
@@ -36,7 +36,7 @@ class Search:
     block is written to a file as soon as it is read, and is not read again after a stop.
 
     Args:
-        path: The model, as a name for `kerple.hf.source.locate`.
+        path: The model, as a name for `kerple.hf.source.find_model`.
         methods: The methods; the first leaves the model unchanged.
         length: Training length L.
         target: Length N.
@@ -114,15 +114,9 @@ class Search:
         return blocks, blocks * block
 
     def check_memory(self, config: Any) -> None:
-        """Raise a UserError if less memory is free than N tokens need, by an estimate: weights and the widest layer."""
-        text = config.get_text_config()
-        width = 16 * text.hidden_size + 3 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
-        weights = sum(p.numel() for p in self.network(self.methods[0]).parameters())  # a copy, for our network
-        needed, cuda = 4 * (weights + self.target * width), self.runner.device.type == "cuda"
-        free = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
-        if needed > free:
-            sizes = f"about {needed / 2**30:.1f} GiB more memory, and {free / 2**30:.1f} GiB are free"
-            raise UserError(f"to: got {self.target} tokens, which need {sizes}; give a smaller number")
+        """Raise a UserError if less memory is free than N tokens need beside the unchanged model."""
+        self.network(self.methods[0])  # a copy of its weights, for our network, is part of the estimate
+        check_memory(config, self.target, self.runner.device.type)
 
     def choose(self, blocks: int) -> list[Method]:
         """The methods within the bound at L that are not clearly worse at N on validation text, best first.

@@ -11,7 +11,7 @@ from kerple.base.trust import Classes
 from kerple.hf.adapter import config_length, hugging_face_network
 from kerple.hf.families import read_family
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
-from kerple.hf.source import bos_token, has_tokenizer, locate, read_model, read_model_config
+from kerple.hf.source import bos_token, find_model, has_tokenizer, read_model, read_model_config
 from kerple.model.stored import StoredModel, fill, read_checkpoint, transformer
 from kerple.positions import Position, Shape
 
@@ -43,7 +43,7 @@ def read_network(
     Raises:
         UserError: If there is no such model, or it does not support the scaling or the strategy.
     """
-    source = locate(path)
+    source = find_model(path)
     config = read_model_config(source, trust_remote_code)
     length = length or config_length(config)
     if scaling is not None or factor is not None:
@@ -68,7 +68,7 @@ def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
     """Read a model as our options and weights.
 
     Args:
-        path: A name for `locate`, or a checkpoint that `fit` has written.
+        path: A name for `find_model`, or a checkpoint that `fit` has written.
         classes: The classes that a checkpoint may name; without them, no checkpoint is read.
 
     Raises:
@@ -76,6 +76,6 @@ def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
     """
     if classes is not None and is_zipfile(path):  # as torch.save writes it; safetensors and GGUF are none
         return read_checkpoint(path, classes)
-    source = locate(path)
+    source = find_model(path)
     config = read_model_config(source)
     return read_family(config, read_model(source, config).state_dict())

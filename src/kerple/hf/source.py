@@ -67,7 +67,7 @@ def _is_hub_reachable() -> bool:
     return True
 
 
-def locate(name: str) -> ModelSource:
+def find_model(name: str) -> ModelSource:
     """Find the model of a name, by looking at file names only.
 
     Args:
@@ -173,7 +173,7 @@ def read_model(
     """Read the model with its weights, a `transformers.PreTrainedModel` in evaluation mode.
 
     Args:
-        source: The model's location, which `locate` returns.
+        source: The model's location, which `find_model` returns.
         config: Its configuration, which `read_model_config` returns and `kerple.hf.rope` may change.
         dtype: Dtype of the weights in memory; quantised weights are unpacked.
         trust_remote_code: Whether code that comes with the model may run.
@@ -284,7 +284,7 @@ def check_tokenizer(folder: Any, source: ModelSource) -> None:
     if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
         tokenizer = folder.manifest.settings.get("tokenizer", "another one")
         raise UserError(
-            f"tokenizer: the shards in {folder.manifest.location} were made with {tokenizer}, not with the tokenizer "
+            f"tokenizer: the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer "
             f"of {source.name}; give data.directory another folder and data.tokenizer hf:{source.name}"
         )
 

@@ -175,9 +175,9 @@ class LongPerplexity(Measure):
 
     def _keys(self, text: Text) -> list[list[int]]:
         """Indices of the key targets in each block, from the file of an earlier test, or chosen and written to it."""
-        from kerple.hf.source import locate, source_digest  # needs optional packages
+        from kerple.hf.source import find_model, source_digest  # needs optional packages
 
-        source = locate(self.evaluator)
+        source = find_model(self.evaluator)
         about = {
             "evaluator": source_digest(source),
             "text": text.digest,

@@ -75,7 +75,7 @@ def test_what_is_done_is_not_done_again_and_other_settings_are_refused(
 ):
     stop_before_the_manifest(small_build, tmp_path, json_lines)
     monkeypatch.setattr("kerple.data.prepare.workers.tokenise", lambda *_: pytest.fail("tokenised again"))
-    with pytest.raises(UserError, match="prepared otherwise: drop_duplicates was False, is True"):
+    with pytest.raises(UserError, match="prepared with other settings: drop_duplicates was False, is True"):
         small_build(tmp_path, json_lines, drop_duplicates=True)
     assert small_build(tmp_path, json_lines).splits == Folder(str(prepared)).manifest.splits
 
@@ -100,11 +100,11 @@ def test_a_corpus_without_text_leaves_no_folder_and_a_split_without_text_is_said
     documents, tmp_path, small_build, capsys
 ):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
-    with pytest.raises(UserError, match="holds no training document"):
+    with pytest.raises(UserError, match="has no training document"):
         small_build(tmp_path / "out", corpus, tokenizer="bpe", text_field="body", max_dropped_fraction=1.0)
     assert not (tmp_path / "out").exists()
     small_build(tmp_path / "out", corpus, split_fractions=(1.0, 0.0, 0.0))
-    assert "out: no validation and no test text" in capsys.readouterr().err
+    assert "out: there is no validation and no test text" in capsys.readouterr().err
 
 
 def test_documents_go_to_splits_by_their_text_and_in_the_fractions_asked_for():
@@ -168,7 +168,7 @@ def test_a_corpus_that_is_lost_is_an_error_and_the_mended_one_at_the_same_path_i
     assert not (directory / "manifest.json").exists()
     corpus.write_bytes(good)
     if "max_dropped_fraction" in str(complaint.value):  # something was prepared, of what is no more
-        with pytest.raises(UserError, match=r"prepared otherwise: files was .* delete this one"):
+        with pytest.raises(UserError, match=r"prepared with other settings: files was .* delete this one"):
             small_build(directory, corpus, **options)
         shutil.rmtree(directory)
     manifest = small_build(directory, corpus, **options)
@@ -206,11 +206,11 @@ def test_shards_that_nobody_may_write_to_can_be_used(json_lines, tmp_path, small
     (directory / ".lock").unlink()
     (directory / ".lock").mkdir()  # no lock can be taken here, not even by root
     assert small_build(directory, json_lines).splits["train"].tokens
-    with pytest.raises(UserError, match=r"prepared otherwise: vocabulary was 300, is 400"):
+    with pytest.raises(UserError, match=r"prepared with other settings: vocabulary was 300, is 400"):
         small_build(directory, json_lines, vocabulary=400)
     (directory / "manifest.json").unlink()  # shards that no preparation left are not written over
     (directory / ".lock").rmdir()
-    with pytest.raises(UserError, match=r"data\.directory: got .*, which holds .*\.tar without a manifest"):
+    with pytest.raises(UserError, match=r"data\.directory: got .*, which has .*\.tar without a manifest"):
         small_build(directory, json_lines)
 
 

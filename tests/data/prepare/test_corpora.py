@@ -4,6 +4,9 @@ import json
 import os
 import sys
 import tarfile
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,10 +80,22 @@ def test_a_folder_of_text_files(tmp_path):
     assert read(tmp_path) == ["one", "two", "empty", "three", "not Unicode"]
 
 
+def test_a_corpus_at_a_url(tmp_path):
+    (tmp_path / "c.jsonl").write_bytes(LINES)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        corpus = f"http://127.0.0.1:{server.server_port}/c.jsonl?download=1"
+        assert read(corpus) == TEXTS
+        assert find_corpus(corpus).state() is None
+        with pytest.raises(UserError, match=r"/none\.jsonl.*: cannot be read"):
+            read(corpus.replace("c.jsonl", "none.jsonl"))
+        server.shutdown()
+
+
 def test_text_files_beside_tables_are_refused_and_not_left_out(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES))
     (tmp_path / "README.md").write_text("about it")
-    with pytest.raises(UserError, match=r"holds .*README\.md beside .*a\.jsonl\.gz; .* such as '.*/\*\.jsonl\.gz'"):
+    with pytest.raises(UserError, match=r"has .*README\.md beside .*a\.jsonl\.gz; .* such as '.*/\*\.jsonl\.gz'"):
         read(tmp_path)
     assert read(tmp_path / "*.jsonl.gz") == TEXTS
 

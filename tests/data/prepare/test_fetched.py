@@ -16,7 +16,7 @@ from kerple.data.prepare.corpora import CORPORA, Corpus
 from kerple.data.prepare.documents import Reading
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.rfc import read_rfcs, without_pages
-from kerple.data.prepare.wheels import generated, read_list, read_wheels
+from kerple.data.prepare.wheels import is_generated, read_list, read_wheels
 
 CODE = {
     "apple": {"apple/core.py": b"def bite():\r\n    return 'apple'\n", "apple/seed.py": b"tiny = True\n"},
@@ -163,7 +163,7 @@ def test_a_folder_of_ones_own_is_taken_and_what_it_lacks_is_named(apt: Path, mon
     with pytest.raises(UserError, match=r"data\.corpus: got rfc, which Debian's apt-get fetches.*data\.source"):
         list(read_rfcs(folder))
     monkeypatch.setattr(rfc, "fetch_rfcs", lambda folder: None)
-    with pytest.raises(UserError, match=r"data\.source: .*mine lacks rfc30: 1 of 3 RFCs; name a folder"):
+    with pytest.raises(UserError, match=r"data\.source: .*mine lacks rfc30: 1 of 3 RFCs; set data"):
         list(read_rfcs(folder))
 
 
@@ -209,4 +209,4 @@ HAND = "".join(f"def {a}{b}(x):\n    return {a}.{b}(x, {b})\n" for a in ("to", "
 )
 def test_what_counts_as_generated(name: str, text: str, expected: bool) -> None:
     assert len(HAND) > 4000  # or it would be too short to be judged
-    assert generated(name, text) == expected
+    assert is_generated(name, text) == expected

@@ -1,8 +1,8 @@
-"""`prepare`: from a corpus to a folder of shards, in parallel, with the same bytes on any number of workers.
+"""`prepare`: writes the shards of a corpus in parallel; their bytes do not depend on the number of workers.
 
-One process reads the documents and cuts them into parts. Where a part ends is a function of the corpus alone. Each part
-is tokenised by a worker and becomes one shard of each split, number n for part n. A preparation that was stopped reads
-the corpus again and does the parts that are missing.
+One process reads the documents and divides them into parts, whose boundaries depend only on the corpus. A worker
+tokenises each part, and part n becomes shard n of each split. An interrupted preparation reads the corpus again, and
+tokenises the missing parts.
 """
 
 import hashlib
@@ -36,31 +36,33 @@ from kerple.data.shards import Folder, Tokens, read_shards, token_checksum, writ
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
 TRAINING_BYTES = 10**8  # bytes of the training split that a tokenizer is trained on
-SHIPPED = Path(__file__).parents[1] / "tokenizers"  # tokenizers of the corpora that are the same on every machine
-PARTS = "parts"  # folder with a small file for each finished part, and the options; removed at the end
+SHIPPED = Path(__file__).parents[1] / "tokenizers"  # tokenizers of `code` and `rfc`
+PARTS = "parts"  # folder with the settings and a small file for each finished part; removed at the end
 
 
 def prepare(options: ShardOptions) -> Manifest:
-    """Prepare the shards in ``options.location`` unless they exist; a preparation that was stopped goes on.
+    """Prepare the shards in ``options.location`` unless they exist; an interrupted preparation is continued.
 
-    Several processes may call this at the same time. One of them works; the others wait and find the shards.
+    Several processes may call this at the same time: one of them prepares, and the others wait.
 
     Args:
-        options: What to prepare, and where.
+        options: Options of the preparation.
 
     Raises:
-        UserError: The corpus or the tokenizer cannot be used, the corpus holds no document or too many faults, or the
+        UserError: The corpus or the tokenizer cannot be used, the corpus has no document or too many faults, or the
             folder was prepared with other options or from other files.
     """
     directory = Path(options.location)
-    # a finished folder is only read, so that it may lie on a disk that cannot be written to, where a lock would fail
+    # a finished folder is not locked, because it may be on a disk without write access
     if (directory / MANIFEST_FILE).exists():
-        shutil.rmtree(directory / PARTS, ignore_errors=True)  # a kill may have left it
+        shutil.rmtree(directory / PARTS, ignore_errors=True)  # a killed process may have left it
         return check_prepared(options)
     assert options.corpus is not None
     if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):
-        raise UserError(f"data.directory: got {directory}, inside of the corpus {options.corpus}; choose one outside")
-    corpus = find_corpus(options.corpus, options.text_field, options.fetched)  # if there is none, no folder is made
+        raise UserError(
+            f"data.directory: got {directory}, inside of the corpus {options.corpus}; choose a folder outside of it"
+        )
+    corpus = find_corpus(options.corpus, options.text_field, options.fetched)  # before the folder is made
     with _locked(directory):
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
@@ -78,7 +80,6 @@ def prepare(options: ShardOptions) -> Manifest:
             documents, size = (sum(part[name][what] for part in parts) for what in ("documents", "bytes"))
             splits[name] = Split(shards, documents, size, token_checksum(directory, name, shards, encoder.dtype))
         manifest = Manifest(
-            options.location,
             vocabulary,
             end,
             tokenizer=hashlib.sha256(content).hexdigest(),
@@ -91,25 +92,27 @@ def prepare(options: ShardOptions) -> Manifest:
         manifest.write(directory)
         shutil.rmtree(directory / PARTS, ignore_errors=True)
     tokens, documents = (sum(getattr(s, what) for s in splits.values()) for what in ("tokens", "documents"))
-    summary = f"{options.location}: {tokens:,} tokens of {documents:,} documents are prepared"
+    summary = f"{options.location}: prepared {tokens:,} tokens of {documents:,} documents"
     print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
     if none := " and no ".join(name for name, split in splits.items() if not split.documents):
-        print(f"{options.location}: no {none} text: add some, or set data.split_fractions", file=sys.stderr)
+        print(
+            f"{options.location}: there is no {none} text; add documents, or set data.split_fractions", file=sys.stderr
+        )
     return manifest
 
 
 def check_corpus(options: ShardOptions) -> None:
-    """Check that there is a corpus if shards are to be prepared.
+    """Check that the corpus of missing shards exists.
 
     Raises:
-        UserError: If there is none.
+        UserError: There is no such corpus.
     """
     if options.corpus is not None and not Path(options.location, MANIFEST_FILE).exists():
         find_corpus(options.corpus, options.text_field, options.fetched)
 
 
 def check_prepared(options: ShardOptions) -> Manifest:
-    """The manifest of a prepared folder, if it was prepared with these options from the files that exist now.
+    """The manifest of a prepared folder, after comparing its settings with these options and the files of the corpus.
 
     Raises:
         UserError: There is no manifest, or the options or the files differ; the message names the differences.
@@ -117,7 +120,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
     manifest = Folder(options.location).manifest
     settings = options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
-        with suppress(UserError):  # shards can be used on a machine without the corpus
+        with suppress(UserError):  # the shards can be used on a machine without the corpus
             settings["files"] = find_corpus(options.corpus, options.text_field, options.fetched).state()
     _refuse_other(options.location, manifest.settings, settings)
     return manifest
@@ -127,21 +130,21 @@ def _refuse_other(location: str, before: dict[str, Any], now: dict[str, Any]) ->
     changes = [f"{name} was {before.get(name)!r}, is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changes:
         raise UserError(
-            f"{location}: was prepared otherwise: {'; '.join(changes)}. Give data.directory another folder, or delete "
-            "this one; data.corpus: null takes the shards as they are"
+            f"{location}: was prepared with other settings: {'; '.join(changes)}. Give data.directory another folder, "
+            "or delete this one; data.corpus: null uses the shards without this check"
         )
 
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Make the folder, and lock it against other processes."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker that runs its parent's script again
-        raise UserError('data: the script that prepares it needs `if __name__ == "__main__":` around what it does')
+    """Make the folder, and lock it for other processes; after an error, remove the folder if it is new and empty."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a spawned worker imports the script
+        raise UserError('data: a script that prepares shards needs `if __name__ == "__main__":` around its statements')
     try:
         made = not directory.exists()
         while True:
             directory.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # another process was refused, and has removed the folder
+            with suppress(FileNotFoundError):  # another process has failed and removed the folder
                 lock = FileLock(directory / ".lock").acquire()
                 break
     except OSError as error:
@@ -152,32 +155,34 @@ def _locked(directory: Path) -> Iterator[None]:
         try:
             yield
         except MemoryError as error:
-            raise UserError("data.corpus: a document does not fit into memory; split it into smaller ones") from error
+            raise UserError(
+                "data.corpus: a document does not fit into memory; split it into smaller documents"
+            ) from error
         finally:
-            if made and [path.name for path in directory.glob("*")] == [".lock"]:  # nothing could be prepared
+            if made and [path.name for path in directory.glob("*")] == [".lock"]:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
 def _begin(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a preparation: trained or loaded when it begins, read from the folder when it goes on.
+    """The tokenizer of a preparation: trained or loaded at its start, read from the folder when it is continued.
 
     Raises:
-        UserError: The folder holds a preparation with other settings, or shards of something else, or there is no such
-            tokenizer, or it has too many entries.
+        UserError: The folder has shards without a manifest or an unfinished preparation with other settings, or the
+            tokenizer cannot be loaded or has too many entries.
     """
     begun = directory / PARTS / "settings.json"
     if begun.exists():
         _refuse_other(options.location, read_mapping(begun), settings)
         return load_tokenizer(str(directory))
     for shard in directory.glob("*.tar"):
-        raise UserError(f"data.directory: got {directory}, which holds {shard.name} without a manifest; choose another")
+        raise UserError(f"data.directory: got {directory}, which has {shard.name} without a manifest; choose another")
     shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
     if options.tokenizer == TRAINED_HERE and not shipped.exists():
         reading = Reading(corpus, options.split_fractions)
         texts = _training_texts(reading)
         if (first := next(texts, None)) is None:
             raise UserError(
-                f"data.corpus: got {options.corpus!r}, which holds no training document to learn a tokenizer from: "
+                f"data.corpus: got {options.corpus!r}, which has no training document to train a tokenizer on: "
                 f"{reading.reasons() or 'it is empty, or too small'}; set data.text_field, split_fractions or tokenizer"
             )
         tokenizer = train_tokenizer(chain([first], texts), options.vocabulary)
@@ -193,7 +198,7 @@ def _begin(directory: Path, options: ShardOptions, corpus: Corpus, settings: dic
 
 
 def _training_texts(reading: Reading) -> Iterator[str]:
-    """Yield texts of the training split, up to `TRAINING_BYTES`; the tokenizer must not learn from the other splits."""
+    """Yield texts of the training split, up to `TRAINING_BYTES` in all."""
     size = 0
     for document in tqdm(reading, desc="training the tokenizer", unit=" documents", delay=1):
         if document.split == "train":
@@ -204,7 +209,7 @@ def _training_texts(reading: Reading) -> Iterator[str]:
 
 
 def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, reading: Reading) -> list[dict[str, Any]]:
-    """Tokenise all parts that are not finished, and return the entries of each part by split."""
+    """Tokenise the parts that are not finished, and return the entries of each part by split."""
     paths = list[Path]()
     waiting = deque[tuple[int, str, Any]]()
     tokens = 0
@@ -228,7 +233,7 @@ def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, readi
         for number, documents in enumerate(cut_into_parts(reading)):
             paths.append(directory / PARTS / f"{number:05d}.json")
             checksum = hashlib.blake2b("\0".join(f"{d.split}\0{d.text}" for d in documents).encode()).hexdigest()
-            # a part that is done is done again if the corpus has changed since then
+            # a finished part is repeated if its documents have changed
             if not paths[number].exists() or read_mapping(paths[number])["texts"] != checksum:
                 waiting.append((number, checksum, submit(encoder, documents)))
             bar.update(reading.used + reading.lost - bar.n)
@@ -248,7 +253,7 @@ def _write_test_documents(
         return read_shards(directory, split, splits[split].shards, encoder.dtype)
 
     fractions = overlap(tokens("test"), tokens("train"), encoder.end_of_text).round(6)
-    names = (document.name.encode("utf-8", "replace").decode() for document in documents)  # a path may be no Unicode
+    names = (document.name.encode("utf-8", "replace").decode() for document in documents)  # a path may have other bytes
     rows = zip(names, (document.group for document in documents), fractions, strict=True)
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     write(directory / TEST_DOCUMENTS, content)
@@ -256,22 +261,22 @@ def _write_test_documents(
 
 
 def _check_losses(options: ShardOptions, reading: Reading) -> None:
-    """Refuse a corpus without documents, with too many faults, or with a text that is not that of its checksum."""
+    """Check that a corpus has documents, few faults, and the text of its checksum."""
     if not reading.used:
-        shutil.rmtree(Path(options.location, PARTS))  # so that the next start reads a mended corpus
+        shutil.rmtree(Path(options.location, PARTS))  # they belong to this state of the corpus
         raise UserError(
-            f"data.corpus: got {options.corpus!r}, which holds no document that can be used: "
-            f"{reading.reasons() or 'it is empty'}; name another, or the column of its text with data.text_field"
+            f"data.corpus: got {options.corpus!r}, which has no document that can be used: "
+            f"{reading.reasons() or 'it is empty'}; choose another, or set data.text_field to the name of its text"
         )
     fraction = reading.lost / (reading.lost + reading.used)
     if fraction > options.max_dropped_fraction:
         raise UserError(
             f"data.max_dropped_fraction: got {options.max_dropped_fraction}, but {fraction:.2g} of the bytes of "
-            f"{options.corpus!r} cannot be used: {reading.reasons()}; mend the corpus and delete {options.location}, "
+            f"{options.corpus!r} cannot be used: {reading.reasons()}; repair the corpus and delete {options.location}, "
             "or raise data.max_dropped_fraction"
         )
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
         raise UserError(
             f"data.corpus: got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}; "
-            "its list or rules were changed: write the new checksum into kerple/data/prepare/corpora.py"
+            "after a change of its list or rules, write the new checksum into kerple/data/prepare/corpora.py"
         )

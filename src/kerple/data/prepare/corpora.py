@@ -1,7 +1,7 @@
-"""Corpora: where the documents of a corpus come from, and the built-in ones.
+"""Corpora: sources of documents, built-in or named by a path.
 
-A corpus is a function that yields documents, in an order that is the same on every call. A new built-in corpus is one
-more such function and its name in `CORPORA`.
+A corpus has a function that yields its documents, in the same order on every call. A new built-in corpus is such a
+function and its entry in `CORPORA`.
 """
 
 import hashlib
@@ -20,22 +20,22 @@ from kerple.data.prepare.rfc import read_rfcs
 from kerple.data.prepare.wheels import read_list, read_wheels
 
 FILE_ORDER = 0  # seed of the shuffle of files
-# checksums of the texts of the corpora that are the same on every machine, see `Manifest`
+# checksums of the texts of fetched corpora, see `Manifest`
 CODE = "1971f33401c2326b7f4f6e6ba1fb21a1e7c153cf5ce7e266b4d138eda863d7d4"
 CODE_DEMO = "55b3706fbfcbb02bdd667a48f6756ba6e9a345801b65ef62e5c38a0e59628491"
 RFC = "00aa37f481a0dc9ac567be82780beac040b1b56dc29ce51a2fa07741896b9f20"
-PACKED = (".zst", ".gz", ".tgz", ".parquet")
+COMPRESSED = (".zst", ".gz", ".tgz", ".parquet")
 
 
 class Corpus(NamedTuple):
     """A corpus.
 
     Attributes:
-        documents: Yields its documents, and a `Fault` in place of what cannot be read.
-        files: Paths of the files that it is read from, for `state`; empty if they are not on this machine.
-        text: Checksum that its text has on every machine, see `Manifest`, of those that are fetched.
+        documents: Yields the documents, and a `Fault` for each document that cannot be read.
+        files: Paths of the files of the corpus, for `state`; empty if they are not known.
+        text: Expected checksum of the text of a fetched corpus, see `Manifest`.
         text_bytes: Bytes of this text.
-        drop_duplicates: Whether only the first of several documents with equal text is part of it.
+        drop_duplicates: Whether only the first of several documents with equal text belongs to the corpus.
     """
 
     documents: Callable[[], Iterator[Document | Fault]]
@@ -45,7 +45,7 @@ class Corpus(NamedTuple):
     drop_duplicates: bool = False
 
     def state(self) -> str | None:
-        """Number, bytes and a checksum of names and sizes of the files, by which a change of the corpus is noticed."""
+        """Number, bytes and a checksum of the names and sizes of the files, to notice a change of the corpus."""
         if not self.files or is_remote(self.files[0]):
             return self.text
         sizes = [os.stat(path).st_size for path in self.files]
@@ -55,38 +55,36 @@ class Corpus(NamedTuple):
         return f"{len(sizes)} files, {sum(sizes)} bytes, {digest.hexdigest()[:16]}"
 
     def size(self) -> int | None:
-        """Bytes of text, for progress; None if nobody knows before it is read."""
-        if not self.files or any(is_remote(path) or path.endswith(PACKED) for path in self.files):
+        """Bytes of text, for progress; None if they are not known before reading."""
+        if not self.files or any(is_remote(path) or path.endswith(COMPRESSED) for path in self.files):
             return self.text_bytes
         return sum(os.stat(path).st_size for path in self.files)
 
 
 def text_files(paths: Iterable[str]) -> Corpus:
-    """A corpus of files of which each is one document, in this order."""
+    """A corpus of files in this order, each of which is one document."""
     paths = list(paths)
     return Corpus(lambda: map(read_text, paths), paths)
 
 
 def standard_library() -> Corpus:
-    """The .py files of the running Python's standard library: about 30 MB of source code that every machine has.
+    """The .py files of the standard library of the running Python, about 30 MB.
 
-    They are sorted, then shuffled in the same way everywhere, so that files of one package are not neighbours in the
-    token stream.
+    They are sorted and then shuffled with a fixed seed, so that files of one package are not neighbours.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    beside = {"site-packages", "dist-packages", "__pycache__"}
-    paths = [p for p in sorted(root.rglob("*.py")) if p.is_file() and not beside & set(p.relative_to(root).parts)]
+    excluded = {"site-packages", "dist-packages", "__pycache__"}
+    paths = [p for p in sorted(root.rglob("*.py")) if p.is_file() and not excluded & set(p.relative_to(root).parts)]
     random.Random(FILE_ORDER).shuffle(paths)
     return text_files(map(str, paths))
 
 
 def library_modules() -> Corpus:
-    """The modules at the top of the standard library (`argparse.py`) in alphabetical order, about 5 MB: a text whose
-    beginning does not depend on hashes or seeds."""
+    """The top-level modules of the standard library, such as `argparse.py`, in alphabetical order, about 5 MB."""
     return text_files(str(path) for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
 
 
-# functions of the folder to which a corpus that is fetched is fetched when it is read
+# functions of the folder into which a corpus is fetched when it is read
 CORPORA: dict[str, Callable[[Path], Corpus]] = {
     "code": lambda folder: Corpus(lambda: read_wheels(read_list(False), folder), [], CODE, 183271102, True),
     "code-demo": lambda folder: Corpus(lambda: read_wheels(read_list(True), folder), [], CODE_DEMO, 29953133, True),
@@ -101,11 +99,11 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
 
     Args:
         name: One of `CORPORA`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.
-        text_field: Key or column of the text, where documents are rows of a table.
-        source: Folder of the files of a corpus that is fetched.
+        text_field: Key or column of the text in JSON lines, Parquet files and datasets.
+        source: Folder of the files of a fetched corpus.
 
     Raises:
-        UserError: There is nothing of this name, or a folder holds tables beside other files.
+        UserError: There is no such corpus.
     """
     if name in CORPORA:
         return CORPORA[name](Path(source))

@@ -1,4 +1,4 @@
-"""The documents of a corpus: which split each belongs to, what is left out and why, and the parts they are cut into."""
+"""Reading of a corpus: the split of each document, the documents that are left out, and the division into parts."""
 
 import hashlib
 from collections import Counter
@@ -10,12 +10,12 @@ from kerple.data.prepare.readers import Document, Fault
 
 
 def part_size(number: int) -> int:
-    """Least number of characters of a part: small first, so that a small corpus occupies many cores, and then large."""
+    """Minimum number of characters of a part. The first parts are small, so that a small corpus occupies many cores."""
     return 1 << 22 if number < 64 else 1 << 25
 
 
 def split_of(text: bytes, fractions: tuple[float, float, float]) -> str:
-    """The split of a document, by a hash of the name of its group, or of its text: equal ones are in the same split."""
+    """The split of a document, from a hash of the name of its group or of its text."""
     number = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
     train, validation, _ = fractions
     return "train" if number < train else "validation" if number < train + validation else "test"
@@ -26,12 +26,12 @@ class Reading:
 
     Args:
         corpus: The corpus.
-        fractions: Fractions of the documents in train, validation and test, unless the corpus says which is in which.
-        drop_duplicates: Whether only the first of several documents with equal text is read; of some corpora always.
+        fractions: Fractions of the documents in train, validation and test, unless the corpus determines the splits.
+        drop_duplicates: Whether only the first of several documents with equal text is read, in every corpus.
 
     Attributes:
         left_out (Counter[str]): Number of documents that were left out so far, by reason.
-        lost (int): Bytes of these documents, without empty ones and duplicates.
+        lost (int): Bytes of documents that cannot be used.
         used (int): Bytes of the documents that were read.
         text (hashlib._Hash): Checksum of these documents, see `Manifest`.
         tested (list[Document]): Documents of the test split, without their texts.
@@ -69,12 +69,12 @@ class Reading:
             yield document
 
     def reasons(self) -> str:
-        """What was left out and why, as part of a message; empty if nothing was."""
+        """Numbers and reasons of the documents that cannot be used, for messages; empty if there are none."""
         return "; ".join(f"{self.left_out[reason]} × {example}" for reason, example in self.examples.items())
 
 
 def cut_into_parts(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Cut the documents of a corpus into parts."""
+    """Divide the documents of a corpus into parts."""
     number, part, size = 0, list[Document](), 0
     for document in documents:
         part.append(document)

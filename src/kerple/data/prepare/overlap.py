@@ -1,7 +1,7 @@
-"""How much of each test document stands in the training text too, word for word.
+"""The overlap of each test document with the training text, in equal runs of tokens.
 
-A near-copy of training text says little about what a model does with text that it has not seen: a licence, a table, the
-next version of the same file. What is counted are runs of `GRAM` tokens, by a hash of 64 bits of each.
+A loss on copied training text, such as a licence or another version of a file, says little about unseen text. The
+overlap counts runs of `GRAM` tokens, which are compared by hashes of 64 bits.
 """
 
 from collections.abc import Iterable
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from kerple.data.shards import Tokens
 
 GRAM = 32  # tokens
-CHUNK = 1 << 18  # tokens that are hashed at once, so that they stay in the cache of a processor
+CHUNK = 1 << 18  # number of tokens that are hashed at once; their hashes fit into the cache of a processor
 
 
 def gram_hashes(tokens: Tokens, end_of_text: int) -> NDArray[np.uint64]:
-    """A hash of the `GRAM` tokens from each position on, (n - GRAM + 1,) uint64; 0 where a document ends among them.
+    """Hash of the `GRAM` tokens from each position on, (n - GRAM + 1,) uint64; 0 if a document ends inside them.
 
-    It is a polynomial in an odd number, modulo 2^64, of a random number for each token.
+    The hash is a polynomial in an odd number modulo 2^64, whose coefficients are random numbers of the tokens.
     """
     codes = np.random.default_rng(0).integers(1, 1 << 63, max(int(tokens.max(initial=0)), end_of_text) + 1, np.uint64)
     hashes, base, length = codes[tokens], np.array([0x9E3779B97F4A7C15], np.uint64), 1
     ends = tokens == end_of_text
-    while length < GRAM:  # of twice the length: the first half, moved up, plus the second half
+    while length < GRAM:  # hashes of twice the length from two neighbours
         hashes = hashes[:-length] * base + hashes[length:]
         ends = ends[:-length] | ends[length:]
         base, length = base * base, 2 * length
@@ -32,18 +32,17 @@ def gram_hashes(tokens: Tokens, end_of_text: int) -> NDArray[np.uint64]:
 
 
 def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int) -> NDArray[np.float64]:
-    """The fraction of each test document's runs of `GRAM` tokens that stand in a training document, (documents,).
+    """The fraction of the runs of `GRAM` tokens of each test document that occur in a training document.
 
     Args:
-        test: The shards of the test split, which end where a document ends.
-        training: Those of the training split.
-        end_of_text: The token that ends each document.
+        test: Tokens of the shards of the test split; a shard ends with the end of a document.
+        training: Tokens of the shards of the training split.
+        end_of_text: The token at the end of each document.
 
     Returns:
-        Fractions of 0 to 1, in the order of the documents; 0 for one that is shorter than a run.
+        Fractions (documents,) fp64, 0 for documents that are shorter than a run.
     """
-    nothing = np.empty(0, np.uint16)
-    tokens = np.concatenate([nothing, *test])
+    tokens = np.concatenate([np.empty(0, np.uint16), *test])
     document = np.concatenate([[0], np.cumsum(tokens == end_of_text)])[:-1]
     if len(tokens) < GRAM:
         return np.zeros(int((tokens == end_of_text).sum()))
@@ -52,7 +51,7 @@ def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int
     different, number = np.unique(hashes[inside], return_inverse=True)
     shared = np.zeros(len(different), bool)
     bits = np.uint64(64 - max(16, min(30, len(different).bit_length() + 3)))
-    possible = np.zeros(1 << (64 - int(bits)), bool)  # a look at the first bits says of most hashes that they are new
+    possible = np.zeros(1 << (64 - int(bits)), bool)  # by the first bits, which exclude most hashes
     possible[different >> bits] = True
     for shard in training:
         for start in range(0, len(shard) - GRAM + 1, CHUNK):

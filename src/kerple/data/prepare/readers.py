@@ -1,7 +1,7 @@
 """Readers of documents: text files, JSON lines, tar files of both, Parquet files and Hugging Face datasets.
 
-A reader yields a `Document`, or a `Fault` for a document that cannot be used. A file that cannot be read at all raises
-a UserError.
+A reader yields a `Document`, or a `Fault` for a document that cannot be used. It raises a UserError for a file that
+cannot be opened.
 """
 
 import glob
@@ -28,10 +28,10 @@ class Document:
     """One document.
 
     Args:
-        name: What messages call it, such as its file and line.
-        text: Its text.
-        group: Name of the group to which it belongs, such as its package; empty if there is none.
-        split: Its split, where the corpus decides it; else empty, and a hash of the group decides, or of the text.
+        name: Name in messages, such as its file and line.
+        text: The text.
+        group: Name of its group, such as its package; empty if there is none.
+        split: Its split if the corpus determines it; if empty, a hash of the group or the text determines it.
     """
 
     name: str
@@ -45,11 +45,10 @@ class Fault:
     """A document that cannot be used.
 
     Args:
-        name: What messages call it.
-        reason: Why it cannot be used; `empty` does not count as a loss.
-        bytes: Number of bytes that are lost with it. A file that breaks off counts as a whole, because nobody knows how
-            much is missing.
-        details: More about this one.
+        name: Name in messages.
+        reason: The reason; `empty` does not count as a loss.
+        bytes: Number of bytes that are lost. Of a truncated file, all bytes that were read are counted.
+        details: Details for the message.
     """
 
     name: str
@@ -59,29 +58,29 @@ class Fault:
 
 
 def list_files(corpus: str) -> list[str]:
-    """The files in a folder and below, those that match a pattern, or one file; local paths or URLs, sorted.
+    """The files in a folder and its subfolders, the files that match a pattern, or one file; paths or URLs, sorted.
 
     Files and folders whose names begin with a dot are left out, and links to folders are not followed.
 
     Raises:
-        UserError: A folder cannot be read, a link leads out of the folder or pattern, or a file is no regular file.
+        UserError: A folder cannot be read, a link leads out of the folder or pattern, or a file is not a regular file.
     """
     if not is_remote(corpus):
         root = corpus.removeprefix("file://")
         if os.path.isdir(root):
             paths = _inside(root, _walk(root))
-        elif os.path.lexists(root):  # its name may have the marks of a pattern
+        elif os.path.lexists(root):  # the name of a file may contain pattern marks
             paths = [root]
         else:
             found = (path for path in glob.glob(root, recursive=True) if not os.path.isdir(path))
             paths = _inside(os.path.dirname(root.partition("*")[0].partition("?")[0].partition("[")[0]), found)
         for path in filterfalse(os.path.isfile, paths):  # reading a FIFO or a device may never end
-            raise UserError(f"data.corpus: {path} is not a regular file; take it out of the corpus")
+            raise UserError(f"data.corpus: {path} is not a regular file; remove it from the corpus")
         return sorted(paths)
     system, inner = filesystem(corpus)
     pattern = any(mark in without_query(corpus) for mark in "*?[")
     if not pattern and without_query(corpus).endswith(LINES + TARS + PARQUET):
-        return [corpus]  # web servers seldom list folders, so a single file is not looked for
+        return [corpus]  # web servers seldom list folders
     try:
         paths = system.glob(inner) if pattern else system.find(inner)
     except Exception as error:  # each file system has errors of its own
@@ -102,7 +101,7 @@ def _walk(root: str) -> Iterator[str]:
 
 
 def _inside(root: str, paths: Iterable[str]) -> list[str]:
-    """The paths, none of which leads out of a folder by a link."""
+    """The paths, after checking that no link leads out of a folder."""
     paths, inside = list(paths), Path(root).resolve()
     for path in {os.path.dirname(path) for path in paths} | set(filter(os.path.islink, paths)):
         if not Path(path).resolve().is_relative_to(inside):
@@ -111,16 +110,16 @@ def _inside(root: str, paths: Iterable[str]) -> list[str]:
 
 
 def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
-    """Yield the documents of files of JSON lines, tars of these or Parquet; or of text files, one document in each.
+    """Yield the documents of text files (one document each), or of JSON lines, tar files and Parquet files.
 
     Raises:
-        UserError: Text files are mixed with files of the other kinds, or a file cannot be read.
+        UserError: Text files are mixed with other kinds, or a file cannot be read.
     """
     tables = [path for path in paths if without_query(path).endswith(LINES + TARS + PARQUET)]
     if tables and len(tables) < len(paths):
         other = next(path for path in paths if path not in tables)
         pattern = f"{os.path.dirname(tables[0])}/*{''.join(Path(without_query(tables[0])).suffixes)}"
-        raise UserError(f"data.corpus: holds {other} beside {tables[0]}; name a pattern, such as '{pattern}'")
+        raise UserError(f"data.corpus: has {other} beside {tables[0]}; give a pattern, such as '{pattern}'")
     if not tables:
         yield from (read_text(path) for path in paths)
     for path in tables:
@@ -135,7 +134,7 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
 
 
 def read_text(path: str) -> Document | Fault:
-    """The document that is a file, which may be compressed."""
+    """The document in a text file, which may be compressed."""
     with open_bytes(path) as file:
         try:
             return as_document(decompress(file, path).read(), path)
@@ -144,36 +143,32 @@ def read_text(path: str) -> Document | Fault:
 
 
 def damaged(name: str, size: int, error: Exception) -> Fault:
-    """The fault of a file that breaks off or cannot be decompressed after ``size`` bytes.
+    """The fault of a file that is truncated or cannot be decompressed after ``size`` bytes.
 
     Raises:
-        UserError: The file is at a URL, so that the network may be at fault, and nothing may be left out; or a document
-            does not fit into memory.
+        UserError: The file is at a URL, so that the network may be the reason, or a document does not fit into memory.
     """
     if isinstance(error, MemoryError):
         raise UserError(f"{name}: does not fit into memory; split it into smaller documents") from error
     if is_remote(name):
-        raise UserError(f"{name}: cannot be read to its end ({error!r}); start again to go on") from error
+        raise UserError(f"{name}: cannot be read to its end ({error!r}); start again to continue") from error
     return Fault(name, "damaged file", max(size, 1), f"{error}")
 
 
 def as_document(content: bytes | Any, name: str) -> Document | Fault:
-    """The document of a UTF-8 text, or of a string; anything else is a fault."""
+    """The document with this content, UTF-8 or a string; a fault for anything else."""
     if not isinstance(content, bytes | str):
         return Fault(name, "no text", 0)
     try:
         text = content.decode() if isinstance(content, bytes) else content
-        size = len(text.encode())  # a string may hold half a surrogate pair, which is no Unicode
+        size = len(text.encode())  # fails for half a surrogate pair
     except UnicodeError:
         return Fault(name, "not Unicode", len(content))
     return Document(name, text) if text.strip() else Fault(name, "empty", size)
 
 
 def read_lines(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
-    """Yield the text of each JSON object in a file that has one a line.
-
-    A file that breaks off or is damaged ends with a fault.
-    """
+    """Yield the text of each line, a JSON object; a truncated or damaged file ends with a fault."""
     number = size = 0
     try:
         for number, line in enumerate(file, 1):
@@ -192,18 +187,18 @@ def _from_json(line: bytes, name: str, text_field: str) -> Document | Fault:
         return Fault(name, "broken JSON", len(line))
     text = entry.get(text_field) if isinstance(entry, dict) else None
     if not isinstance(text, str):
-        keys = f"the keys are {', '.join(entry)}" if isinstance(entry, dict) else "it is no object"
-        return Fault(name, "no text", len(line), f"{text_field!r} is no string, {keys[:200]}")
+        keys = f"the keys are {', '.join(entry)}" if isinstance(entry, dict) else "it is not an object"
+        return Fault(name, "no text", len(line), f"{text_field!r} is not a string, {keys[:200]}")
     return as_document(text, name)
 
 
 def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
-    """Yield the documents of the files in a tar: JSON lines, which may be compressed, and text files.
+    """Yield the documents of the members of a tar file: JSON lines, which may be compressed, and text files.
 
-    Nothing is extracted. Members other than regular files are passed over.
+    Nothing is extracted to the disk. Members that are not regular files are skipped.
 
     Raises:
-        UserError: The tar cannot be read to its end.
+        UserError: The file cannot be read to its end.
     """
     try:
         with tarfile.open(fileobj=file, mode="r|") as archive:
@@ -249,25 +244,24 @@ def _rows(values: Iterable[Any], name: str) -> Iterator[Document | Fault]:
 
 
 def dataset(name: str, text_field: str) -> Callable[[], Iterator[Document | Fault]]:
-    """Open a dataset of the Hugging Face hub; the result yields its documents, which are streamed. No script is run.
+    """Open a dataset of the Hugging Face hub; the result streams its documents. No script of the dataset is run.
 
     Args:
-        name: `NAME[:CONFIG[:SPLIT]]`. The dataset's split `train` is read unless another is named; like any corpus, it
-            is divided into train, validation and test by a hash of the text.
-        text_field: Name of the feature, which holds strings.
+        name: `NAME`, `NAME:CONFIG` or `NAME:CONFIG:SPLIT`; the default split of the dataset is `train`.
+        text_field: Name of the feature with the text.
 
     Raises:
-        UserError: The dataset cannot be opened. On reading: it breaks off, or has no such feature.
+        UserError: The dataset cannot be opened or, on reading, fails or has no such feature.
         ModuleNotFoundError: `datasets` is not installed.
     """
     import datasets
 
     path, config, split = (*name.split(":"), "", "")[:3]
-    with _named(name):
+    with _errors_name(name):
         rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
 
     def documents() -> Iterator[Document | Fault]:
-        with _named(name):
+        with _errors_name(name):
             for number, row in enumerate(rows, 1):
                 if text_field not in row:
                     raise UserError(f"data.text_field: got {text_field!r}, hf:{name} has {', '.join(row)}")
@@ -277,8 +271,8 @@ def dataset(name: str, text_field: str) -> Callable[[], Iterator[Document | Faul
 
 
 @contextmanager
-def _named(dataset: str) -> Iterator[None]:
-    """Context in which the errors of a dataset name it."""
+def _errors_name(dataset: str) -> Iterator[None]:
+    """Turn the errors of a dataset within the context into a UserError with its name."""
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:

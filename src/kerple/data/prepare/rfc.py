@@ -1,10 +1,9 @@
-"""`rfc`: the RFCs of Debian's packages doc-rfc, each once, without page breaks, running heads and page numbers.
+"""`rfc`: the RFCs of Debian's packages doc-rfc without page breaks, running heads and page numbers.
 
-apt fetches the packages with the machine's own sources and a configuration in a folder of its own, so that nothing of
-the system changes; of the packages only the texts are taken. The list is rfc.txt: a name, the first quarter of a sha256
-of the text without its pages, so that a folder of RFCs from elsewhere does as well, and the family of each RFC that is
-not the first of its family. RFCs that obsolete each other, directly or through others, are a family. The relation is
-that of rfc-index.txt in Debian's package doc-rfc-std, version 20230121-1.
+apt fetches the packages from the sources of the machine into a separate folder, without a change of the system, and
+only the texts of the packages are used. rfc.txt lists the RFCs: the name, the first quarter of the sha256 of the text
+without pages, and the family unless the RFC is the first of its family. RFCs that obsolete each other, directly or
+through others, are a family. The relation is that of rfc-index.txt in Debian's package doc-rfc-std, version 20230121-1.
 """
 
 import gzip
@@ -26,25 +25,25 @@ LIST = Path(__file__).with_name("rfc.txt")
 KINDS = ("experimental", "fyi-bcp", "informational", "misc", "old-std", "others", "std", "std-proposed")
 SOURCES = Path("/etc/apt")
 MEMBER = re.compile(r".*/(rfc[1-9]\d*\.txt(\.gz)?)")
-ADVICE = "name a folder of rfc1.txt, rfc2.txt and so on with data.source (rfc-editor.org has them as one archive)"
+ADVICE = "set data.source to a folder of rfc1.txt, rfc2.txt and so on (rfc-editor.org has them as one archive)"
 NUMBER = re.compile(r"\d+|\b[ivxlc]+\b")
-PAGE_END = re.compile(r"^(.*\[page +\w+\])[ \t]*\n(?!\s*\f)", re.M | re.I)  # where the form feed has been lost
+PAGE_END = re.compile(r"^(.*\[page +\w+\])[ \t]*\n(?!\s*\f)", re.M | re.I)  # without a form feed
 
 
 def read_rfcs(folder: Path) -> Iterator[Document]:
-    """Yield the RFCs of the list in an order of their own, that of a hash of their numbers; the group is the family.
+    """Yield the listed RFCs, in the order of a hash of their names; the group is the family.
 
     Args:
-        folder: Where rfc1.txt, rfc2.txt and so on are, packed by gzip or not; they are fetched to it if one is missing.
+        folder: Folder of rfc1.txt, rfc2.txt and so on, or rfc1.txt.gz; the RFCs are fetched if one is missing.
 
     Raises:
-        UserError: They cannot be fetched, or one is missing or has another text.
+        UserError: The RFCs cannot be fetched, or one is missing or has another text.
     """
     listed = {name: about for name, *about in map(str.split, LIST.read_text(encoding="utf-8").splitlines())}
     if not _present(folder) >= listed.keys():
         fetch_rfcs(folder)
-    there = _present(folder)
-    if missing := [name for name in listed if name not in there]:
+    present = _present(folder)
+    if missing := [name for name in listed if name not in present]:
         some = f"{', '.join(missing[:5])}: {len(missing)} of {len(listed)} RFCs"
         raise UserError(f"data.source: {folder} lacks {some}; {ADVICE}")
     for name in sorted(listed, key=lambda name: hashlib.sha256(name.encode()).digest()):
@@ -56,7 +55,9 @@ def read_rfcs(folder: Path) -> Iterator[Document]:
             text = without_pages(content.decode("latin-1"))
         checksum, *family = listed[name]
         if hashlib.sha256(text.encode()).hexdigest()[:16] != checksum:
-            raise UserError(f"data.source: {path} has another text than listed; delete it to fetch it, or {ADVICE}")
+            raise UserError(
+                f"data.source: {path} has another text than listed; delete it to fetch it again, or {ADVICE}"
+            )
         yield Document(path.name, text, family[0] if family else name)
 
 
@@ -65,13 +66,13 @@ def _present(folder: Path) -> set[str]:
 
 
 def fetch_rfcs(folder: Path) -> None:
-    """Fetch Debian's packages of RFCs by apt, and put the texts into a folder.
+    """Fetch Debian's packages of RFCs by apt, and write the texts into a folder.
 
     Raises:
-        UserError: There is no apt, or it finds no such package or no network.
+        UserError: apt is not installed, or cannot fetch the packages.
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        raise UserError(f"data.corpus: got rfc, which Debian's apt-get fetches, and there is none here; {ADVICE}")
+        raise UserError(f"data.corpus: got rfc, which needs Debian's apt-get and dpkg-deb; {ADVICE}")
     with arriving(folder) as fresh:
         for below in ("apt/sources", "apt/lists/partial", "apt/cache/archives/partial"):
             (fresh / below).mkdir(parents=True)
@@ -81,7 +82,7 @@ def fetch_rfcs(folder: Path) -> None:
         folders = {"Etc::SourceParts": "sources", "State::Lists": "lists", "Cache": "cache"}
         options = ["Dir::Etc::SourceList=/dev/null", *(f"Dir::{name}={fresh}/apt/{at}" for name, at in folders.items())]
         apt = ["apt-get", *(f"--option={option}" for option in options)]
-        subprocess.run([*apt, "update"], capture_output=True)  # what is amiss shows in what follows
+        subprocess.run([*apt, "update"], capture_output=True)  # errors show in the download
         call([*apt, "download", *(f"doc-rfc-{kind}" for kind in KINDS)], ADVICE, fresh / "apt")
         for package in (fresh / "apt").glob("*.deb"):
             with (
@@ -95,12 +96,13 @@ def fetch_rfcs(folder: Path) -> None:
 
 
 def without_pages(text: str) -> str:
-    """The text of an RFC as one page.
+    """Remove the page breaks of an RFC.
 
-    The first and the last line of a page are taken away, up to three times, where the same line, numbers aside,
-    and spaces, begins or ends three pages and a quarter of all, or where it has a page number in brackets. Where a page
-    ended inside a sentence, which the next one continues with a small letter, the text goes on in the next line, else
-    after an empty one. Spaces at the ends of lines go, and all but one of several empty lines.
+    - The first and the last line of each page are dropped, up to three times, if they have a page number in brackets,
+      or if the same line without numbers and spaces is repeated on at least 3 pages and 25% of them.
+    - Pages are joined by an empty line, but not inside a sentence: the first ends without punctuation, and the second
+      begins with a small letter.
+    - Spaces at the end of lines are removed, and several empty lines become one.
     """
     text = PAGE_END.sub("\\1\n\f", text.replace("\r\n", "\n").replace("\x00", ""))
     pages = [[line.rstrip() for line in page.strip("\n\f ").split("\n")] for page in text.split("\f")]
@@ -121,7 +123,7 @@ def without_pages(text: str) -> str:
 
 
 def _stripped(lines: list[str]) -> list[str]:
-    """Lines without the empty ones at both ends."""
+    """Lines without empty lines at both ends."""
     full = [number for number, line in enumerate(lines) if line.strip()]
     return lines[full[0] : full[-1] + 1] if full else []
 

@@ -1,4 +1,4 @@
-"""Tokenising of documents, in processes of this machine or on a Ray cluster."""
+"""Tokenising of documents in processes on this machine or on a Ray cluster."""
 
 import multiprocessing
 import os
@@ -23,11 +23,11 @@ from kerple.data.tokenizer import encode
 
 
 class Encoder(NamedTuple):
-    """Everything that a worker needs to turn texts into tokens.
+    """What a worker needs to turn texts into tokens.
 
     Attributes:
         tokenizer: The content of a `tokenizer.json`.
-        end_of_text: Id that is appended to every document.
+        end_of_text: Id of the token after each document.
         dtype: Dtype of the tokens, see `Manifest.dtype`.
     """
 
@@ -37,7 +37,7 @@ class Encoder(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The tokens (n,) of the documents that belong to a split, their number, and their UTF-8 bytes."""
+    """The tokens (n,) of the documents of a split, the number of documents, and their UTF-8 bytes."""
 
     tokens: Tokens
     documents: int
@@ -45,10 +45,10 @@ class Encoded(NamedTuple):
 
 
 def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
-    """The tokens of documents by split, in the order of the documents, whose splits are set.
+    """The tokens by split, in the order of the documents; the split of each document is set.
 
     Raises:
-        UserError: The end-of-text token of the tokenizer stands in a text.
+        UserError: The tokenizer encodes a text with the end-of-text token.
     """
     tokenizer = _load(encoder.tokenizer)
     tokens: dict[str, list[Tokens]] = {split: [] for split in SPLITS}
@@ -56,7 +56,7 @@ def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
     for document in documents:
         ids = encode(tokenizer, document.text)
         if encoder.end_of_text in ids:
-            raise UserError("data.tokenizer: got one that makes its end-of-text token of a text, expected another")
+            raise UserError("data.tokenizer: got one that encodes a text with its end-of-text token; choose another")
         tokens[document.split].append(np.array([*ids, encoder.end_of_text], encoder.dtype))
         sizes[document.split] += len(document.text.encode())
     nothing = np.empty(0, encoder.dtype)
@@ -73,10 +73,11 @@ Engine = tuple[Submit, Callable[[Any], dict[str, Encoded]], int]
 def local_tokenising(workers: int) -> Iterator[Engine]:
     """Start processes on this machine that tokenise; 0 means one per core, 1 means this process.
 
-    The context yields a function that starts to tokenise, one that waits for the result, and the number of workers.
+    The context yields a function that submits documents, a function that waits for the result, and the number of
+    workers.
 
     Raises:
-        UserError: A process died.
+        UserError: A process has died.
     """
     workers = workers or cores()
     if workers == 1:
@@ -86,14 +87,14 @@ def local_tokenising(workers: int) -> Iterator[Engine]:
     try:
         yield lambda *arguments: pool.submit(tokenise, *arguments), lambda future: future.result(), workers
     except BrokenProcessPool as error:
-        reason = "of which one died, most likely for want of memory; start again with fewer, what is done is kept"
+        reason = "of which one died, probably because memory ran out; start again with fewer, finished parts are kept"
         raise UserError(f"data.prepare_workers: got {workers}, {reason}") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _start_worker() -> None:
-    """Leave Ctrl-C to the process that started this one, and end when that has ended or was killed."""
+    """Ignore SIGINT, which the parent process handles, and end when the parent ends or is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -106,10 +107,12 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def ray_tokenising(workers: int) -> Iterator[Engine]:
-    """As `local`, on a Ray cluster; 0 means one worker per CPU. Ray repeats the work of a dead worker on another one.
+    """Tokenise on a Ray cluster, with the values of `local_tokenising`; 0 means one worker per CPU.
+
+    Ray repeats the work of a dead worker on another one.
 
     Raises:
-        UserError: Ray's cluster does not answer, or work was lost too often.
+        UserError: The cluster does not answer, or work was lost too often.
         ModuleNotFoundError: Ray is not installed.
     """
     with connect_to_ray("data.prepare_engine", "data.prepare_engine: local") as cluster:
@@ -117,7 +120,7 @@ def ray_tokenising(workers: int) -> Iterator[Engine]:
         try:
             yield task.remote, cluster.get, workers or int(cluster.cluster_resources().get("CPU", 1))
         except cluster.exceptions.RayError as error:
-            raise UserError(f"data.prepare_engine: got ray, which lost work ({error}); start again to go on") from error
+            raise UserError(f"data.prepare_engine: got ray, which lost work ({error}); start again") from error
 
 
 ENGINES = {"local": local_tokenising, "ray": ray_tokenising}
