@@ -160,7 +160,7 @@ def test_a_folder_of_ones_own_is_taken_and_what_it_lacks_is_named(apt: Path, mon
         list(read_rfcs(folder))
     (folder / "rfc30.txt").unlink()
     monkeypatch.setenv("PATH", str(apt))
-    with pytest.raises(UserError, match=r"data\.corpus: got rfc, which Debian's apt-get fetches.*data\.source"):
+    with pytest.raises(UserError, match=r"data\.corpus: got rfc, which needs Debian's apt-get.*data\.source"):
         list(read_rfcs(folder))
     monkeypatch.setattr(rfc, "fetch_rfcs", lambda folder: None)
     with pytest.raises(UserError, match=r"data\.source: .*mine lacks rfc30: 1 of 3 RFCs; set data"):
