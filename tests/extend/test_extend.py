@@ -161,4 +161,4 @@ def test_what_cannot_be_extended_is_one_line(place, monkeypatch, capsys):
     assert "bound >= 0" in refused("llama", "--to", TARGET, "--bound", -1)
     assert "no method applies: scaling: got pi, but gpt2 has no RoPE" in refused("gpt2", "--to", 1024)
     assert "the longest document has 149 tokens" in refused("llama", "--to", 8 * LENGTH)
-    assert "GiB are free; use a machine with more memory, or fewer tokens" in refused("llama", "--to", 2**40)
+    assert "GiB are free; give a smaller number" in refused("llama", "--to", 2**40)

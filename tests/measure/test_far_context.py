@@ -127,7 +127,11 @@ def test_use_needs_both_a_gain_and_content() -> None:
         ({"lengths": [16], "k": 8}, text_of(), "k: got 8, expected less than 8"),
         ({"lengths": [256]}, text_of(), "the longest document has 70 tokens"),
         ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64), [0]), "text of one document"),
-        ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64)), "are not known; use TokenShards"),
+        (
+            {"lengths": [16]},
+            Text(torch.zeros(99, dtype=torch.int64)),
+            "documents of the text are not known; use TokenShards",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is_read(options, text, message) -> None:

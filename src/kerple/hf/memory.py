@@ -13,7 +13,7 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
-        tokens: Length of the input; 0 to check the weights only.
+        tokens: Length of the input, the option ``to`` of `extend`; 0 to check the weights only.
         device: Type of the device, ``cpu`` or ``cuda``.
         trust_remote_code: Whether code that comes with the model may run.
 
@@ -29,8 +29,9 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
     needed = 4 * (sum(p.numel() for p in model.parameters()) + tokens * width)
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
     if needed > free:
-        what, advice = (f"{tokens} tokens need", "fewer tokens") if tokens else ("its weights need", "a smaller model")
+        what, advice = "model: its weights need", "use a machine with more memory, or a smaller model"
+        if tokens:
+            what, advice = f"to: got {tokens} tokens, which need", "give a smaller number"
         raise UserError(
-            f"model: {what} about {needed / 2**30:.1f} GiB of memory in fp32, and {free / 2**30:.1f} GiB are free; use "
-            f"a machine with more memory, or {advice}"
+            f"{what} about {needed / 2**30:.1f} GiB of memory in fp32, and {free / 2**30:.1f} GiB are free; {advice}"
         )

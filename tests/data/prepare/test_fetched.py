@@ -163,7 +163,7 @@ def test_a_folder_of_ones_own_is_taken_and_what_it_lacks_is_named(apt: Path, mon
     with pytest.raises(UserError, match=r"data\.corpus: got rfc, which needs Debian's apt-get.*data\.source"):
         list(read_rfcs(folder))
     monkeypatch.setattr(rfc, "fetch_rfcs", lambda folder: None)
-    with pytest.raises(UserError, match=r"data\.source: .*mine lacks rfc30: 1 of 3 RFCs; set data"):
+    with pytest.raises(UserError, match=r"data\.source: .*mine lacks rfc30: 1 of 3 RFCs; set data\.source to a folder"):
         list(read_rfcs(folder))
 
 
