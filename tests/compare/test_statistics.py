@@ -6,15 +6,8 @@ import pytest
 from scipy import stats
 
 from kerple.compare.context_gain import context_figures, curve
-from kerple.compare.statistics import (
-    against_baseline,
-    difference,
-    estimate,
-    holm,
-    logarithm,
-    mean_reciprocal_rank,
-    summarise,
-)
+from kerple.compare.estimates import difference, estimate, logarithm
+from kerple.compare.statistics import against_baseline, holm, mean_reciprocal_rank, summarise
 
 
 def rows(

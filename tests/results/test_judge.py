@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kerple.compare.statistics import estimate
+from kerple.compare.estimates import estimate
 from kerple.measure import results
 from kerple.measure.results import Row
 from results.judge.__main__ import TABLE, deciding, findings_page, judge, judge_all, markdown, tiers

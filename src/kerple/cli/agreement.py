@@ -7,8 +7,7 @@ from pytorch_lightning import LightningModule
 
 from kerple.base.errors import UserError
 from kerple.base.trust import CONFIG
-from kerple.compare.records import differences
-from kerple.compare.runs import flat
+from kerple.compare.configuration import differences, flat
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples of all devices and micro-batches of a step
 FREE = ("model.compile", "model.attention")  # they may differ: they change how numbers are computed, not which

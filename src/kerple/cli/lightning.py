@@ -24,7 +24,7 @@ from kerple.cli import PROGRAM
 from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_tested_model
 from kerple.cli.arguments import parse
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, peek, unwrapped
-from kerple.compare.runs import flat
+from kerple.compare.configuration import flat
 from kerple.data.datamodule import TokenShards
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import check_corpus

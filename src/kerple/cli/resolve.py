@@ -15,8 +15,8 @@ from kerple.base.errors import UserError
 from kerple.base.sources import source_digests
 from kerple.cli.arguments import parse
 from kerple.compare import records
-from kerple.compare.comparison import Job
-from kerple.compare.runs import flat
+from kerple.compare.configuration import flat
+from kerple.compare.job import Job
 
 POSITION = "--model.position"
 

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 
 from kerple.base.progress import FILE, duration, line, read_progress
-from kerple.compare.comparison import Job
+from kerple.compare.job import Job
 
 EVERY = 15.0  # seconds between two lines in a file
 SETTLED, STEPS = 10.0, 5  # seconds and steps of training after which its pace is believed

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from kerple.compare.estimates import Estimate
 from kerple.compare.figures import INTERVAL, LEGEND, Styles, literal, plain, styles_of
-from kerple.compare.statistics import Estimate
 
 POINTS = 32  # of a position-wise curve
 PER_OCTAVE = 2  # points of a gain against distance

@@ -19,11 +19,12 @@ from kerple.compare.analyses import analyses
 from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures, loss_and_gain, save
 from kerple.compare.findings import findings
+from kerple.compare.inconsistencies import inconsistencies, only_positions_differ, public_configs
 from kerple.compare.markup import Table, without_tags
 from kerple.compare.page_data import page_figures
 from kerple.compare.print_figures import write_print_figures
-from kerple.compare.runs import LOCATIONS, Run, Runs
-from kerple.compare.statistics import CELL, in_tokens, summarise
+from kerple.compare.runs import Runs
+from kerple.compare.statistics import in_tokens, summarise
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
 PROTOCOLS = {
@@ -37,11 +38,9 @@ PROTOCOLS = {
     "training (none), and with distant text of another document (foreign); the name carries k",
     "niah": "what a text of the length says somewhere is asked for at its end",
 }
-POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; the last two are of pretrained models
-PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # settings that differ from run to run
 
 
-def write(
+def write_comparison(
     runs: Runs,
     folder: Path,
     *,
@@ -130,7 +129,7 @@ def write(
         figures={figure: base64.b64encode(svg.read_bytes()).decode() for figure, svg in images.items()},
         protocols=_protocols(runs),
         mixed=differences,
-        alike=_only_positions_differ(runs),
+        alike=only_positions_differ(runs),
         environments=_environments(runs),
         common=yaml.safe_dump(common, sort_keys=False),
         differing=differing,
@@ -180,60 +179,6 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[Tabl
     return [table for table in main if table], [table for table in details if table]
 
 
-def inconsistencies(runs: Runs) -> list[str]:
-    """Describe differences between runs that make a comparison meaningless; none if it is sound.
-
-    These are settings, other than the seed, in which runs of one strategy differ, because their mean has no meaning;
-    and differences between tests in what or how much they scored, because strategies then differ by more than their
-    positions.
-    """
-    inconsistencies = []
-    members: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
-    for run, config in _public(runs).items():
-        members.setdefault(run.label, []).append((run, config))
-    for label, of_label in members.items():
-        for key in dict.fromkeys(key for _, config in of_label for key in config):
-            values = {str(config.get(key)) for _, config in of_label}
-            if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label):
-                inconsistencies.append(f"{label}: {key}: {' | '.join(sorted(values))}")
-    inconsistencies += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text.items() if len(text) > 1]
-    return inconsistencies + _precisions(runs) + _unequal(runs.results)
-
-
-def _precisions(runs: Runs) -> list[str]:
-    """The precisions of training if there are several, with the runs of all but the most frequent one."""
-    members: dict[str, list[str]] = {}
-    for run, environment in runs.environments.items():
-        if "precision" in environment:
-            members.setdefault(environment["precision"], []).append(f"{run.label} seed {run.seed}")
-    usual, *others = sorted(members, key=lambda precision: -len(members[precision])) or [""]
-    odd = " | ".join(f"{precision} ({', '.join(members[precision])})" for precision in others)
-    return [f"precision: {usual} | {odd}"] if odd else []
-
-
-def _unequal(results: pd.DataFrame) -> list[str]:
-    """Protocols that scored different numbers of targets in different runs, each at the first such length."""
-    inconsistencies: dict[str, str] = {}
-    for (_, protocol, length), group in results.groupby(CELL, sort=False):
-        usual = group["count"].mode()[0]
-        counts = [f"{usual:,.0f}"]
-        for count, odd in group[group["count"] != usual].groupby("count", sort=False):
-            names = (f"{strategy} seed {seed}" for strategy, seed in zip(odd["strategy"], odd["seed"], strict=True))
-            counts.append(f"{count:,.0f} ({', '.join(names)})")
-        if len(counts) > 1:
-            inconsistencies.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(counts)}")
-    return list(inconsistencies.values())
-
-
-def _only_positions_differ(runs: Runs) -> bool:
-    firsts: dict[tuple[str, int], dict[str, Any]] = {}
-    for run, config in _public(runs).items():
-        first = firsts.setdefault((run.part, run.seed), config)
-        if any(first.get(key) != config.get(key) for key in first | config if not key.startswith(POSITIONAL)):
-            return False
-    return True
-
-
 def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
     """Rows (protocol, meaning, lengths, targets) of all protocols in the report."""
     rows = []
@@ -260,22 +205,10 @@ def _environments(runs: Runs) -> list[tuple[str, str]]:
 
 def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     """The configuration that all runs have in common, and each strategy's other settings."""
-    configs = _public(runs)
+    configs = public_configs(runs)
     first = next(iter(configs.values()))
     common = {key: value for key, value in first.items() if all(c.get(key) == value for c in configs.values())}
     differing: dict[str, dict[str, str]] = {}
     for run, config in configs.items():  # the first seed of a strategy stands for all
         differing.setdefault(run.label, {key: str(value) for key, value in config.items() if key not in common})
     return common, differing
-
-
-def _public(runs: Runs) -> dict[Run, dict[str, Any]]:
-    """The configurations without seeds and directories, which differ from run to run."""
-    return {
-        run: {
-            key: value
-            for key, value in config.items()
-            if value is not None and key not in PRIVATE and not LOCATIONS.fullmatch(key)
-        }
-        for run, config in runs.configs.items()
-    }

@@ -7,7 +7,6 @@ a copy of these files.
 
 import json
 import platform
-import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,9 +22,10 @@ from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.base.sources import package_digest
-from kerple.compare.comparison import Job
-from kerple.compare.defaults import is_default
-from kerple.compare.runs import LOCATIONS, PACKED, flat, read_runs, recorded_runs
+from kerple.compare.configuration import differences, flat, with_class_names
+from kerple.compare.job import Job
+from kerple.compare.run_folders import PACKED, recorded_runs
+from kerple.compare.runs import read_runs
 from kerple.measure import results
 
 PRECISION = "trainer.precision"
@@ -91,31 +91,6 @@ def _begun(job: Job) -> dict[str, Any]:
     return read_mapping(job.beside(BEGUN)) if job.beside(BEGUN).is_file() else {}
 
 
-def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
-    """Describe each option that differs between two configurations, with both values.
-
-    Args:
-        written: Configuration with which a run was made, with dotted keys. It may have options that are not resolved.
-        resolved: Configuration that the comparison resolves now. An option that is ``auto`` in it may have any value.
-    """
-    before, now = _named(written), _named(resolved)
-    keys = [*now, *(key for key in before if key.startswith("trainer.callbacks.") and key not in now)]
-    return [
-        f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
-        for key in keys
-        if before.get(key) != now.get(key)
-        and now.get(key) != "auto"
-        and not LOCATIONS.fullmatch(key)
-        and not (key not in before and is_default(resolved, key))  # an option that is newer than the run
-    ]
-
-
-def _named(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the names of this package's classes in place of their paths, and text for infinity."""
-    text = re.sub(r'"kerple\.(?:\w+\.)*(\w+)"', r'"\1"', json.dumps(config))
-    return json.loads(text, parse_constant=str)
-
-
 def checksum_of(data: Any) -> str | None:
     """A checksum of all data that a data module reads; None for a task, which reads nothing.
 
@@ -137,7 +112,7 @@ def complete(job: Job) -> None:
     if written.is_file():  # the precision was chosen where the run began
         config = config | {PRECISION: flat(read_mapping(written))[PRECISION]}
     about["run"] = {
-        "config": {key: value for key, value in _named(config).items() if value is not None},
+        "config": {key: value for key, value in with_class_names(config).items() if value is not None},
         "cost": read_mapping(cost) | {"parallel": job.parallel} if cost.exists() else {},
         "data": job.data,
         "inputs": job.inputs,

@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kerple.compare.estimates import Estimate, by_block, difference
 from kerple.compare.markup import DAGGER, NOTHING, Cell, Table
-from kerple.compare.statistics import (
-    HIGHER_IS_BETTER,
-    LOGARITHMIC,
-    Estimate,
-    by_block,
-    difference,
-    mean_reciprocal_rank,
-)
+from kerple.compare.statistics import HIGHER_IS_BETTER, LOGARITHMIC, mean_reciprocal_rank
 
 MOST_COLUMNS = 12
 METRIC_NAMES = {

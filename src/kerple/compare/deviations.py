@@ -8,7 +8,8 @@ from statistics import median
 
 from kerple.base.shipped_configs import config_path
 from kerple.compare import records
-from kerple.compare.comparison import Comparison, Job
+from kerple.compare.comparison import Comparison
+from kerple.compare.job import Job
 from kerple.measure import results
 
 DIVERGED = 1.5  # times the median loss of the strategy
