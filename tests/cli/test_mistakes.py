@@ -104,7 +104,7 @@ def test_debug_and_faults_of_the_program_have_a_traceback_and_a_full_disk_or_gpu
     errors = [ValueError("a bug of ours"), torch.OutOfMemoryError("20\nGiB."), OSError(errno.ENOSPC, "no space")]
     # as TensorBoard's writer, which names no file
     monkeypatch.setattr("kerple.training.random_state.RandomState.on_train_start", broken)
-    for part in (f"{tmp_path}/run: no space", "20 GiB. Lower data.batch_size"):
+    for part in (f"{tmp_path}/run: no space", "20 GiB. Divide data.batch_size"):
         assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])

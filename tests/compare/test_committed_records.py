@@ -67,7 +67,7 @@ def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: P
     for name, content, reason in (
         (results.ABOUT, about | {"version": 1}, "version 1"),
         (results.ABOUT, about | {"run": about["run"] | {"data": "0"}}, "was trained on other data"),
-        (results.ABOUT, about | {"run": about["run"] | {"test": {"x": 1}}}, "was tested otherwise"),
+        (results.ABOUT, about | {"run": about["run"] | {"test": {"x": 1}}}, "has another test"),
         (results.ABOUT, about | {"run": about["run"] | {"inputs": {"mine.Root": "0"}}}, "mine.Root has changed"),
         (results.ABOUT, about | {"run": None}, "cannot be read"),
         (results.ABOUT, "[" * 100_000, "cannot be read"),

@@ -1,4 +1,4 @@
-"""Parsing of a command line; the message about a mistake is that of the parser."""
+"""Parsing of a command line, with one error message for a wrong option."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.base.errors import UserError, unknown
 from kerple.cli import PROGRAM
 
-# what the parser says of a wrong strategy, of an option that does not exist, and of the class that lacks the option
+# messages of jsonargparse: a wrong strategy, an unknown option, and the class that does not have the option
 STRATEGY = re.compile(r'key "model\.position":.*?(?: class: (.*?)\. Got value| path string): (.*)')
 OPTION = re.compile(
     r"(?:unrecognized arguments: --|accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I
@@ -22,7 +22,7 @@ CLASS = re.compile(r"class_path[= ]'([\w.]+)'")
 
 
 def command_parser(command: str, description: str | None = None) -> ArgumentParser:
-    """An empty parser for the options of a command."""
+    """A parser of a command, without options."""
     return ArgumentParser(prog=f"{PROGRAM} {command}", description=description, exit_on_error=False, allow_abbrev=False)
 
 
@@ -32,29 +32,28 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
     Args:
         parser: Parser of the command, with ``exit_on_error=False``.
         arguments: Arguments of the command line.
-        command: Parser that has the command's options, if it is one inside of ``parser``.
+        command: The subparser with the command's options, if ``parser`` has subcommands.
 
     Raises:
-        UserError: If they do not parse. The parser raises other errors than its own for some nested options, and
-            accepts some mistakes.
+        UserError: If an argument is wrong.
     """
     try:
         config = parser.parse_args(arguments)
     except (ArgumentError, TypeError, ValueError) as error:
         raise _mistake(" ".join(str(error).split()), command or parser) from error
-    options = config.get(str(config.get("subcommand")), config)  # those of `fit` are below the name of the command
+    options = config.get(str(config.get("subcommand")), config)  # options of `fit` are below the subcommand
     for option in ("trainer", "model.position"):
-        # the parser also accepts a list, and a function where a class builds what a function returns
+        # the parser also accepts lists and functions for these options
         if isinstance(value := options.get(option), list) or inspect.isroutine(value):
             raise UserError(f"{option}: got {value}, expected a mapping of options, or a class")
     return config
 
 
 def _mistake(message: str, parser: ArgumentParser) -> UserError:
-    """The error of a command line about which the parser says this, with a suggestion for a name that is misspelt."""
+    """The error for a message of the parser, with a suggestion for a misspelt name."""
     if option := OPTION.search(message):
         names: Any = re.findall(r"--([\w.-]+)", parser.format_help())
-        # the class is named before its option, except that of a strategy
+        # the message names the class before its option, except for a strategy
         if kinds := CLASS.findall(message[: option.start()])[::-1] + CLASS.findall(message):
             message = f"{option[1]} is no option of {kinds[0]}"
             names = inspect.signature(cast("Any", locate(kinds[0]))).parameters

@@ -1,4 +1,4 @@
-"""The process of one run of a comparison: `python -m kerple.cli.compared_run TASK`."""
+"""The process of one run of a comparison: `python -m kerple.cli.compared_run FILE`, see kerple.compare.run_process."""
 
 from kerple.cli.main import main
 from kerple.compare.run_process import work

@@ -1,4 +1,4 @@
-"""`python run.py prepare --config …`: prepares the shards of a configuration, and nothing else."""
+"""`python run.py prepare --config …`: prepares the shards of a configuration without training."""
 
 import argparse
 from pathlib import Path
@@ -18,19 +18,19 @@ DATA = "TokenShards"
 
 
 def main(arguments: list[str]) -> None:
-    """Prepare the shards that are missing, and print a summary.
+    """Prepare missing shards, and print a summary.
 
-    The options are those of `TokenShards` and are written as for `fit`: ``--data.corpus`` or
+    The options are those of `TokenShards`, with the names that they have in `fit`: ``--data.corpus`` or
     ``--data.init_args.corpus``.
 
     Args:
         arguments: Arguments of the command. Of a configuration, only the section `data` is used.
 
     Raises:
-        UserError: A configuration cannot be read or has no section `data`, or its data is not `TokenShards`.
+        UserError: If a configuration cannot be read or has no section `data`, or its data is not `TokenShards`.
     """
     parser = command_parser("prepare", __doc__)
-    parser.add_argument("-c", "--config", action="config", help="file with a section `data`; what follows it wins")
+    parser.add_argument("-c", "--config", action="config", help="file with a section `data`; later options replace it")
     parser.add_class_arguments(ShardOptions, "data")
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("-c", "--config", action="append", default=[])

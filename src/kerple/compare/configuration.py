@@ -1,4 +1,4 @@
-"""Resolved configurations with dotted keys: their differences, and what a report reads of them."""
+"""Resolved configurations of runs with dotted keys, and their differences."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from typing import Any
 
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
-# options of where and how data is read, in place of which the checksums of the data are compared, of where and how
-# often a run writes, and of what it may read
+# options that do not change the numbers of a run: where data is read (its checksum is compared instead), where and how
+# often a run writes, and which packages it may import
 LOCATIONS = re.compile(
     r"trust|data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|cache)"
     r"|trainer\.(default_root_dir|log_every_n_steps)|.*(save_dir|dirpath)"
@@ -19,7 +19,7 @@ SECTIONS = {"model": "kerple.training.language_model.LanguageModel", "trainer": 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
     """Flatten a nested configuration to one level of dotted keys.
 
-    Objects in a list, such as callbacks, have their class names as keys. Values are as JSON reads them back.
+    The keys of objects in a list, such as callbacks, are their class names. Values are converted to JSON and back.
     """
     flattened: dict[str, Any] = {}
     for key, value in config.items():
@@ -34,7 +34,7 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained_length(config: dict[str, Any]) -> int | None:
-    """Training length in a configuration, or None if its data has no such option."""
+    """Training length in a configuration with dotted keys, or None if its data has no such option."""
     keys = ("data.init_args.train_length", "data.train_length", "data.init_args.length", "data.length")
     return next((config[key] for key in keys if config.get(key) is not None), None)
 
@@ -43,8 +43,8 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
     """Describe each option that differs between two configurations, with both values.
 
     Args:
-        written: Configuration with which a run was made, with dotted keys. It may have options that are not resolved.
-        resolved: Configuration that the comparison resolves now. An option that is ``auto`` in it may have any value.
+        written: Configuration of a finished run, with dotted keys. It may have options that ``resolved`` lacks.
+        resolved: Configuration that the comparison has now. If an option is ``auto`` in it, any value is accepted.
     """
     before, now = with_class_names(written), with_class_names(resolved)
     keys = [*now, *(key for key in before if key.startswith("trainer.callbacks.") and key not in now)]
@@ -59,7 +59,7 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
 
 
 def with_class_names(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the names of this package's classes in place of their paths, and text for infinity."""
+    """A configuration in which class names replace the import paths of this package, and strings replace infinities."""
     text = re.sub(r'"kerple\.(?:\w+\.)*(\w+)"', r'"\1"', json.dumps(config))
     return json.loads(text, parse_constant=str)
 

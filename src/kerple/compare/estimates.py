@@ -21,12 +21,12 @@ class Estimate:
 
     Args:
         mean: Mean over seeds of Σ sums / Σ counts.
-        seed_variance: Variance of the mean that the spread over seeds implies; NaN with one seed.
-        text_variance: Variance of the mean that the spread over blocks of text implies; 0 if no blocks are known.
-        seeds: Number of seeds; of the strategy that has fewest, if there are several.
-        blocks: Number of blocks, that is of documents where the tests say which blocks are of one.
-        seed_freedom: Degrees of freedom of the first variance.
-        text_freedom: Degrees of freedom of the second.
+        seed_variance: Variance of the mean over seeds; NaN with one seed.
+        text_variance: Variance of the mean over blocks of text; 0 if sums by block are not known.
+        seeds: Number of seeds; of several strategies, the smallest number.
+        blocks: Number of blocks of text. A block is a document if the test knows documents.
+        seed_freedom: Degrees of freedom of the seed variance.
+        text_freedom: Degrees of freedom of the text variance.
     """
 
     mean: float
@@ -39,33 +39,33 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Standard error over seeds and text; NaN with one seed, because what others would give is not known."""
+        """Standard error over seeds and text; NaN with one seed."""
         return math.sqrt(self.seed_variance + self.text_variance) if math.isfinite(self.mean) else math.nan
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom of `error`: Satterthwaite's (1946) of the two variances.
+        """Degrees of freedom of `error`: Satterthwaite's (1946) for the sum of the two variances.
 
-        With two seeds, those of the seeds: their spread is too uncertain to say that text has the larger part in it,
-        and a test that believed it would err twice as often as its level.
+        With two seeds, the degrees of freedom of the seeds are used. The variance of two seeds is too uncertain for
+        Satterthwaite's formula: a test that uses it rejects twice as often as its level.
         """
         if self.seeds == 2:
             return self.seed_freedom
         return satterthwaite([self.seed_variance, self.text_variance], [self.seed_freedom, self.text_freedom])
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Confidence interval by Student's t; NaN without a standard error."""
+        """Confidence interval of the mean by Student's t; NaN without a standard error."""
         if not self.error >= 0:
             return math.nan, math.nan
         half = stats.t.isf((1 - level) / 2, self.freedom) * self.error if self.error else 0.0
         return self.mean - half, self.mean + half
 
     def above(self, bound: float = 0.0) -> float:
-        """One-sided p-value, which is small if the mean is above the bound; 1 - p is the p-value of the other side."""
+        """One-sided p-value of the alternative that the mean exceeds the bound; 1 - p is that of the other side."""
         if not self.error >= 0:
             return math.nan
         distance = self.mean - bound
-        if self.error <= 1e-12 * max(abs(self.mean), abs(bound)):  # the same at every seed
+        if self.error <= 1e-12 * max(abs(self.mean), abs(bound)):  # equal at every seed
             return 0.5 if distance == 0 else float(distance < 0)
         return float(stats.t.sf(distance / self.error, self.freedom))
 
@@ -75,37 +75,42 @@ class Estimate:
 
 
 def satterthwaite(variances: ArrayLike, freedoms: ArrayLike) -> float:
-    """Degrees of freedom of a sum of independent variances (Satterthwaite 1946); variances of 0 and NaN add none."""
+    """Degrees of freedom of a sum of independent variances (Satterthwaite 1946). Variances of 0 and NaN are ignored."""
     variances, freedoms = np.asarray(variances, dtype=np.float64), np.asarray(freedoms, dtype=np.float64)
     known = variances > 0
     return float(variances[known].sum() ** 2 / (variances[known] ** 2 / freedoms[known]).sum()) if known.any() else 1.0
 
 
 def estimate(*strategies: Sums) -> Estimate:
-    """The sum over strategies of each one's mean over seeds of ``Σ sums / Σ counts``, with its variances.
+    """Estimate the sum over strategies of the mean over seeds of ``Σ sums / Σ counts``, with its variances.
 
-    A mean depends on two random choices: the seeds of training and the text of the test. The seeds of a strategy, which
-    were all tested on the same blocks, give a variance of the first. Seeds of two strategies have nothing in common, so
-    that these variances add up, as in Welch's test (1947); a number of the same runs, such as what text beyond a window
-    is worth, is of one strategy, and subtracted before. The text is the same for all: the spread over blocks of the sum
-    of the means gives the variance of the second. Whole blocks are used because tokens in a block are not independent,
-    and documents, where a test tells which blocks are of one. The quotient is linearised. The two variances are added.
-    An interaction of seeds and text is counted in both, so the sum is rather too large than too small.
+    A mean depends on two random samples: the seeds of training and the text of the test.
 
-    Degrees of freedom of the text are its effective number of documents less one, (Σ counts)² / Σ counts² - 1 (Kish
-    1965): a document of half of the text is half of the sample.
+    - Seeds: all seeds of a strategy were tested on the same blocks, and their spread gives a variance. Seeds of two
+      strategies are independent, so these variances are added, as in Welch's test (1947). For a quantity of the same
+      runs, such as the context gain, the caller subtracts first and passes one strategy.
+    - Text: all strategies have the same text. The spread over blocks of the sum of the means gives a variance. The
+      quotient is linearised. The unit is a block because tokens in a block are not independent; it is a document if
+      the test knows documents.
+
+    The two variances are added. An interaction of seeds and text is part of both, so the sum is conservative. The
+    degrees of freedom of the text are Kish's (1965) effective number of documents less one,
+    (Σ counts)² / Σ counts² - 1.
 
     Args:
-        *strategies: Sums over each block (seeds, blocks) and numbers of summands of the same shape, such as targets, of
-            each strategy; for a difference, with the other sign for what is subtracted. There is one block if the sums
-            by block are not known.
+        *strategies: For each strategy, sums (seeds, blocks) and numbers of summands, such as targets, of the same
+            shape. For a difference, the sums of the subtracted strategy are negative. If sums by block are not known,
+            there is one block.
+
+    Raises:
+        UserError: If the shapes differ or are not (seeds, blocks).
     """
     means, variances, freedoms, seeds, residual = [], [], [], [], np.zeros(1)
     for sums, counts in strategies:
         sums, counts = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
         if sums.ndim != 2 or sums.shape != counts.shape or not sums.size:
             raise UserError(f"blocks: got shapes {sums.shape} and {counts.shape}, expected (seeds, blocks) of both")
-        of_seed, s, c = sums.sum(1) / counts.sum(1), sums.mean(0), counts.mean(0)  # (seeds,), (blocks,) twice
+        of_seed, s, c = sums.sum(1) / counts.sum(1), sums.mean(0), counts.mean(0)  # (seeds,), (blocks,), (blocks,)
         with np.errstate(invalid="ignore"):  # a collapsed model's loss is infinite
             residual = residual + (s - s.sum() / c.sum() * c) / c.sum()
             variances.append(of_seed.var(ddof=1) / len(of_seed) if len(of_seed) > 1 else math.nan)
@@ -137,13 +142,13 @@ def by_block(blocks: pd.DataFrame, seeds: Iterable[int] | None = None) -> Sums |
 
 
 def difference(ours: Sums | None, theirs: Sums | None, same_runs: bool = False) -> Estimate | None:
-    """Mean loss of one less that of the other; None if they were not tested on the same text.
+    """Estimate the difference of two mean losses; None if they were not tested on the same text.
 
     Args:
         ours: Sums and counts, (seeds, blocks) each.
-        theirs: Those of the other.
-        same_runs: Whether both are of the same runs in the same order, so that each seed gives a difference. Else the
-            seeds of one have nothing to do with those of the other.
+        theirs: Sums and counts that are subtracted.
+        same_runs: Whether both are of the same runs in the same order. The difference is then taken per seed.
+            Otherwise the seeds are independent samples.
     """
     if ours is None or theirs is None or ours[1].shape[1] != theirs[1].shape[1]:
         return None
@@ -153,10 +158,10 @@ def difference(ours: Sums | None, theirs: Sums | None, same_runs: bool = False) 
 
 
 def logarithm(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Sums:
-    """Sums whose mean is the logarithm of the mean loss of each seed, linearised, with their counts.
+    """Linearised sums whose mean is the logarithm of the mean loss of each seed, with their counts.
 
-    A difference of two is the logarithm of the ratio of two losses. It is that of the ratio of bits per byte too: the
-    bytes of the text are the same on both sides.
+    The difference of two such means is the logarithm of a ratio of losses. This is also the ratio of bits per byte,
+    because both texts have the same number of bytes.
     """
     means = (sums.sum(1) / counts.sum(1))[:, None]  # (seeds, 1)
     with np.errstate(invalid="ignore", divide="ignore"):  # a collapsed model's loss is infinite

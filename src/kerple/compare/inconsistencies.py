@@ -1,4 +1,4 @@
-"""Differences between runs that a comparison of strategies must not have."""
+"""Differences between runs, other than strategy and seed, that make a comparison invalid."""
 
 from typing import Any
 
@@ -8,18 +8,19 @@ from kerple.compare.configuration import LOCATIONS
 from kerple.compare.runs import Run, Runs
 from kerple.compare.statistics import CELL
 
-POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; the last two are of pretrained models
-PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # settings that differ from run to run
+POSITIONAL = ("model.position", "model.scaling", "model.factor")  # the last two are options of pretrained models
+PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # different in each run
 
 
 def inconsistencies(runs: Runs) -> list[str]:
-    """Describe differences between runs that make a comparison meaningless; none if it is sound.
+    """Describe differences between runs that make a comparison invalid.
 
-    These are settings, other than the seed, in which runs of one strategy differ, because their mean has no meaning;
-    and differences between tests in what or how much they scored, because strategies then differ by more than their
-    positions.
+    - Options, other than the seed, in which runs of one strategy differ.
+    - The text of a protocol.
+    - The precision of training.
+    - The number of targets of a protocol and length.
     """
-    inconsistencies = []
+    found = []
     members: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
     for run, config in public_configs(runs).items():
         members.setdefault(run.label, []).append((run, config))
@@ -27,13 +28,13 @@ def inconsistencies(runs: Runs) -> list[str]:
         for key in dict.fromkeys(key for _, config in of_label for key in config):
             values = {str(config.get(key)) for _, config in of_label}
             if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label):
-                inconsistencies.append(f"{label}: {key}: {' | '.join(sorted(values))}")
-    inconsistencies += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text.items() if len(text) > 1]
-    return inconsistencies + _precisions(runs) + _unequal(runs.results)
+                found.append(f"{label}: {key}: {' | '.join(sorted(values))}")
+    found += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text.items() if len(text) > 1]
+    return found + _precisions(runs) + _unequal(runs.results)
 
 
 def _precisions(runs: Runs) -> list[str]:
-    """The precisions of training if there are several, with the runs of all but the most frequent one."""
+    """The precisions of training, if there are several, with the runs of all but the most frequent one."""
     members: dict[str, list[str]] = {}
     for run, environment in runs.environments.items():
         if "precision" in environment:
@@ -44,8 +45,8 @@ def _precisions(runs: Runs) -> list[str]:
 
 
 def _unequal(results: pd.DataFrame) -> list[str]:
-    """Protocols that scored different numbers of targets in different runs, each at the first such length."""
-    inconsistencies: dict[str, str] = {}
+    """Protocols whose runs scored different numbers of targets, each with the first such length."""
+    found: dict[str, str] = {}
     for (_, protocol, length), group in results.groupby(CELL, sort=False):
         usual = group["count"].mode()[0]
         counts = [f"{usual:,.0f}"]
@@ -53,11 +54,12 @@ def _unequal(results: pd.DataFrame) -> list[str]:
             names = (f"{strategy} seed {seed}" for strategy, seed in zip(odd["strategy"], odd["seed"], strict=True))
             counts.append(f"{count:,.0f} ({', '.join(names)})")
         if len(counts) > 1:
-            inconsistencies.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(counts)}")
-    return list(inconsistencies.values())
+            found.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(counts)}")
+    return list(found.values())
 
 
 def only_positions_differ(runs: Runs) -> bool:
+    """Whether runs of one part and seed differ only in their strategy."""
     firsts: dict[tuple[str, int], dict[str, Any]] = {}
     for run, config in public_configs(runs).items():
         first = firsts.setdefault((run.part, run.seed), config)
@@ -67,7 +69,7 @@ def only_positions_differ(runs: Runs) -> bool:
 
 
 def public_configs(runs: Runs) -> dict[Run, dict[str, Any]]:
-    """The configurations without seeds and directories, which differ from run to run."""
+    """The configurations of the runs without options that differ in each run, such as seeds and directories."""
     return {
         run: {
             key: value

@@ -1,4 +1,4 @@
-"""`Job`: a run of a comparison that is to be done."""
+"""`Job`: description of one run of a comparison."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,22 +11,22 @@ from kerple.compare.runs import Run
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A run to be done: a fit and its test. What it leaves when it is finished is a `kerple.compare.runs.Run`.
+    """A fit and its test. When they are finished, `kerple.compare.runs.Run` describes the results.
 
     Args:
         label: Label of the strategy.
         seed: Seed of the run.
-        part: Part of the comparison, empty if it has only one.
-        directory: Folder of the run. Its lock and what it prints are beside it: ``seed-1.lock``, ``seed-1.log``.
-        test_folder: Folder in it that the test writes to.
-        test_flags: Arguments of ``run.py test``, without those of checkpoint and folder.
-        fit_flags: Arguments of ``run.py fit``, without those of strategy and folder; none for a pretrained model.
-        position_flags: Arguments for its strategy.
-        config: Resolved configuration of the fit, nested; empty until it is resolved, and for a pretrained model.
+        part: Part of the comparison; empty if it has only one.
+        directory: Folder of the run. Its lock and its output are next to it: ``seed-1.lock``, ``seed-1.log``.
+        test_folder: Folder of the test, inside the folder of the run.
+        test_flags: Arguments of ``run.py test``, except checkpoint and folder.
+        fit_flags: Arguments of ``run.py fit``, except strategy and folder; empty for a pretrained model.
+        position_flags: Arguments of the strategy.
+        config: Resolved configuration of the fit, nested; empty before `resolve` and for a pretrained model.
         tested: Resolved configuration of the test, nested.
-        data: Checksum of its data, None if that is not known or there is none.
-        inputs: Digests of what the configuration only names: a model's files, by its path; the source of the user's own
-            classes, by import path; and of those of the test, by ``test`` and import path.
+        data: Checksum of the data; None if it is not known or the run reads none.
+        inputs: Digests of a model's files by its path, and of the source of the user's own classes by import path.
+            The keys of classes that only the test uses begin with ``test``.
         plan: Digests of the files of the comparison's plan, by path.
         parallel: Number of runs at a time.
     """
@@ -48,12 +48,12 @@ class Job:
 
     @cached_property
     def training(self) -> dict[str, Any]:
-        """What the run was trained with, with dotted keys; of a pretrained model, which is not, that of its test."""
+        """Configuration of the fit with dotted keys; for a pretrained model, configuration of the test."""
         return flat(self.config or self.tested)
 
     @cached_property
     def test(self) -> dict[str, Any]:
-        """The options of the test that the fit lacks or has otherwise, nested."""
+        """Options of the test that the fit lacks or that have another value there, nested."""
         return _changed(self.config, self.tested)
 
     @property
@@ -68,20 +68,20 @@ class Job:
 
     @property
     def as_run(self) -> Run:
-        """The run as reports read it; its files exist only once it is finished."""
+        """The run for a report. Its files exist only when it is finished."""
         return Run(self.label, self.seed, self.test_folder, self.part)
 
     def beside(self, suffix: str) -> Path:
-        """Path of a file beside the run's folder: its ``.lock``, or the ``.log`` of its output."""
+        """Path of a file next to the run's folder, such as its ``.lock`` or ``.log``."""
         return self.directory.with_name(self.directory.name + suffix)
 
     def record(self, folder: Path) -> Path:
-        """Folder of the finished run's numbers, below a folder of records."""
+        """Folder of the record of this run, below a folder of records."""
         return folder / self.part / self.label / f"seed-{self.seed}"
 
 
 def _changed(before: Any, after: dict[str, Any]) -> dict[str, Any]:
-    """The options of a nested configuration that another one lacks or has otherwise."""
+    """The options of ``after`` that ``before`` lacks or that have another value there, nested."""
     if not isinstance(before, dict) or before.get("class_path") != after.get("class_path"):
         return after
     return {

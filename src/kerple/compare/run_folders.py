@@ -1,4 +1,4 @@
-"""The folders of a report's finished runs: its records, which are packed into an archive."""
+"""Folders of the records of a report: single runs, and an archive of runs."""
 
 import atexit
 import shutil
@@ -13,11 +13,13 @@ from kerple.base.errors import UserError
 from kerple.compare.runs import Run
 from kerple.measure import results
 
-PACKED = "records.zip"  # beside a report: the records of its runs
+PACKED = "records.zip"  # in the folder of a report: the records of its runs
 
 
 def record_folders(report: Path) -> list[Path]:
-    """The folders with a report's records, in ``[PART/]LABEL/seed-N``: single runs, then those of its archive if any.
+    """The folders with records of a report: that of single runs, then that of its archive, if it has one.
+
+    The records in a folder are ``[PART/]LABEL/seed-N``.
 
     Raises:
         UserError: If the archive is damaged.
@@ -29,7 +31,7 @@ def record_folders(report: Path) -> list[Path]:
 
 @cache
 def _unpacked(path: Path, content: bytes) -> Path:
-    """A temporary folder with the files of an archive; zipfile writes none outside of it, whatever their names are."""
+    """A temporary folder with the files of an archive. zipfile writes no file outside of it, for any names."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
@@ -40,7 +42,7 @@ def _unpacked(path: Path, content: bytes) -> Path:
 
 
 def recorded_runs(report: Path) -> list[Run]:
-    """The runs whose records are kept beside a report; a single run is newer than the archive's."""
+    """The runs with records in a report. A single run replaces that of the archive, because it is newer."""
     folders = record_folders(report)[::-1]
     found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results.ABOUT)}
     runs = []

@@ -1,7 +1,8 @@
-"""Execution of a `Job` in a process of its own, which fits and then tests it.
+"""The process of a run of a comparison, which fits and then tests it.
 
-The folder of the run is its state: a checkpoint is resumed, a fit that has ended is tested, what is finished is left
-alone. The process holds the run's lock, so that it is waited for if it outlives the one that started it.
+The state of a run is its folder: a fit with a checkpoint is resumed, a finished fit is tested, and a finished run
+is not changed. The process holds the run's lock. If it outlives the command that started it, the next command waits for
+its end.
 """
 
 import contextlib
@@ -33,17 +34,17 @@ from kerple.measure import results
 
 SOURCES = Path(kerple.__file__).parents[1]
 CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name("__main__.py")
-PATIENCE = 60.0  # seconds in which a run that is asked to stop has to save its checkpoint
-hurry = threading.Event()  # a second signal has asked to stop
+PATIENCE = 60.0  # seconds that a stopped run has to save its checkpoint
+hurry = threading.Event()  # set by a second signal: runs are killed without waiting
 
 
 def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes]":
-    """Start the process of a run. What it prints is appended to the run's log.
+    """Start the process of a run. Its output is appended to the run's log.
 
     Args:
         job: The run.
-        threads: Number of CPU threads, unless OMP_NUM_THREADS says another.
-        program: Arguments of Python: a program that calls `work`.
+        threads: Number of CPU threads; OMP_NUM_THREADS replaces it.
+        program: Arguments of Python for a program that calls `work`.
     """
     try:
         with locked(job, patient=False):
@@ -62,12 +63,12 @@ def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            process_group=0,  # Ctrl-C is for the parent, which asks this process to save and end
+            process_group=0,  # Ctrl-C reaches only the parent, which then terminates this process
         )
 
 
 def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
-    """Wait for the end of a run; the message if it is not finished then, with the end of what it printed."""
+    """Wait for the end of a run; an error message with the end of its output if it is not finished, otherwise None."""
     status, log = process.wait(), job.beside(".log")
     if not status and records.finished(job):
         return None
@@ -76,7 +77,7 @@ def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
 
 
 def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
-    """Have runs save what they can and end; one that takes longer than `PATIENCE`, or until `hurry`, is killed."""
+    """Terminate runs, so that they save and end. After `PATIENCE` or `hurry`, kill them."""
     for process in processes:
         process.terminate()
     end = time.monotonic() + PATIENCE
@@ -84,12 +85,12 @@ def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
         if hurry.wait(0.05) or time.monotonic() > end:
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # its workers too
+                    os.killpg(process.pid, signal.SIGKILL)  # and its data workers
                 process.wait()
 
 
 def work(main: Callable[[list[str]], None]) -> None:
-    """Finish the run that the file of this process's argument describes, whatever the state of the run's folder is.
+    """Finish the run in the file that is this process's argument, from any state of the run's folder.
 
     Args:
         main: Runs one command of ``run.py``.
@@ -97,12 +98,12 @@ def work(main: Callable[[list[str]], None]) -> None:
     content = read_mapping(Path(sys.argv[1]))
     job = Job(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
     with locked(job):
-        if not records.finished(job):  # else another comparison has done it meanwhile
+        if not records.finished(job):  # by another comparison, while this one waited for the lock
             _finish(job, lambda *arguments: _call(main, arguments))
 
 
 def _call(main: Callable[[list[str]], None], arguments: tuple[str, ...]) -> None:
-    # Lightning starts the other ranks of a run by this command line
+    # Lightning starts the other ranks of a run with this command line
     sys.argv = [str(CHECKOUT if CHECKOUT.is_file() else INSTALLED), *arguments]
     print("$", *sys.argv, flush=True)
     main([*arguments])
@@ -110,13 +111,13 @@ def _call(main: Callable[[list[str]], None], arguments: tuple[str, ...]) -> None
 
 def _finish(job: Job, call: Callable[..., None]) -> None:
     resumed = job.checkpoint.is_file()
-    # another test of this run is complete; otherwise a fit that has ended is called once more, and ends at once
+    # a complete test shows that the fit has ended; otherwise a finished fit is resumed and ends immediately
     tested_before = resumed and any(records.described(path.parent) for path in job.directory.glob(f"*/{results.ABOUT}"))
     if job.config and not tested_before:
         if not resumed:
             remove(job.directory)
         records.begin(job, resumed)
-        # a path instead of "last", which would take the newest version of this folder, even one made by hand
+        # a path, because "last" is the newest version of this folder, which may be made by hand
         checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
         call("fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
     if (job.test_folder / results.ABOUT).exists() and records.described(job.test_folder) is None:  # made by hand
@@ -132,14 +133,14 @@ def _finish(job: Job, call: Callable[..., None]) -> None:
 
 
 def _file(job: Job, suffix: str, config: dict[str, Any]) -> str:
-    """The argument of a configuration, which is written beside the run's folder."""
+    """Write a configuration next to the run's folder, and return the argument for it."""
     path = job.beside(suffix)
     write(path, yaml.safe_dump(config, sort_keys=False))
     return f"--config={path}"
 
 
 def _trust(config: dict[str, Any]) -> list[str]:
-    """The flag by which a test may import the user's own classes that the comparison names, as the fit did."""
+    """The flag that allows a test to import the user's own classes in the configuration of the fit."""
     packages = sorted({name.split(".")[0] for name in own_classes(config)})
     return [f"--trust={','.join(packages)}"] if packages else []
 
@@ -151,10 +152,10 @@ def remove(folder: Path) -> None:
 
 
 def forget(job: Job) -> None:
-    """Remove a run that was begun with another configuration than the comparison has now.
+    """Remove the folder of a run whose configuration has changed.
 
     Raises:
-        UserError: If a process is at work in it.
+        UserError: If a process works on the run.
     """
     with locked(job, patient=False):
         remove(job.directory)
@@ -162,11 +163,11 @@ def forget(job: Job) -> None:
 
 @contextlib.contextmanager
 def locked(job: Job, patient: bool = True) -> Iterator[None]:
-    """Context in which no other process works on the run.
+    """Context that holds the lock of a run, so that no other process works on it.
 
     Args:
         job: The run.
-        patient: Whether to wait for a process that works on it; if not, there is an error.
+        patient: Whether to wait for another process; if not, an error is raised.
 
     Raises:
         UserError: If another process works on the run and ``patient`` is false.
@@ -179,8 +180,8 @@ def locked(job: Job, patient: bool = True) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             holder = file.read().strip() or "another process"
-            raise UserError(f"{job.directory} is in use by {holder}; wait for its end or stop it") from error
-        except OSError:  # the file system has no locks, so other processes cannot be kept out
+            raise UserError(f"{job.directory} is in use by {holder}; wait until it ends, or stop it") from error
+        except OSError:  # the file system has no locks, see docs/decisions/way-of-compare.md
             pass
         file.truncate(0)
         file.write(this_process())

@@ -1,4 +1,4 @@
-"""Finished runs, read into tables."""
+"""Finished runs as tables of results, costs and analyses."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from kerple.compare.statistics import CELL, LOGARITHMIC
 from kerple.measure import results
 
 RUN_KEYS = ["strategy", "seed"]
-REPORT_TABLES = ("results", "summary", "costs")  # that the report writes beside those of the analyses
+REPORT_TABLES = ("results", "summary", "costs")  # names that tables of analyses cannot have
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Run:
     Args:
         strategy: Label of the strategy in tables and figures.
         seed: Seed of the initialisation and the order of data.
-        folder: Folder of its test, inside of the run's folder, or a committed copy of it.
+        folder: Folder of the test, inside the run's folder, or a record of it.
         part: Part of the comparison, such as a task or a corpus; empty if there is only one.
     """
 
@@ -45,14 +45,14 @@ class Runs:
 
     Args:
         results: Columns metric, protocol, length, value, sum and count.
-        blocks: Columns metric, protocol, length, block, sum, count; empty if the runs have no sums by block. A block
-            is a document, where the test kept to documents, or a group such as a package, where it knows these.
-        costs: What training cost: a row for each run of which it is known, with its part if it has one.
+        blocks: Columns metric, protocol, length, block, sum and count; empty if the runs have no sums by block. A
+            block is a document if the test knows documents, or a group, such as a package, if it knows groups.
+        costs: Cost of training: a row for each run with a known cost, and a column part if runs have parts.
         analyses: The tables of the analyses, by name.
         configs: The resolved configuration of each run, with dotted keys.
         environments: Versions and machine of each run.
-        trained: Training length of each protocol, or None if its runs differ in it.
-        text: Descriptions of the text that each protocol scored; there are several if runs differ.
+        trained: Training length of each protocol; None if its runs differ in it.
+        text: Descriptions of the scored text of each protocol; several if runs differ.
     """
 
     results: pd.DataFrame
@@ -72,10 +72,10 @@ class Runs:
 
 
 def read_runs(runs: Iterable[Run]) -> Runs:
-    """Read the results of runs that were fitted and tested.
+    """Read the results of finished runs.
 
     Raises:
-        UserError: If a run has no results, or two runs have the same label, seed and cell. The message names them.
+        UserError: If a run has no results, or two runs have the same label, seed and cell.
     """
     tables = {run: results.read(run.folder) for run in runs}
     parts_of: dict[str, set[str]] = {}  # by protocol
@@ -93,13 +93,13 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         config, cost = _trained(run.folder, about)
         together.configs[run] = config
         if run.part:
-            # the protocol of a task is its name, which does not need the part before it unless several parts have it
-            alone = table["protocol"].map(lambda protocol: len(parts_of[protocol]) == 1)
-            prefixed = table["metric"].isin(LOGARITHMIC) | ~alone
+            # the protocol of a task is the name of the task, which needs no part unless several parts have it
+            unique = table["protocol"].map(lambda protocol: len(parts_of[protocol]) == 1)
+            prefixed = table["metric"].isin(LOGARITHMIC) | ~unique
             table["protocol"] = table["protocol"].where(~prefixed, run.part + " " + table["protocol"])
         totals = results.totals(table)
         if totals.empty:
-            raise UserError(f"{run.folder}: got no results, losses by position aside; test the run first")
+            raise UserError(f"{run.folder}: got no results except losses by position; test the run first")
         for protocol in totals["protocol"].unique():
             lengths.setdefault(protocol, set()).add(trained_length(config))
         for protocol, described in _described(about):
@@ -132,9 +132,9 @@ def read_runs(runs: Iterable[Run]) -> Runs:
 
 
 def _of_text(table: pd.DataFrame, about: dict[str, Any]) -> pd.DataFrame:
-    """The sums by block of text, added up over the documents of a group, such as a package, where a test knows groups.
+    """Sums by block of text; sums of documents of one group, such as a package, are added if the test knows groups.
 
-    Documents of one package are by the same authors, so that packages, not documents, are the sample of text.
+    Documents of one package have the same authors. The sampling unit of text is therefore the package.
     """
     blocks = table[table["block"].notna()]
     for evaluation in about["evaluations"].values():
@@ -152,10 +152,10 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _trained(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How a run was trained: its configuration, with dotted keys, and its costs.
+    """Configuration of the training of a run, with dotted keys, and its costs.
 
-    A test that `compare` ran has both in its description. Any other test has them in files of the folder above its own,
-    unless it was copied without them.
+    A test by `compare` has both in its results.json. For other tests they are files of the parent folder; if it does
+    not have them, both are empty.
     """
     if "run" in about:
         return dict(about["run"]["config"]), dict(about["run"]["cost"])
@@ -164,7 +164,7 @@ def _trained(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[
 
 
 def _described(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each protocol of a test, and the text that it scored as a phrase."""
+    """Yield each protocol of a test, and a phrase that describes the scored text."""
     for evaluation in about["evaluations"].values():
         paper, documents = evaluation.get("sampling") == "paper", evaluation.get("documents")
         counted = f"inside {documents} document{'s' * (documents != 1)}" if documents else ""
@@ -184,16 +184,16 @@ def _described(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the name and the table of each analysis that a test wrote.
+    """Yield the name and the table of each analysis of a test.
 
     Raises:
-        UserError: If a table cannot be read, or has the name of a table that the report itself writes.
+        UserError: If a table cannot be read, or has the name of a table of the report.
     """
     for path in sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]):
         if path.name != results.TABLE:
             if (name := path.name.split(".")[0]) in REPORT_TABLES:
-                raise UserError(f"{path}: has the name of a table of the report; give the analysis another name")
+                raise UserError(f"{path}: is also the name of a table of the report; rename the analysis")
             try:
                 yield name, pd.read_csv(path)
             except ValueError as error:
-                raise UserError(f"{path}: is no CSV ({error}); test the run again") from error
+                raise UserError(f"{path}: is not a CSV file ({error}); test the run again") from error

@@ -1,9 +1,9 @@
 """Statistics of a comparison whose runs have the same targets, data and budget, and differ in strategy and seed.
 
 A *result* is a row (strategy, seed, metric, protocol, length, value); a *cell* is a (metric, protocol, length).
-Strategies are compared within a cell and in pairs, over all seeds of each and on the same text. Runs of one seed have
-the same order of data, but their losses hardly go together (a correlation of 0.06 to 0.16 between strategies), so that
-pairing by seed would gain nothing and lose the seeds that only one has.
+Strategies are compared with the baseline within a cell, over all seeds of both and on the same text. Runs are not
+paired by seed: the losses of two strategies with one seed have a correlation of only 0.06 to 0.16, and pairing would
+exclude seeds that only one strategy has.
 """
 
 import math
@@ -17,12 +17,12 @@ from kerple.compare.estimates import Sums, by_block, difference, logarithm
 
 CELL = ["metric", "protocol", "length"]
 LOWER_IS_BETTER = ("ppl", "bits_per_byte", "loss")
-LOGARITHMIC = ("ppl", "bits_per_byte")  # metrics that are compared by ratios, that is by differences of logarithms
+LOGARITHMIC = ("ppl", "bits_per_byte")  # compared by ratios, that is, by differences of logarithms
 HIGHER_IS_BETTER = ("exact_match", "token_accuracy", "accuracy")
 
 
 def in_tokens(metric: str, protocol: str) -> bool:
-    """Whether the lengths of a cell are numbers of tokens, as with perplexities and needles, not those of problems."""
+    """Whether the length of a cell is a number of tokens, as for perplexity and needles, or the length of a problem."""
     return lower_is_better(metric) or "niah" in protocol
 
 
@@ -39,10 +39,10 @@ def lower_is_better(metric: str) -> bool:
 
 
 def holm(p: ArrayLike) -> NDArray[np.float64]:
-    """Holm's step-down adjustment of p-values (Holm 1979), which controls the family-wise error without independence.
+    """Holm's (1979) step-down adjustment of p-values, which controls the family-wise error under any dependence.
 
-    The i-th smallest of n p-values is multiplied by n - i + 1; the results are made monotone and at most 1. NaN stays
-    NaN and does not count as a test.
+    The i-th smallest of n p-values is multiplied by n - i + 1. The results are made monotone and at most 1. NaN stays
+    NaN and is not one of the n.
     """
     p = np.asarray(p, dtype=np.float64)
     adjusted = np.full_like(p, np.nan)
@@ -56,22 +56,25 @@ def holm(p: ArrayLike) -> NDArray[np.float64]:
 def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None = None) -> pd.DataFrame:
     """Test each strategy against the baseline in each cell: Welch's test, two-sided, over all seeds of each.
 
-    Perplexities and bits per byte are compared by their logarithm, that is by the mean loss in nats; accuracies as they
-    are. Holm's correction is applied over the strategies of a cell: the family of tests asks who differs from the
-    baseline at this length. There is no other correction.
+    Perplexities and bits per byte are compared by their logarithms, that is, by the mean loss in nats. Accuracies are
+    not transformed. Holm's correction is applied over the strategies of a cell. There is no other correction.
 
     Args:
         results: Columns strategy, seed, metric, protocol, length, value; a row for each combination.
         baseline: The strategy with which the others are compared.
-        blocks: Sums by block of the same cells: strategy, seed, metric, protocol, length, block, sum, count. If they
-            are known, and both were tested on the same text, the test is over seeds and text, else over seeds alone.
+        blocks: Sums by block of the same cells: strategy, seed, metric, protocol, length, block, sum, count. With them,
+            and if both were tested on the same text, the test is over seeds and text, otherwise over seeds.
 
     Returns:
-        One row for each strategy but the baseline and each cell: ``fewest_seeds`` (of the two), ``blocks`` (of text; 1
-        where none are known), ``difference`` (mean over seeds of ours minus that of the baseline's, of the logarithm
-        where that is compared), ``difference_low`` and ``difference_high`` (its 95% interval over seeds and text),
-        ``t``, ``p`` and ``p_holm``. With one seed of either there is no interval and no test, and where all are exactly
-        equal there is no test; what is not there is NaN.
+        One row for each cell and each strategy except the baseline, with the columns
+
+        - ``fewest_seeds``: smaller number of seeds of the two,
+        - ``blocks``: number of blocks of text, 1 without sums by block,
+        - ``difference``: mean over seeds minus that of the baseline, of logarithms for logarithmic metrics,
+        - ``difference_low`` and ``difference_high``: its 95% interval over seeds and text,
+        - ``t``, ``p`` and ``p_holm``.
+
+        With one seed of either, interval and test are NaN. If all values are equal, the test is NaN.
 
     Raises:
         UserError: If the baseline has no results, or a combination occurs twice.
@@ -86,7 +89,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         values = {strategy: of.set_index("seed")["value"] for strategy, of in group.groupby("strategy")}
         if baseline not in values:
             continue
-        # bits per byte are of the same losses as perplexity, of which the sums are kept
+        # bits per byte and perplexity have the same losses, and sums by block are stored for perplexity
         losses = ("ppl", *cell[1:]) if cell[0] == "bits_per_byte" else cell
         for strategy in (s for s in strategies if s != baseline and s in values):
             ours, theirs = (_sums(of_cell.get((side, *losses)), values[side]) for side in (strategy, baseline))
@@ -96,7 +99,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
             if effect is None:
                 metric = str(cell[0])
                 effect = difference(_over_seeds(values[strategy], metric), _over_seeds(values[baseline], metric))
-                assert effect is not None, "one number a seed is on the same text"
+                assert effect is not None, "one block with count 1 is the same text for both"
             tested = effect.error >= 0 and (effect.mean or effect.error)
             t = effect.mean / effect.error if tested and effect.error else math.copysign(math.inf, effect.mean)
             row = (effect.seeds, effect.blocks, effect.mean, *effect.interval())
@@ -120,27 +123,29 @@ def _over_seeds(values: pd.Series, metric: str) -> Sums:
 def summarise(
     results: pd.DataFrame, baseline: str, alpha: float = 0.05, blocks: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Mean and standard deviation over seeds for every strategy and cell, with the marks a table needs.
+    """Mean and standard deviation over seeds for every strategy and cell, with marks for tables.
 
     Args:
         results: See `against_baseline`.
-        baseline: The strategy against which the others are tested.
+        baseline: The strategy with which the others are compared.
         alpha: Level of the corrected test, in (0, 1).
         blocks: See `against_baseline`.
 
     Returns:
-        One row for each strategy and cell, in the order in which they first occur: ``seeds``, ``mean``, ``std`` (n - 1
-        in the denominator; NaN for one seed), ``best`` (the best mean of its cell, ties included, unless all tie), the
-        columns of `against_baseline`, ``significant`` (p_holm < alpha), and where logarithms are compared ``ratio``
-        with ``ratio_low`` and ``ratio_high``, their exponentials: the geometric mean over seeds of ours over
-        that of the baseline's, and its interval.
+        One row for each strategy and cell, in the order of the results, with the columns of `against_baseline` and
+
+        - ``seeds``, ``mean`` and ``std`` (n - 1 in the denominator; NaN for one seed),
+        - ``best``: whether the mean is the best of its cell, ties included, unless all tie,
+        - ``significant``: p_holm < alpha,
+        - ``ratio``, ``ratio_low`` and ``ratio_high``: ratio of geometric means over seeds to the baseline, and its
+          interval; NaN if the metric is not logarithmic.
 
     Raises:
         UserError: If alpha is out of range, a metric is unknown, the baseline is missing, or a combination occurs
             twice.
     """
     if not 0 < alpha < 1:
-        raise UserError(f"alpha: got {alpha}, expected a level between 0 and 1 such as 0.05")
+        raise UserError(f"alpha: got {alpha}, expected a level in (0, 1), such as 0.05")
     tests = against_baseline(results, baseline, blocks)
     keys = ["strategy", *CELL]
     values = results.groupby(keys, sort=False)["value"]
@@ -159,22 +164,21 @@ def summarise(
 
 
 def mean_reciprocal_rank(scores: pd.DataFrame, metric: str) -> pd.Series:
-    """Mean over tasks of 1 / rank, a summary of how a strategy does on many tasks (Kazemnejad et al. 2023, section 4).
+    """Mean over tasks of 1 / rank (Kazemnejad et al. 2023, section 4). Ties share their mean rank.
 
     Args:
-        scores: Scores (strategies, tasks), for instance the mean exact match beyond the training length. Ties share
-            their mean rank.
-        metric: Name of the scores' metric, which says whether larger is better.
+        scores: Scores (strategies, tasks), such as the mean exact match beyond the training length.
+        metric: Name of the metric, which determines whether larger is better.
 
     Returns:
-        A number in (0, 1] for each strategy; 1 means that it is the best at every task.
+        A number in (0, 1] for each strategy; 1 if it is the best at every task.
 
     Raises:
         UserError: If a strategy lacks a task, because ranks among different strategies cannot be averaged.
     """
     if scores.isna().any(axis=None):
         lacking = [f"{s} lacks {t}" for s, row in scores.iterrows() for t in scores.columns[row.isna()]]
-        raise UserError(f"mean reciprocal rank: {'; '.join(lacking)}; run what is missing or leave the task out")
+        raise UserError(f"mean reciprocal rank: {'; '.join(lacking)}; run the missing tasks, or leave them out")
     return (1 / scores.rank(axis=0, ascending=lower_is_better(metric), method="average")).mean(axis=1)
 
 
