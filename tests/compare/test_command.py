@@ -27,12 +27,13 @@ def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFi
     assert len(runs_in(config.parent / "report")) == 4
     assert list(table["strategy"].drop_duplicates()) == ["KerpleLog", "ALiBi"]  # in the order of the file
     assert "[4/4]" in capsys.readouterr().out
+    change(config, test_folder="other")
+    assert run(config) == before
+    assert "4 runs: 0 finished, 4 to do" in capsys.readouterr().out
+    assert len(list(config.parent.glob("runs/*/*/test/results.json"))) == 4  # the first test is kept
+    assert sum(fits(config).values()) == 4
     assert run(config) == before
     assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
-    change(config, test_folder="other", output=str(config.parent / "second"))  # beside the first test
-    run(config)
-    assert (config.parent / "second" / WHOLE_TABLE).read_bytes() == before
-    assert sum(fits(config).values()) == 4
 
 
 def test_the_first_line_says_what_is_not_as_planned(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,17 +123,16 @@ def test_a_folder_that_is_no_run_or_another_is_refused_and_nothing_is_removed(co
 def test_another_test_is_something_to_do_and_fits_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = config.parent / "test.yaml"
 
-    def to_do(text: str, **flags: str) -> str:
+    for text, flags, to_do in (
+        ("trainer: {callbacks: [Kernels]}", {}, 2),
+        ("trainer: {callbacks: [Kernels, Needle]}", {}, 2),
+        ("# as before\ntrainer:\n  callbacks: [Kernels, Needle]\n", {}, 0),
+        ("trainer: {callbacks: [Kernels, Needle]}", {"trainer.precision": "32-true"}, 2),
+    ):
         settings.write_text(text)
         change(config, test={"config": str(settings)} | flags)
-        capsys.readouterr()
         run(config, "--seeds", "[1]")
-        return capsys.readouterr().out.partition(" runs: ")[2].partition("\n")[0]
-
-    assert "2 to do" in to_do("trainer: {callbacks: [Kernels]}")
-    assert "2 to do" in to_do("trainer: {callbacks: [Kernels, Needle]}")
-    assert "0 to do" in to_do("# as before\ntrainer:\n  callbacks: [Kernels, Needle]\n")
-    assert "2 to do" in to_do(settings.read_text(), **{"trainer.precision": "32-true"})
+        assert f"{to_do} to do" in capsys.readouterr().out
     assert sum(fits(config).values()) == 2
 
 

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import threading
 import time
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,9 +26,11 @@ def process_of(run: Path) -> int:
     return pid
 
 
-def undisturbed(folder: Path) -> bytes:
-    """The results of the comparison below that nobody kills."""
-    return run(written(folder, strategies={"KerpleLog": {}}))
+@cache
+def undisturbed() -> bytes:
+    """The results of the comparison below without a kill."""
+    with TemporaryDirectory() as folder:
+        return run(written(Path(folder), strategies={"KerpleLog": {}}))
 
 
 def runs_at_work(folder: Path) -> list[Path]:
@@ -68,7 +72,7 @@ def test_a_run_that_was_stopped_goes_on(
     assert end.value.code == status
     assert said in capsys.readouterr().out
     monkeypatch.setenv("FAKE_STEP", "0.001")
-    assert run(config) == undisturbed(config.parent / "undisturbed")
+    assert run(config) == undisturbed()
     assert fits(config)["KerpleLog seed-1"] == 2
 
 
@@ -86,7 +90,7 @@ def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_kill
     killed.join()
     assert not (config.parent / "second").exists()
     compare.main(["--config", str(other)])
-    assert (config.parent / "second" / WHOLE_TABLE).read_bytes() == table == undisturbed(config.parent / "alone")
+    assert (config.parent / "second" / WHOLE_TABLE).read_bytes() == table == undisturbed()
     assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
     assert [len(recorded_runs(config.parent / name)) for name in ("report", "second")] == [2, 2]
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
