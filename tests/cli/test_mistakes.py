@@ -66,10 +66,7 @@ def test_an_option_of_fit(options, parts, tmp_path, capsys, monkeypatch):
         ({"trainer": []}, "trainer: got []"),
         ({"model": TINY["model"] | {"position": ["RoPE"]}}, "model.position: got"),
         ({"model": TINY["model"] | {"position": "os.system"}}, "error: model.position: got "),
-        (
-            {"model": TINY["model"] | {"position": "KerpelLog"}},
-            "got KerpelLog, did you mean KerpleLog?",
-        ),
+        ({"model": TINY["model"] | {"position": "KerpelLog"}}, "got KerpelLog, did you mean KerpleLog?"),
     ],
 )
 def test_a_file_of_options(sections, part, tmp_path, capsys):

@@ -189,7 +189,7 @@ def test_standard_deviation_has_n_minus_one_and_one_seed_has_none() -> None:
 
 
 def test_what_cannot_be_compared_is_an_error_or_not_tested() -> None:
-    with pytest.raises(ValueError, match="occurs twice"):
+    with pytest.raises(ValueError, match="twice, expected one row"):
         summarise(pd.concat([rows("A", [1.0, 2.0])] * 2), "A")
     with pytest.raises(ValueError, match=r"expected \(seeds, blocks\)"):
         estimate(([[1.0, 2.0]], [[1, 2, 3]]))

@@ -76,7 +76,7 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
     before = content.get(SAMPLES_PER_STEP)
     if samples is not None and before is not None and samples != before:
         refused.append(f"samples per step over all devices: {before} -> {samples}")
-    # with sharding, Lightning loads the optimiser's moments in the order of the model's parameters only
+    # with sharding, Lightning expects the optimiser's moments in the order of the model's parameters
     if ["ShardedBlocks" in str(each["trainer"]["strategy"]) for each in (content[CONFIG], config)] == [False, True]:
         refused.append("trainer.strategy: without sharding -> with sharding")
     if refused:
@@ -94,7 +94,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _with_options(before: Any, now: Any) -> Any:
-    """The earlier configuration, with the options of classes that it only names taken from the present one."""
+    """Replace a class name in ``before`` by the class with its options in ``now``, if the class is the same."""
     if isinstance(before, dict) and isinstance(now, dict):
         return {key: _with_options(value, now.get(key)) for key, value in before.items()}
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):

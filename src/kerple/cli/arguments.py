@@ -1,5 +1,6 @@
 """Parsing of a command line, with one error message for a wrong option."""
 
+import argparse
 import inspect
 import re
 from argparse import ArgumentError
@@ -22,8 +23,30 @@ CLASS = re.compile(r"class_path[= ]'([\w.]+)'")
 
 
 def command_parser(command: str, description: str | None = None) -> ArgumentParser:
-    """A parser of a command, without options."""
+    """A parser for a command, to which its options are added."""
     return ArgumentParser(prog=f"{PROGRAM} {command}", description=description, exit_on_error=False, allow_abbrev=False)
+
+
+def add_folder_arguments(parser: ArgumentParser, experiment: str, name: str) -> None:
+    """Add the options of the folder of a run, with the default of ``experiment`` and the pattern of its name."""
+    parser.add_argument("--experiment", default=experiment, help="Folder of a group of runs, inside --logs.")
+    parser.add_argument("--logs", default="logs", help="Folder of all runs.")
+    text = f"Folder of the results; null: <logs>/<experiment>/{name}, or a new version of it."
+    parser.add_argument("--run_dir", type=str | None, default=None, help=text)
+
+
+def peek(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
+    """Read some options before all arguments are parsed: their values by name, and the other arguments.
+
+    The value of ``config`` is a list. Any other value is a string, or None if the option is missing.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        if name == "config":
+            parser.add_argument("--config", "-c", action="append", default=[])
+        else:
+            parser.add_argument(f"--{name}")
+    return parser.parse_known_args(arguments)
 
 
 def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser | None = None) -> Namespace:

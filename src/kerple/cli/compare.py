@@ -133,7 +133,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
         runs,
         comparison.report_folder,
         name=comparison.name,
-        baseline=comparison.baseline if comparison.baseline in labels else labels[0],  # until it is finished
+        baseline=comparison.baseline if comparison.baseline in labels else labels[0],  # before the baseline is finished
         printed=printed,
         events=comparison.runs_folder / "comparison",
         **texts,

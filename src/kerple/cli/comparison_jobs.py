@@ -18,7 +18,7 @@ from kerple.compare.run_process import forget
 def prepare_jobs(
     comparison: Comparison, parallel: int, report_only: bool, rerun_changed: bool
 ) -> tuple[list[Job], dict[str, str]]:
-    """Resolve all runs of a comparison, and copy the results of the same runs in records into their folders.
+    """Resolve all runs of a comparison, and reuse records of the same runs.
 
     Args:
         comparison: The comparison.
@@ -27,7 +27,7 @@ def prepare_jobs(
         rerun_changed: Whether runs with another configuration are removed, so that they are trained again.
 
     Returns:
-        The runs, and the reason why an existing run or record was refused by the name of its run.
+        The runs; and the reasons why existing runs and records were refused, by the name of the run.
 
     Raises:
         UserError: If options are wrong, or runs with another configuration exist.
@@ -39,7 +39,7 @@ def prepare_jobs(
     checksums: dict[str, str | None] = {}
     for job in resolved:
         data = _data(job)
-        if report_only:  # the first recorded run decides, because no data is read
+        if report_only:  # no data is read: the checksum is that of the first matching run
             runs = map(records.described, [job.test_folder, *map(job.record, folders)])
             same = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
             checksums[str(data)] = checksums.get(str(data)) or next(same, None)
@@ -73,7 +73,7 @@ def _data(job: Job) -> dict[str, Any] | None:
 
 
 def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:
-    """Handle existing runs with another configuration before any run is started; their differences by name."""
+    """Refuse, remove or leave out existing runs with another configuration; return their differences by name."""
     changed = {job: "; ".join(changes) for job in jobs if (changes := records.changes(job))}
     text = "\n".join(f"  {job.name}: {changes}" for job, changes in changed.items())
     if changed and report_only:

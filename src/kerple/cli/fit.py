@@ -6,9 +6,9 @@ import yaml
 
 from kerple.base.errors import UserError
 from kerple.base.precision import SAFE, emulated
+from kerple.cli.arguments import peek
 from kerple.cli.classes import classes
 from kerple.cli.lightning import CLI
-from kerple.cli.parser import peek
 from kerple.cli.torch_settings import configure_torch
 from kerple.positions import names
 from kerple.training.language_model import LanguageModel

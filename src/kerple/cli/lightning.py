@@ -20,8 +20,8 @@ from kerple.base.sources import SOURCES, own_classes, source_digests
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli import PROGRAM
 from kerple.cli.agreement import check_resumption, check_tested_model
-from kerple.cli.arguments import parse
-from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, peek, unwrapped
+from kerple.cli.arguments import parse, peek
+from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, unwrapped
 from kerple.cli.stored_config import StoreConfig, samples_per_step
 from kerple.compare.configuration import flat
 from kerple.data.datamodule import TokenShards
@@ -93,7 +93,7 @@ class CLI(LightningCLI):
             last = directory / LAST
             if config.ckpt_path is None and (earlier := last_checkpoint(Path(*named))):
                 self._mention(earlier)
-            # a run without a last checkpoint starts, so that a job of a queue can always use this option
+            # without a last checkpoint the run starts at step 0, so that a requeued job can always use "last"
             if config.ckpt_path == "last":
                 if not last.is_file():
                     print_once(f"ckpt_path: {last} does not exist, so the run starts at step 0")
@@ -132,7 +132,7 @@ class CLI(LightningCLI):
         data = self.config[self.subcommand].data
         if self.subcommand == "fit" and data.class_path.endswith(
             ".TokenShards"
-        ):  # before building the model takes time
+        ):  # before the model is built, which takes time
             check_corpus(ShardOptions(**data.init_args.as_dict()))
         with unwrapped(self.parser):
             super().instantiate_classes()
@@ -154,7 +154,7 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         config = self.config[self.subcommand]
-        if config.weights is not None and config.ckpt_path is None:  # a resumed run has weights
+        if config.weights is not None and config.ckpt_path is None:  # a resumed run has its own weights
             from kerple.cli.weights import start_from  # needs optional packages
 
             start_from(self.model.network, self.datamodule, config.weights, config.trust)
@@ -232,6 +232,6 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _with_safety(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
-    """The callbacks, and those of `safety` that are not among them; they make every fit resumable and documented."""
+    """The callbacks, and missing ones of those that make a fit resumable and documented."""
     safety = [RandomState, NonFiniteGuard, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
     return callbacks + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in callbacks)]

@@ -1,6 +1,5 @@
 """Functions that add the options of a run to a parser, for `fit`, `predict`, `plan` and `compare`."""
 
-import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -13,6 +12,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 import kerple.callbacks
 import kerple.data.datamodule  # noqa: F401
 from kerple.base.errors import UserError
+from kerple.cli.arguments import add_folder_arguments
 from kerple.training.language_model import LanguageModel
 from kerple.training.trainer import AutoTrainer
 
@@ -48,9 +48,7 @@ def link_model_to_data(parser: LightningArgumentParser) -> None:
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run other than model, data and trainer: its folder, ``trust`` and ``weights``."""
-    add_folder_arguments(
-        parser, "run", "Folder of this run; null: <logs>/<experiment>/<strategy>/seed-<seed>, or a new version of it."
-    )
+    add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
     parser.add_argument(
         "--trust",
         default="",
@@ -62,21 +60,6 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
         default=None,
         help="For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file.",
     )
-
-
-def add_folder_arguments(parser: LightningArgumentParser, experiment: str, run_dir: str) -> None:
-    """Add the options of the folder of a run, with a default of ``experiment`` and a help text of ``run_dir``."""
-    parser.add_argument("--experiment", default=experiment, help="Folder of a group of runs, inside --logs.")
-    parser.add_argument("--logs", default="logs", help="Folder of all runs.")
-    parser.add_argument("--run_dir", type=str | None, default=None, help=run_dir)
-
-
-def peek(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
-    """Read some options before all arguments are parsed: their values, None if missing, and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in names:
-        parser.add_argument(f"--{name}")
-    return parser.parse_known_args(arguments)
 
 
 def mistake(error: Exception) -> UserError:

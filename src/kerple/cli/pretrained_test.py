@@ -15,7 +15,7 @@ from kerple.base.errors import UserError
 from kerple.base.imports import import_modules
 from kerple.base.mapping import read_mapping
 from kerple.base.progress import FILE, Progress
-from kerple.cli.arguments import parse
+from kerple.cli.arguments import add_folder_arguments, parse
 from kerple.data.options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.measure.measure import Measure
@@ -116,7 +116,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
     precision = "32-true" if trainer.precision == 32 else trainer.precision
     runner = Runner.detect(device, precision)
-    if runner.rank == 0:  # other ranks may have another version of the folder
+    if runner.rank == 0:  # other ranks may have another version of the folder in ``directory``
         runner = replace(runner, progress=Progress(directory / FILE).over)
         for path in (
             directory / "config.yaml",
@@ -186,14 +186,7 @@ def _parser() -> ArgumentParser:
     parser.add_class_arguments(ModelOptions, "model")
     parser.add_class_arguments(ShardOptions, "data")
     parser.add_class_arguments(RunnerOptions, "trainer")
-    parser.add_argument("--experiment", default="pretrained", help="Folder of a group of runs, inside --logs.")
-    parser.add_argument("--logs", default="logs", help="Folder of all runs.")
-    parser.add_argument(
-        "--run_dir",
-        type=str | None,
-        default=None,
-        help="Folder of the results; null: <logs>/<experiment>/<model>/test, or a new version of it.",
-    )
+    add_folder_arguments(parser, "pretrained", "<model>/test")
     return parser
 
 

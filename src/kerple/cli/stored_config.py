@@ -19,9 +19,7 @@ class StoreConfig(SaveConfigCallback):
     """Writes the resolved configuration into each checkpoint and the run's folder; an existing file is kept."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        directory = Path(
-            trainer.log_dir or trainer.default_root_dir
-        )  # before the check of the rank, because log_dir is a broadcast
+        directory = Path(trainer.log_dir or trainer.default_root_dir)  # on every rank, because log_dir is a broadcast
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True

@@ -15,7 +15,7 @@ from kerple.model.cost import flops
 
 # ratio to the speed of a matrix product: 0.2 to 0.5 in fits of width 64 and 128 (fp32 and bf16, a core of an AMD EPYC)
 EFFICIENCY = 0.33
-START = 20.0  # seconds before the first step of a fit and before the first block of its test, together
+START = 20.0  # seconds for the start of a fit and of its test, together
 
 
 def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | None:

@@ -1,6 +1,5 @@
 """`fit --weights PATH`: training from the weights of another model, whose strategy may be replaced."""
 
-import argparse
 from functools import lru_cache
 from typing import Any
 from zipfile import is_zipfile
@@ -10,6 +9,7 @@ from pytorch_lightning import LightningDataModule
 
 from kerple.base.errors import UserError
 from kerple.base.trust import load
+from kerple.cli.arguments import peek
 from kerple.cli.classes import classes
 from kerple.data import TokenShards
 from kerple.model import Transformer
@@ -44,9 +44,7 @@ def architecture_first(arguments: list[str], path: str, trust: str | None = None
     """
     stored = {key: value for key, value in _read(path, trust or "").model.items() if key not in DATA_OPTIONS}
     model = {"qk_norm": False} | stored  # a file may set them, but published models have no such norms
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", "-c", action="append", default=[])
-    files, flags = parser.parse_known_args(arguments)
+    files, flags = peek(arguments, "config")
     return [*(f"--config={file}" for file in files.config), "--config", yaml.safe_dump({"model": model}), *flags]
 
 

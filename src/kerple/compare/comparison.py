@@ -31,7 +31,7 @@ class Strategy:
         hf: A pretrained model in place of a position: a folder, a GGUF file or a name. It is not fitted, and it is
             tested once instead of once per seed. Its options are those of `kerple.hf.pretrained.read_network`, such as
             ``{scaling: yarn, factor: 2}``. Its flags are those of `test`.
-        seeds: Number n of seeds: it is trained with the first n of the comparison; null for all.
+        seeds: Number of seeds, the first ones of the comparison; null for all.
     """
 
     position: str | None = None
@@ -47,10 +47,10 @@ class Comparison:
 
     Args:
         name: Name of the comparison and of its folders.
-        base: Configurations of every fit; later ones win. Empty if nothing is fitted.
+        base: Configurations of every fit; later ones replace earlier ones. Empty if nothing is fitted.
         strategies: The strategies by label. ``KerpleLog: {}`` is the strategy of that name with its defaults.
         seeds: Seeds of the initialisation and the order of data.
-        baseline: Label of the strategy with which the others are compared in tests.
+        baseline: Label of the strategy with which the others are compared.
         flags: Flags of every fit; they replace options of the configurations.
         parts: Further flags by the name of a part, such as a task or a corpus: ``{sort: {data.task: Sort}}``. Every
             strategy and seed has a run in each part, and one report has the results of all.
@@ -64,7 +64,7 @@ class Comparison:
         plan: Configuration of the comparison as planned. The first line of the report lists deviations from it.
         plan_page: Page that describes the plan. Each run records the digests of the page and of the configuration.
         planned_data: Planned checksum of the data of all runs; null for any.
-        planned_code: Planned digest of the package's source, which `compare` prints; null for any.
+        planned_code: Planned digest of the package's source, see `kerple.base.sources.package_digest`; null for any.
         looked_at: Seeds whose results were known before the plan was written.
 
     Raises:
@@ -116,7 +116,9 @@ class Comparison:
                     f"compare: got {path!r}, expected the path of a configuration, relative to {Path.cwd()}"
                 )
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
-            raise UserError(f"compare: runs: got {self.runs_folder}, which is for records; choose another folder")
+            raise UserError(
+                f"compare: runs: got {self.runs_folder}, which is the folder of records; choose another folder"
+            )
         advice = dict.fromkeys(self.seeded, "use seeds") | SET_BY_COMPARE
         _refuse("flags", self.flags, advice)
         _refuse("test", self.test, SET_BY_COMPARE)

@@ -18,7 +18,7 @@ def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
     Args:
         summary: A row for each strategy and cell, with tests against the baseline.
         runs: The runs that are summarised.
-        baseline: The strategy with which the others are compared in tests.
+        baseline: The strategy with which the others are compared.
     """
     of_metric = summary[summary["metric"] == summary["metric"].iloc[0]]
     several = of_metric["protocol"].nunique() > 1

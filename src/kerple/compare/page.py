@@ -61,7 +61,7 @@ def write_comparison(
         runs: The runs, see `kerple.compare.runs.read_runs`.
         folder: Folder of the report, which is created if needed. Files of the same names are replaced.
         name: Name of the comparison.
-        baseline: The strategy with which the others are compared in tests.
+        baseline: The strategy with which the others are compared.
         missing: Names of unfinished runs, which the report lists.
         deviations: Differences from the comparison's plan, the first line of the report.
         printed: Strategies in the PDFs ``paper/*.pdf``; all for an empty list; None for no PDFs.

@@ -1,4 +1,4 @@
-"""Records: copies of finished runs next to the report, small enough to commit; and whether a run is finished.
+"""Records of finished runs, which are committed with a report, and the check whether a run is finished.
 
 The folder of a test that `compare` ran has all files of the run that a report reads. The entry ``run`` in its
 results.json has the configuration, the checksum of the data and the options of the test. A run is reused for another

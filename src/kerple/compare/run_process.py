@@ -90,7 +90,7 @@ def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
 
 
 def work(main: Callable[[list[str]], None]) -> None:
-    """Finish the run in the file that is this process's argument, from any state of the run's folder.
+    """Finish the run that the file ``sys.argv[1]`` describes, from any state of its folder.
 
     Args:
         main: Runs one command of ``run.py``.

@@ -82,7 +82,10 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
     strategies = list(dict.fromkeys(results["strategy"]))
     if baseline not in strategies:
         raise UserError(f"baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
-    _once(results)
+    keys = ["strategy", "seed", *CELL]
+    if len(twice := results[results.duplicated(keys)]):
+        first = dict(twice.iloc[0][keys])
+        raise UserError(f"results: got {first} twice, expected one row for a strategy, seed and cell")
     of_cell = {} if blocks is None else dict(iter(blocks.groupby(["strategy", *CELL])))
     rows = []
     for cell, group in results.groupby(CELL, sort=False):
@@ -92,7 +95,8 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         # bits per byte and perplexity have the same losses, and sums by block are stored for perplexity
         losses = ("ppl", *cell[1:]) if cell[0] == "bits_per_byte" else cell
         for strategy in (s for s in strategies if s != baseline and s in values):
-            ours, theirs = (_sums(of_cell.get((side, *losses)), values[side]) for side in (strategy, baseline))
+            sides = [(of_cell.get((side, *losses)), values[side].index) for side in (strategy, baseline)]
+            ours, theirs = (None if of is None else by_block(of, seeds) for of, seeds in sides)
             if cell[0] == "bits_per_byte" and ours and theirs:
                 ours, theirs = logarithm(*ours), logarithm(*theirs)
             effect = difference(ours, theirs)
@@ -108,10 +112,6 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
     tests = pd.DataFrame(rows, columns=["strategy", *CELL, *names])
     tests["p_holm"] = tests.groupby(CELL)["p"].transform(holm) if len(tests) else tests["p"]
     return tests
-
-
-def _sums(blocks: pd.DataFrame | None, values: pd.Series) -> Sums | None:
-    return None if blocks is None else by_block(blocks, values.index)
 
 
 def _over_seeds(values: pd.Series, metric: str) -> Sums:
@@ -180,12 +180,3 @@ def mean_reciprocal_rank(scores: pd.DataFrame, metric: str) -> pd.Series:
         lacking = [f"{s} lacks {t}" for s, row in scores.iterrows() for t in scores.columns[row.isna()]]
         raise UserError(f"mean reciprocal rank: {'; '.join(lacking)}; run the missing tasks, or leave them out")
     return (1 / scores.rank(axis=0, ascending=lower_is_better(metric), method="average")).mean(axis=1)
-
-
-def _once(results: pd.DataFrame) -> None:
-    keys = ["strategy", "seed", *CELL]
-    twice = results[results.duplicated(keys)]
-    if len(twice):
-        raise UserError(
-            f"results: {dict(twice.iloc[0][keys])} occurs twice, expected one for a strategy, seed and cell"
-        )

@@ -34,7 +34,7 @@ def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tabl
     Args:
         chosen: The rows of a summary with one metric and protocol.
         trained: Training length, or None.
-        baseline: The strategy with which the others are compared in tests.
+        baseline: The strategy with which the others are compared.
     """
     metric, protocol = chosen[["metric", "protocol"]].iloc[0]
     lengths, shown = chosen["length"].unique(), _shown(chosen["length"])
