@@ -11,17 +11,6 @@ from kerple.testing import PROPERTIES, Subject, outcomes
 OUTCOMES = {True: "holds", False: "FAILS", None: "does not apply"}
 
 
-class Model:
-    """The options ``--model`` of the command line.
-
-    Args:
-        position: Positional strategy, by class name or import path; its options are below it.
-    """
-
-    def __init__(self, position: Callable[[Shape], Position]) -> None:
-        self.build = position
-
-
 def main(arguments: list[str]) -> None:
     """Check the properties in order, and print a line for each.
 
@@ -33,9 +22,9 @@ def main(arguments: list[str]) -> None:
         UserError: If the strategy cannot be built, or raises an error.
     """
     parser = command_parser("check", __doc__)
-    parser.add_class_arguments(Model, "model")
-    config = parse(parser, arguments)
-    build = parser.instantiate_classes(config).model.build
+    text = "positional strategy, by class name or import path; its options are below it"
+    parser.add_argument("--model.position", type=Callable[[Shape], Position], required=True, help=text)
+    build = parser.instantiate_classes(parse(parser, arguments)).model.position
     Subject(build).position()  # a wrong option raises here, and not once per property
     failed = 0
     for outcome in outcomes(build):

@@ -100,17 +100,15 @@ class Comparison:
             raise UserError(f"compare: seeds: got {self.seeds}, expected numbers from 0 to 2^32 - 1, each once")
         if self.baseline not in self.strategies:
             raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of {', '.join(self.strategies)}")
-        folders = {"strategies": [*self.strategies], "parts": [*self.parts], "test_folder": [self.test_folder]}
-        for key, names in (folders | {"name": [self.name]}).items():
+        folders = {"name": [self.name], "strategies": self.strategies, "parts": self.parts}
+        for key, names in (folders | {"test_folder": [self.test_folder]}).items():
             for name in names:
                 if Path(name).name != name or name.startswith(".") or (key == "test_folder" and name in RESERVED):
                     raise UserError(
                         f"compare: {key}: got {name!r}, expected the plain name of a folder, none of {RESERVED}"
                     )
-        for path in [
-            *self.base,
-            *(flags["config"] for flags in (self.test, *self.parts.values()) if "config" in flags),
-        ]:
+        configs = (flags["config"] for flags in (self.test, *self.parts.values()) if "config" in flags)
+        for path in (*self.base, *configs):
             if not isinstance(path, str) or not Path(config_path(path)).is_file():
                 raise UserError(
                     f"compare: got {path!r}, expected the path of a configuration, relative to {Path.cwd()}"
