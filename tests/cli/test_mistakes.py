@@ -13,12 +13,8 @@ from kerple.base.errors import UserError
 from kerple.cli.main import main
 from tests.cli.tiny import TINY, complaint
 
-SHARDS = [
-    "--data=TokenShards",
-    f"--data.corpus={__file__}",
-    "--data.split_fractions=[1, 0, 0]",
-    "--trainer.callbacks=[]",
-]
+SHARDS = ["--data=TokenShards", f"--data.corpus={__file__}", "--data.split_fractions=[1, 0, 0]"]
+SHARDS += ["--trainer.callbacks=[]"]
 
 
 def config(folder, **sections):

@@ -39,15 +39,11 @@ def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> Non
     jobs = comparison(base, flags={"trainer.max_steps": 9}, test={"config": base}).jobs()
     expected = [("KerpleLog", 1), ("per layer", 1), ("KerpleLog", 2), ("per layer", 2)]
     assert [(job.label, job.seed) for job in jobs] == expected
-    assert [*jobs[3].fit_flags, *jobs[3].position_flags] == [
-        f"--config={base}",
-        "--trainer.max_steps=9",
-        "--data.length=128",
-        "--seed_everything=2",
-        "--data.seed=2",
-        "--model.position=KerpleLog",
-        "--model.position.floor=0.05",
-    ]
+    flags = " --trainer.max_steps=9 --data.length=128 --seed_everything=2 --data.seed=2 --model.position=KerpleLog"
+    assert [
+        *jobs[3].fit_flags,
+        *jobs[3].position_flags,
+    ] == f"--config={base}{flags} --model.position.floor=0.05".split()
     assert jobs[3].test_flags == [f"--config={base}"]
     assert jobs[3].test_folder == Path("logs/compare/small/per layer/seed-2/test")
 

@@ -41,26 +41,13 @@ def runs_at_work(folder: Path) -> list[Path]:
     return runs
 
 
-@pytest.mark.parametrize(
-    ("whom", "number", "status", "said"),
-    [
-        ("child", signal.SIGKILL, 1, "ended with status -9"),
-        ("itself", signal.SIGTERM, 130, "stopped: 0 of 2 runs are done"),
-        ("itself", signal.SIGHUP, 130, "stopped: 0 of 2 runs are done"),  # a closed terminal
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])  # the last: a closed terminal
 def test_a_run_that_was_stopped_goes_on(
-    config: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    whom: str,
-    number: int,
-    status: int,
-    said: str,
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     def kill() -> None:
         runs = runs_at_work(config.parent)
-        os.kill(process_of(runs[0]) if whom == "child" else os.getpid(), number)
+        os.kill(process_of(runs[0]) if number == signal.SIGKILL else os.getpid(), number)
 
     change(config, strategies={"KerpleLog": {}})
     monkeypatch.setenv("FAKE_STEP", "0.05")
@@ -69,6 +56,8 @@ def test_a_run_that_was_stopped_goes_on(
     with pytest.raises(SystemExit) as end:
         run(config, "--parallel", "2")
     signal.signal(signal.SIGHUP, before)
+    killed = (1, "ended with status -9"), (130, "stopped: 0 of 2 runs are done")
+    status, said = killed[number != signal.SIGKILL]
     assert end.value.code == status
     assert said in capsys.readouterr().out
     monkeypatch.setenv("FAKE_STEP", "0.001")

@@ -194,17 +194,12 @@ def test_columns_that_a_page_has_no_room_for_go_below_the_others(wide: Table) ->
 
 @pytest.mark.usefixtures("undrawn")
 def test_of_many_lengths_and_tasks_a_table_has_as_many_columns_as_can_be_read(tmp_path: Path) -> None:
-    curve, tasks = tuple(np.linspace(20, 30, 20)), {f"task {i:02d}": (i / 20,) * 4 for i in range(20)}
-    for kind, row in (("text", "1280 (20×)"), ("tasks", "| task 19 | 0.950 | 0.950 |")):
-        runs = []
-        for strategy in ("KerpleLog", "ALiBi"):
-            folder, lengths = tmp_path / kind / strategy, tuple(64 * n for n in range(1, 21))
-            test = (
-                write_run(folder, strategy, 1236, curve, lengths=lengths)
-                if kind == "text"
-                else write_task_run(folder, strategy, 1236, tasks)
-            )
-            runs.append(Run(strategy, 1236, test))
+    curve, lengths = tuple(np.linspace(20, 30, 20)), tuple(64 * n for n in range(1, 21))
+    tasks = {f"task {i:02d}": (i / 20,) * 4 for i in range(20)}
+    folders = [(strategy, tmp_path / strategy, tmp_path / "tasks" / strategy) for strategy in ("KerpleLog", "ALiBi")]
+    of_text = [Run(s, 1236, write_run(folder, s, 1236, curve, lengths=lengths)) for s, folder, _ in folders]
+    of_tasks = [Run(s, 1236, write_task_run(folder, s, 1236, tasks)) for s, _, folder in folders]
+    for runs, row in ((of_text, "1280 (20×)"), (of_tasks, "| task 19 | 0.950 | 0.950 |")):
         page.write_comparison(read_runs(runs), tmp_path / "report", name="x", baseline="ALiBi")
         text = (tmp_path / "report" / "table.md").read_text()
         assert max(line.count(" | ") for line in text.splitlines() if line.startswith("| ---")) <= 13
