@@ -173,5 +173,5 @@ def test_another_text_than_that_of_an_exported_run_is_said(here, capsys):
         folder = broken(here, "exported", kerple_trained_on={"corpus": "code", "test": test})
         capsys.readouterr()
         run(here, folder, "--trainer.callbacks", "[]", "--run_dir", f"said-{said}", "--data.corpus", "null")
-        line = "the text of shards is not that of the run that was exported: code"
+        line = "the text in shards is not that of the exported run: code"
         assert (line in capsys.readouterr().out) == said

@@ -152,7 +152,7 @@ def test_a_path_may_have_bytes_that_are_no_unicode_and_the_marks_of_a_pattern(
     shutil.copytree(json_lines, corpus)
     small_build(folder, corpus)
     inspect.main([str(folder), "--tokens", "5", "--seed", "1", "--documents"])
-    assert "every checksum is right" in capsys.readouterr().out
+    assert "all checksums are correct" in capsys.readouterr().out
 
 
 ANYTHING = st.recursive(

@@ -1,4 +1,4 @@
-"""`python run.py extend MODEL --to N`: which extension of the context suits a model, without training."""
+"""`python run.py extend MODEL --to N`: selects an extension of the context of a model, without training."""
 
 import hashlib
 import json
@@ -15,21 +15,21 @@ from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 
 
 def main(arguments: list[str]) -> None:
-    """Choose a method on validation text, compare it on test text, and write a page, its numbers and a configuration.
+    """Select a method on validation text, compare it on test text, and write a page, its numbers and a configuration.
 
     Args:
         arguments: Arguments after the command.
 
     Raises:
-        UserError: If there is no such model, no method applies to it or is within the bound, the text is too short,
-            or the memory does not suffice.
+        UserError: If the model does not exist, no method applies to it or satisfies the bound, the text is too short,
+            or the memory is too small.
     """
     parser = command_parser("extend", __doc__)
     parser.add_argument("model", help="a folder, a .gguf file, smollm2-135m or a name on the hub")
-    parser.add_argument("--to", type=int, required=True, help="N, the number of tokens to reach")
+    parser.add_argument("--to", type=int, required=True, help="N, the target length in tokens")
     parser.add_argument("--length", type=int | None, default=None, help="training length L; null: the configuration's")
-    parser.add_argument("--bound", type=float, default=0.5, help="largest rise of the loss at L tokens, in percent")
-    parser.add_argument("--minutes", type=float, default=60.0, help="time from which the numbers of blocks follow")
+    parser.add_argument("--bound", type=float, default=0.5, help="largest increase of the loss at L tokens, in percent")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time that determines the numbers of blocks")
     parser.add_argument("--precision", default="auto", help="precision of arithmetic: 32-true, bf16-mixed, 16-mixed")
     parser.add_argument("--run_dir", type=str | None, default=None, help="null: logs/extend/<model>-<N>")
     parser.add_class_arguments(ShardOptions, "data")
@@ -92,14 +92,14 @@ def _extend(options: Any, source: Any) -> None:
 
 
 def _unpacked(source: Any, config: Any, folder: Path) -> str:
-    """A folder with the model of a GGUF file as safetensors, which is made if it is missing."""
+    """A folder with the model of a GGUF file as safetensors, which is written if it is missing."""
     from transformers import AutoTokenizer
 
     from kerple.hf.source import read_model
 
-    if not (folder / "tokenizer.json").exists():  # is written last
+    if not (folder / "tokenizer.json").exists():  # the last file to be written
         model = read_model(source, config)
-        model.hf_quantizer = None  # its weights are unpacked, but transformers would not save them
+        model.hf_quantizer = None  # the weights are dequantised, but transformers saves them only without a quantizer
         del model.config.quantization_config
         model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(source.location, **source.files).save_pretrained(folder)

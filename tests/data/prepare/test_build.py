@@ -240,7 +240,7 @@ def test_the_command_prepares_what_a_configuration_says_and_inspect_shows_it(jso
     Path("config.yaml").write_text(f"data: {{class_path: TokenShards, init_args: {options}}}\nlogs: x\n")
     prepare.main(["--config", "config.yaml", "--data", "TokenShards", "--data.init_args.corpus", "books.d"])
     inspect.main(["data/books-bpe300", "--tokens", "5", "--seed", "1"])
-    assert "every checksum is right" in capsys.readouterr().out
+    assert "all checksums are correct" in capsys.readouterr().out
     Path("config.yaml").write_text("data: {class_path: TaskData, init_args: {task: Copy}}")
     for path in ("config.yaml", "nowhere.yaml", "books.d/part0.jsonl"):
         with pytest.raises(UserError, match=r"(config|data): got|cannot be read"):

@@ -1,0 +1,51 @@
+"""Folders of the records of a report: single runs, and an archive of runs."""
+
+import atexit
+import shutil
+import tempfile
+import zlib
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from kerple.base.errors import UserError
+from kerple.compare.runs import Run
+from kerple.measure import results
+
+PACKED = "records.zip"  # in the folder of a report: the records of its runs
+
+
+def record_folders(report: Path) -> list[Path]:
+    """The folders with records of a report: that of single runs, then that of its archive, if it has one.
+
+    The records in a folder are ``[PART/]LABEL/seed-N``.
+
+    Raises:
+        UserError: If the archive is damaged.
+    """
+    archive = report / PACKED
+    packed = [_unpacked(archive, archive.read_bytes())] if archive.is_file() else []
+    return [report / "runs", *packed]
+
+
+@cache
+def _unpacked(path: Path, content: bytes) -> Path:
+    """A temporary folder with the files of an archive. zipfile writes no file outside of it, for any names."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        ZipFile(BytesIO(content)).extractall(folder)
+    except (BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path}: damaged ({error}); restore it, or delete it and run again") from error
+    return folder
+
+
+def recorded_runs(report: Path) -> list[Run]:
+    """The runs with records in a report. A single run replaces that of the archive, because it is newer."""
+    folders = record_folders(report)[::-1]
+    found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results.ABOUT)}
+    runs = []
+    for (*part, label, seed, _), folder in ((about.parts, found[about]) for about in sorted(found)):
+        runs.append(Run(label, int(seed.removeprefix("seed-")), folder, "/".join(part)))
+    return runs
