@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from kerple.cli.classes import classes
 from kerple.hf.exporter import export
-from kerple.hf.families import read_family
 from kerple.hf.pretrained import read_stored_model
+from kerple.hf.translation import read_family
 from kerple.model import Transformer
 from kerple.model.stored import fill, transformer
 from kerple.positions import ALiBi

@@ -35,7 +35,8 @@ def main(arguments: list[str]) -> None:
     parser.add_class_arguments(ShardOptions, "data")
     parser.set_defaults({"data.corpus": "code"})
     name = parse(parser, arguments).model
-    from kerple.hf.source import find_model, read_tokenizer
+    from kerple.hf.model_tokenizer import read_tokenizer
+    from kerple.hf.source import find_model
 
     source = find_model(name)
     defaults = {"tokenizer": f"{MODEL_PREFIX}{name}", "vocabulary": vocabulary_size(read_tokenizer(source))}
@@ -52,8 +53,9 @@ def _extend(options: Any, source: Any) -> None:
     from kerple.extend.outcome import link, outcome, render
     from kerple.extend.search import TEST, VALIDATION, Search
     from kerple.hf.adapter import config_length
+    from kerple.hf.model_tokenizer import check_tokenizer
     from kerple.hf.rope import scaled
-    from kerple.hf.source import check_tokenizer, model_name, read_model_config, source_digest
+    from kerple.hf.source import model_name, read_model_config, source_digest
     from kerple.measure.runner import Runner
 
     configure_torch()

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.hf.families import FAMILIES, read_options
+from kerple.hf.families import FAMILIES
 from kerple.hf.pretrained import read_network
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
+from kerple.hf.translation import read_options
 from kerple.model.first_tokens import check_distances
 from kerple.model.stored import build_strategy
 from kerple.positions import Shape

@@ -14,9 +14,10 @@ import transformers
 from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
-from kerple.hf.families import LLAMA, parameters
+from kerple.hf.families import LLAMA
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
 from kerple.hf.rope import LLAMA_ROPE, write_rope
+from kerple.hf.translation import parameters
 from kerple.model.architecture import Architecture
 from kerple.model.stored import StoredModel, Weights
 from kerple.positions import Position

