@@ -13,8 +13,9 @@ from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.data.text import Text
 from kerple.extend.methods import Method, methods
-from kerple.extend.outcome import link, outcome
+from kerple.extend.outcome import outcome
 from kerple.extend.search import Search
+from kerple.hf.model_folder import link
 from kerple.hf.rope import scaled
 from kerple.measure.runner import Runner
 from tests.cli.tiny import complaint

@@ -30,18 +30,21 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
         model = dict(config.network)
         weights = {name.removeprefix("network."): value for name, value in state.items()}
     else:
-        if config.model_type not in FAMILIES:
-            raise no_counterpart(f"is a {config.model_type}, none of {', '.join(FAMILIES)}")
-        family = FAMILIES[config.model_type]
-        model = read_options(family, config)
-        weights = read_weights(family, config, state)
+        model = read_options(config)
+        weights = read_weights(FAMILIES[config.model_type], config, state)
     if config.tie_word_embeddings:
         weights["head.weight"] = weights["embedding.weight"]
     return StoredModel(model, weights)
 
 
-def read_options(family: Family, config: Any) -> dict[str, Any]:
-    """Options of our Transformer that make the model of a configuration."""
+def read_options(config: Any) -> dict[str, Any]:
+    """Options of our `Transformer` that give the model of a configuration.
+
+    Raises:
+        UserError: If the family or one of its options has no counterpart here.
+    """
+    if (family := FAMILIES.get(config.model_type)) is None:
+        raise no_counterpart(f"is a {config.model_type}, none of {', '.join(FAMILIES)}")
     for name, value in family.expected.items():
         if getattr(config, name, value) != value:
             raise no_counterpart(f"has {name}: {getattr(config, name)}")
