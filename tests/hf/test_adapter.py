@@ -44,7 +44,7 @@ def plain_loop(model, tokens, protocol, length):
 def test_sums_equal_a_plain_loop(family, protocol):
     model, tokens = tiny(family).double(), text(1, 2 * LENGTH + 1)
     network = hugging_face_network(model, LENGTH)
-    assert network.in_pieces == (family not in ("gemma3_text", "cohere2"))  # a cap, a scale
+    assert network.chunked_logits == (family not in ("gemma3_text", "cohere2"))  # a cap, a scale
     for length in (16, 2 * LENGTH):
         if protocol.name == "sliding" and length > protocol.skip + protocol.stride:
             continue

@@ -83,7 +83,7 @@ def test_a_run_that_is_a_llama_is_written_as_one(name, tmp_path):
 
 def test_places_that_a_task_gives_are_not_exported(tmp_path):
     position = {"class_path": "Combined", "init_args": {"parts": ["NoPE", "Abacus"]}}
-    with pytest.raises(UserError, match=r"position: got Abacus, whose places a task gives"):
+    with pytest.raises(UserError, match=r"position: got Abacus, whose positions a task gives"):
         written({"position": position}, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 

@@ -71,7 +71,7 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         options = read_options(config)
         position, label = options["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"
         if neighbors:
-            group = math.ceil((target - neighbors) / (length - neighbors))  # the smallest without a distance beyond training
+            group = math.ceil((target - neighbors) / (length - neighbors))  # the fewest that training allows
             label = f"Self-Extend, window {neighbors}, groups of {group}"
             arguments = {"position": position, "neighbor_window": neighbors, "group": group}
             position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}

