@@ -206,7 +206,7 @@ def test_a_checkpoint_knows_its_tokenizer_and_its_data(prepared, other, tmp_path
     resume("test", other)  # other text in the same tokens
     with pytest.raises(ValueError, match=r"directory: got .*other, whose training tokens are not those"):
         resume("fit", other)
-    with pytest.raises(ValueError, match=r"directory: got .*tokens, whose tokenizer is not the one"):
+    with pytest.raises(ValueError, match=r"directory: got .*tokens, whose tokenizer is not that of"):
         resume("test", tmp_path / "tokens")
 
 

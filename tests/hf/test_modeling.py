@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_the_next_token_and_leaves_out_what_is_marked():
 @torch.inference_mode()
 def test_positions_of_several_texts_in_one_row_are_refused():
     model, tokens = made(), text(1, 6)
-    with pytest.raises(UserError, match="position_ids: got other positions than those of one text"):
+    with pytest.raises(UserError, match="position_ids: got positions of several texts"):
         model(tokens, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
     begun = model(tokens[:, :4], use_cache=True, position_ids=torch.arange(4)[None]).past_key_values
     ended = model(tokens[:, 4:], past_key_values=begun, position_ids=torch.tensor([[4, 5]])).logits

@@ -106,16 +106,11 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     ) -> Tensor:
         """Output (B, T, ·) of a module for tokens (B, T). The module is the model, or its base model without head."""
         if visibility.distances != "true":
-            raise UserError(
-                f"distances: got {visibility.distances!r}, but {type(self.model).__name__} computes true distances; "
-                "test it as our own network, with --model.position"
-            )
+            given = f"got {visibility.distances!r} with the code of transformers"
+            raise UserError(f"distances: {given}, expected 'true'; set model.position to use our own network")
         end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
-            raise UserError(
-                f"position: got {end - 1}, but {type(self.model).__name__} has learned {self.max_length} positions, "
-                f"the last is {self.max_length - 1}; use a shorter input"
-            )
+            raise UserError(f"position: got {end - 1}, expected less than {self.max_length}, the learned positions")
         read = self._after_bos(tokens)
         rows = torch.arange(read.shape[1], device=tokens.device)[None]
         options = {}
@@ -123,9 +118,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         with ExitStack() as contexts:
             if isinstance(offset, Tensor):
                 offset = F.pad(offset, (read.shape[1] - len(offset), 0))
-                options["attention_mask"] = torch.ones_like(
-                    read
-                )  # without it, transformers takes a jump for a new text
+                # without a mask, transformers takes a jump in the positions for the start of another text
+                options["attention_mask"] = torch.ones_like(read)
                 contexts.enter_context(local_layers_keep(self.model, rows))
             if self.takes_positions:
                 options["position_ids"] = rows + offset
@@ -150,10 +144,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         scale = float(logits.abs().max())
         rounding = 30 * torch.finfo(weight.dtype).eps * scale
         if not float((precise(self(other)) - logits)[:, :-1].abs().max()) <= rounding:
-            raise UserError(
-                f"hf: got {type(self.model).__name__}, in which a token's logits depend on later tokens; "
-                "expected a causal language model"
-            )
+            name = type(self.model).__name__
+            raise UserError(f"hf: got {name}, whose logits depend on later tokens; expected a causal language model")
         base = self.model.base_model  # Llama 4's is the model itself
         self.chunked_logits = isinstance(self.head, nn.Linear) and base is not self.model
         if self.chunked_logits:

@@ -32,10 +32,8 @@ AS_LLAMA |= {"bias": False, "norm": "rms", "gated": True, "activation": "silu"}
 ROPE_AS_LLAMA: dict[str, Any] = {"layout": "half", "rotary_fraction": 1.0}
 ROPE_AS_LLAMA |= dict.fromkeys(("scaling", "attention_factor", "mistake"))
 """Options of `kerple.positions.RoPE` in a stock Llama, except ``base``, which is an entry of its configuration."""
-AUTO_MAP = {
-    "AutoConfig": "modeling_kerple.KerpleRemoteConfig",
-    "AutoModelForCausalLM": "modeling_kerple.KerpleRemoteForCausalLM",
-}
+AUTO_MAP = {"AutoConfig": "modeling_kerple.KerpleRemoteConfig"}
+AUTO_MAP |= {"AutoModelForCausalLM": "modeling_kerple.KerpleRemoteForCausalLM"}
 REMOTE_CODE = '''"""A model of kerple with the strategies in this folder; kerple has to be installed."""
 
 from kerple.hf.modeling import remote_classes
@@ -113,10 +111,8 @@ def _kerple(read: StoredModel, remote: list[type[Position]]) -> KerpleForCausalL
     exported = model_class(config_class({**options, "vocabulary": rows}))
     for module in exported.network.modules():
         if isinstance(module, Placed):
-            raise UserError(
-                f"position: got {type(module).__name__}, whose positions a task gives, but a model of transformers "
-                "receives only tokens; use `python run.py predict`"
-            )
+            reason = "whose positions a task gives, but models of transformers read only tokens"
+            raise UserError(f"position: got {type(module).__name__}, {reason}; use `python run.py predict`")
     exported.network.load_state_dict(read.weights)
     for kind in remote:  # transformers imports the file into its package transformers_modules
         exported.config.auto_map, network = AUTO_MAP, json.dumps(exported.config.network)

@@ -38,68 +38,46 @@ class Family:
 
 
 LLAMA = Family(
-    modules={
-        "embedding": "model.embed_tokens",
-        "norm": "model.norm",
-        "head": "lm_head",
-        "blocks.*.attention.qkv": " ".join(f"model.layers.*.self_attn.{part}_proj" for part in "qkv"),
-        "blocks.*.attention.out": "model.layers.*.self_attn.o_proj",
-        "blocks.*.attention_norm": "model.layers.*.input_layernorm",
-        "blocks.*.mlp_norm": "model.layers.*.post_attention_layernorm",
-        "blocks.*.mlp.gate": "model.layers.*.mlp.gate_proj",
-        "blocks.*.mlp.up": "model.layers.*.mlp.up_proj",
-        "blocks.*.mlp.down": "model.layers.*.mlp.down_proj",
-    },
+    modules={"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+    | {"blocks.*.attention.qkv": " ".join(f"model.layers.*.self_attn.{part}_proj" for part in "qkv")}
+    | {"blocks.*.attention.out": "model.layers.*.self_attn.o_proj"}
+    | {"blocks.*.attention_norm": "model.layers.*.input_layernorm"}
+    | {"blocks.*.mlp_norm": "model.layers.*.post_attention_layernorm"}
+    | {f"blocks.*.mlp.{part}": f"model.layers.*.mlp.{part}_proj" for part in ("gate", "up", "down")},
     position="RoPE",
     options={"bias": False, "norm": "rms", "gated": True},
     expected={"attention_bias": False, "mlp_bias": False},
 )
 GPT_NEOX = Family(
-    modules={
-        "embedding": "gpt_neox.embed_in",
-        "norm": "gpt_neox.final_layer_norm",
-        "head": "lm_head",
-        "blocks.*.attention.qkv": "gpt_neox.layers.*.attention.query_key_value",
-        "blocks.*.attention.out": "gpt_neox.layers.*.attention.dense",
-        "blocks.*.attention_norm": "gpt_neox.layers.*.input_layernorm",
-        "blocks.*.mlp_norm": "gpt_neox.layers.*.post_attention_layernorm",
-        "blocks.*.mlp.0": "gpt_neox.layers.*.mlp.dense_h_to_4h",
-        "blocks.*.mlp.2": "gpt_neox.layers.*.mlp.dense_4h_to_h",
-    },
+    modules={"embedding": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "lm_head"}
+    | {"blocks.*.attention.qkv": "gpt_neox.layers.*.attention.query_key_value"}
+    | {"blocks.*.attention.out": "gpt_neox.layers.*.attention.dense"}
+    | {"blocks.*.attention_norm": "gpt_neox.layers.*.input_layernorm"}
+    | {"blocks.*.mlp_norm": "gpt_neox.layers.*.post_attention_layernorm"}
+    | {"blocks.*.mlp.0": "gpt_neox.layers.*.mlp.dense_h_to_4h"}
+    | {"blocks.*.mlp.2": "gpt_neox.layers.*.mlp.dense_4h_to_h"},
     position="RoPE",
     expected={"attention_bias": True},
     partial_rotary=True,
     fused="heads",
 )
 GPT2 = Family(
-    modules={
-        "embedding": "transformer.wte",
-        "norm": "transformer.ln_f",
-        "head": "lm_head",
-        "blocks.*.attention.qkv": "transformer.h.*.attn.c_attn",
-        "blocks.*.attention.out": "transformer.h.*.attn.c_proj",
-        "blocks.*.attention_norm": "transformer.h.*.ln_1",
-        "blocks.*.mlp_norm": "transformer.h.*.ln_2",
-        "blocks.*.mlp.0": "transformer.h.*.mlp.c_fc",
-        "blocks.*.mlp.2": "transformer.h.*.mlp.c_proj",
-    },
+    modules={"embedding": "transformer.wte", "norm": "transformer.ln_f", "head": "lm_head"}
+    | {"blocks.*.attention.qkv": "transformer.h.*.attn.c_attn", "blocks.*.attention.out": "transformer.h.*.attn.c_proj"}
+    | {"blocks.*.attention_norm": "transformer.h.*.ln_1", "blocks.*.mlp_norm": "transformer.h.*.ln_2"}
+    | {"blocks.*.mlp.0": "transformer.h.*.mlp.c_fc", "blocks.*.mlp.2": "transformer.h.*.mlp.c_proj"},
     position="Learned",
     expected={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
     transposed=True,
 )
 BLOOM = Family(
-    modules={
-        "embedding": "transformer.word_embeddings",
-        "embedding_norm": "transformer.word_embeddings_layernorm",
-        "norm": "transformer.ln_f",
-        "head": "lm_head",
-        "blocks.*.attention.qkv": "transformer.h.*.self_attention.query_key_value",
-        "blocks.*.attention.out": "transformer.h.*.self_attention.dense",
-        "blocks.*.attention_norm": "transformer.h.*.input_layernorm",
-        "blocks.*.mlp_norm": "transformer.h.*.post_attention_layernorm",
-        "blocks.*.mlp.0": "transformer.h.*.mlp.dense_h_to_4h",
-        "blocks.*.mlp.2": "transformer.h.*.mlp.dense_4h_to_h",
-    },
+    modules={"embedding": "transformer.word_embeddings", "embedding_norm": "transformer.word_embeddings_layernorm"}
+    | {"norm": "transformer.ln_f", "head": "lm_head"}
+    | {"blocks.*.attention.qkv": "transformer.h.*.self_attention.query_key_value"}
+    | {"blocks.*.attention.out": "transformer.h.*.self_attention.dense"}
+    | {"blocks.*.attention_norm": "transformer.h.*.input_layernorm"}
+    | {"blocks.*.mlp_norm": "transformer.h.*.post_attention_layernorm"}
+    | {"blocks.*.mlp.0": "transformer.h.*.mlp.dense_h_to_4h", "blocks.*.mlp.2": "transformer.h.*.mlp.dense_4h_to_h"},
     position="ALiBi",
     options={"embedding_norm": True},
     expected={"apply_residual_connection_post_layernorm": False},
@@ -108,10 +86,8 @@ BLOOM = Family(
 QWEN2 = replace(LLAMA, options={**LLAMA.options, "qkv_bias": True})
 QK_NORMS = {f"blocks.*.attention.{part}_norm": f"model.layers.*.self_attn.{part}_norm" for part in "qk"}
 QWEN3 = replace(LLAMA, modules={**LLAMA.modules, **QK_NORMS}, options={**LLAMA.options, "qk_norm": True})
-OUT_NORMS = {
-    "blocks.*.attention_out_norm": "model.layers.*.post_attention_layernorm",
-    "blocks.*.mlp_out_norm": "model.layers.*.post_feedforward_layernorm",
-}
+OUT_NORMS = {"blocks.*.attention_out_norm": "model.layers.*.post_attention_layernorm"}
+OUT_NORMS |= {"blocks.*.mlp_out_norm": "model.layers.*.post_feedforward_layernorm"}
 OLMO2 = replace(
     LLAMA,
     modules={**LLAMA.modules, **QK_NORMS, **OUT_NORMS, "blocks.*.mlp_norm": ""},
@@ -133,26 +109,10 @@ COHERE2 = replace(
 )
 PHI3 = replace(
     LLAMA,
-    modules={
-        **LLAMA.modules,
-        "blocks.*.attention.qkv": "model.layers.*.self_attn.qkv_proj",
-        "blocks.*.mlp.gate": "model.layers.*.mlp.gate_up_proj[0]",
-        "blocks.*.mlp.up": "model.layers.*.mlp.gate_up_proj[1]",
-    },
+    modules={**LLAMA.modules, "blocks.*.attention.qkv": "model.layers.*.self_attn.qkv_proj"}
+    | {f"blocks.*.mlp.{part}": f"model.layers.*.mlp.gate_up_proj[{i}]" for i, part in enumerate(("gate", "up"))},
     partial_rotary=True,
 )
-FAMILIES = {
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "smollm3": LLAMA,
-    "qwen2": QWEN2,
-    "qwen3": QWEN3,
-    "olmo2": OLMO2,
-    "olmo3": OLMO2,
-    "gemma3_text": GEMMA3,
-    "cohere2": COHERE2,
-    "phi3": PHI3,
-    "gpt_neox": GPT_NEOX,
-    "gpt2": GPT2,
-    "bloom": BLOOM,
-}
+FAMILIES = {"llama": LLAMA, "mistral": LLAMA, "smollm3": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "olmo2": OLMO2}
+FAMILIES |= {"olmo3": OLMO2, "gemma3_text": GEMMA3, "cohere2": COHERE2, "phi3": PHI3, "gpt_neox": GPT_NEOX}
+FAMILIES |= {"gpt2": GPT2, "bloom": BLOOM}

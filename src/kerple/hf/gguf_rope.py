@@ -51,10 +51,8 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
         changes |= {"rope_type": "linear", "factor": factor}
     unknown = kind not in ("none", "linear", "yarn", "divisors") or not scaling.keys() <= set(SCALING)
     if unknown or ("rope_type" in changes and "rope_theta" not in target) or (kind == "divisors" and factor != 1):
-        raise UserError(
-            f"hf: the RoPE of {path.name} is scaled by {scaling} and {', '.join(divisors) or 'no tensor'}; "
-            f"transformers cannot read this scaling of a {config.model_type}; use the model's safetensors"
-        )
+        given = f"hf: the RoPE of {path.name} is scaled by {scaling} and {', '.join(divisors) or 'no tensor'}"
+        raise UserError(f"{given}; transformers does not support this; use the model's safetensors")
     if "rope_theta" in target:
         target.update(changes)
     return rope

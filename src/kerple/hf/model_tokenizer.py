@@ -25,9 +25,7 @@ def has_tokenizer(source: ModelSource) -> bool:
 def _read_tokenizer(source: ModelSource) -> Any:
     need()
     if not has_tokenizer(source):
-        raise UserError(
-            f"tokenizer: {source.name} has none; copy the model's tokenizer.json into the folder of its config.json"
-        )
+        raise UserError(f"tokenizer: {source.name} has none; copy the model's tokenizer.json into its folder")
     from transformers import AutoTokenizer
 
     with library_errors(source, "tokenizer"):
@@ -79,7 +77,7 @@ def check_tokenizer(folder: Any, source: ModelSource) -> None:
     """
     if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
         tokenizer = folder.manifest.settings.get("tokenizer", "another one")
+        given = f"the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer of {source.name}"
         raise UserError(
-            f"tokenizer: the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer of "
-            f"{source.name}; set data.directory to another folder and data.tokenizer to hf:{source.name}"
+            f"tokenizer: {given}; set data.tokenizer to hf:{source.name} and data.directory to a new folder"
         )

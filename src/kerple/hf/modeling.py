@@ -156,10 +156,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         if (positions := ignored.get("position_ids")) is not None:
             first = 0 if cache is None else cache.length
             if not bool((positions == torch.arange(first, first + input_ids.shape[1], device=positions.device)).all()):
-                raise UserError(
-                    "position_ids: got other positions than those of one text from its first token, which this model "
-                    "cannot read; put each text into a separate row"
-                )
+                raise UserError("position_ids: got positions of several texts; put each text into a separate row")
         logits = self.network(input_ids, cache=cache, last=logits_to_keep or None)  # (B, T or logits_to_keep, V)
         loss = None
         if labels is not None:
@@ -187,10 +184,8 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
     if attention_mask is None or bool(attention_mask.all()):
         return
     if cached or bool((attention_mask.diff(dim=-1) > 0).any()):
-        raise UserError(
-            "attention_mask: got padding on the left or of prompts, which this model cannot mask; use prompts of equal "
-            "length, and pad other texts on the right (tokenizer.padding_side)"
-        )
+        reason = "got padding on the left or of prompts, which this model cannot mask"
+        raise UserError(f"attention_mask: {reason}; use prompts of equal length, and pad other texts on the right")
 
 
 def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:

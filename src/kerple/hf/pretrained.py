@@ -56,10 +56,8 @@ def read_network(
     stored = read_family(config, model.state_dict())
     network = transformer(stored.model, position)
     if new := [name for name in fill(network, stored).new if name.startswith("positions.")]:
-        raise UserError(
-            f"model.position: got {network.name}, which has weights that the model lacks, such as {new[0]}; train them "
-            "with `fit --weights`"
-        )
+        reason = f"which has weights that the model lacks, such as {new[0]}"
+        raise UserError(f"model.position: got {network.name}, {reason}; train them with `fit --weights`")
     network.bos = begin
     if position is not None:
         print(f"the strategy of the model is replaced by {network.name}", flush=True)

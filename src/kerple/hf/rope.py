@@ -8,25 +8,12 @@ from kerple.base.errors import UserError
 from kerple.positions.rotary_scaling import Scaling
 
 AnyScaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"]
-STRATEGIES = {
-    "none": "RoPE",
-    "pi": "PI",
-    "ntk": "NTK",
-    "dynamic_ntk": "DynamicNTK",
-    "yarn": "YaRN",
-    "llama3": "RoPE (llama3)",
-}
+STRATEGIES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
+STRATEGIES |= {"llama3": "RoPE (llama3)"}
 SCALINGS = {"default": "none", "linear": "pi", "dynamic": "dynamic_ntk"}  # names that differ: transformers' and ours
-OPTIONS = {
-    "factor": "factor",
-    "attention_factor": "attention_factor",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "high_freq_factor": "beta_fast",
-    "low_freq_factor": "beta_slow",
-    "short_factor": "short_factors",
-    "long_factor": "long_factors",
-}
+OPTIONS = {name: name for name in ("factor", "attention_factor", "beta_fast", "beta_slow")}
+OPTIONS |= {"high_freq_factor": "beta_fast", "low_freq_factor": "beta_slow"}
+OPTIONS |= {"short_factor": "short_factors", "long_factor": "long_factors"}
 """Options of scalings: transformers' names and ours."""
 
 
@@ -82,10 +69,7 @@ def scaled(
     """
     config = deepcopy(config)
     if (scaling in (None, "none")) != (factor is None) or (factor is not None and not factor >= 1):
-        raise UserError(
-            f"factor: got {factor} with scaling {scaling}, expected 1 or more with pi, ntk, dynamic_ntk, yarn and "
-            "llama3, and no factor without a scaling"
-        )
+        raise UserError(f"factor: got {factor} with scaling {scaling}, expected 1 or more, and none without a scaling")
     if scaling is None:
         return config
     rope = getattr(config, "rope_parameters", None)

@@ -98,9 +98,7 @@ def _folder(name: str, folder: Path) -> ModelSource:
         return ModelSource(name, str(folder), ggufs[0])
     if "config.json" not in files:
         others = ", ".join(ggufs) or "no .gguf file"
-        raise UserError(
-            f"hf: got {name} with {others} and no config.json; expected config.json and weights, or one .gguf"
-        )
+        raise UserError(f"hf: got {name} with {others} and no config.json; expected either it or one .gguf file")
     if any(file.endswith((".safetensors", INDEX)) for file in files):
         return ModelSource(name, str(folder))
     if any(file.endswith(PICKLES) for file in files):
@@ -128,10 +126,8 @@ def library_errors(source: ModelSource, part: str) -> Iterator[None]:
         yield
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
-        raise UserError(
-            f"hf: the {part} of {source.name} could not be read ({type(error).__name__}: {reason[:300]}); expected "
-            f"{EXPECTED} that can be reached from here"
-        ) from error
+        reason = f"{type(error).__name__}: {reason[:300]}"
+        raise UserError(f"hf: the {part} of {source.name} could not be read ({reason}); expected {EXPECTED}") from error
 
 
 def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
@@ -152,10 +148,8 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     causal = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
     if not remote and (causal is None or config.is_encoder_decoder or (architectures and causal not in architectures)):
-        raise UserError(
-            f"hf: got {source.name}, a {config.model_type} ({', '.join(architectures) or 'architecture not named'}); "
-            "expected a causal language model"
-        )
+        kind = f"{config.model_type} ({', '.join(architectures) or 'architecture not named'})"
+        raise UserError(f"hf: got {source.name}, a {kind}; expected a causal language model")
     return config
 
 
@@ -195,10 +189,8 @@ def read_model(
         )
     for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if keys := sorted(map(str, info.get(fault) or ())):
-            raise UserError(
-                f"hf: the weights of {source.name} do not fit its config.json: {len(keys)} {fault.replace('_', ' ')} "
-                f"such as {', '.join(keys[:3])}; take both files from the same source"
-            )
+            some = f"{len(keys)} {fault.replace('_', ' ')} such as {', '.join(keys[:3])}"
+            raise UserError(f"hf: the weights of {source.name} do not fit its config.json: {some}; get both again")
     return model.eval()
 
 

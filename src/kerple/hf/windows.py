@@ -40,10 +40,8 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
         yield
     layers = model.config.get_text_config().num_hidden_layers
     if calls != layers:
-        raise UserError(
-            f"window: got {type(model).__name__}, in which the attention of only {calls} of {layers} layers can be "
-            "replaced; leave out the protocol windowed and the measures that use windows"
-        )
+        given = f"got {type(model).__name__}, in which the attention of only {calls} of {layers} layers can be replaced"
+        raise UserError(f"window: {given}; leave out the protocol windowed and measures with windows")
 
 
 @contextmanager

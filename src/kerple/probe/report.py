@@ -34,11 +34,10 @@ class Report:
     def faults(self) -> list[str]:
         """One line for each check that failed."""
         lines = [f"layer {v.layer}: {difference}" for v in self.layers for difference in v.differences]
-        return lines + [
-            f"{i.name}: {i.reason or f'logits differ by {i.difference:.3g}, more than {i.allowed:.2g} by rounding'}"
-            for i in self.invariances
-            if i.verdict == "broken"
-        ]
+        for i in (i for i in self.invariances if i.verdict == "broken"):
+            difference = f"logits differ by {i.difference:.3g}, more than {i.allowed:.2g} by rounding"
+            lines.append(f"{i.name}: {i.reason or difference}")
+        return lines
 
     @property
     def outcome(self) -> str:
@@ -78,9 +77,7 @@ def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, in
         layers: Whether each layer is compared with the configuration.
         invariances: Whether the invariances are tested.
     """
-    return Report(
-        name or type(model).__name__,
-        config.model_type,
-        measure_layers(model, config) if layers else [],
-        measure_invariances(model, config) if invariances else [],
-    )
+    report = Report(name or type(model).__name__, config.model_type)
+    report.layers = measure_layers(model, config) if layers else []
+    report.invariances = measure_invariances(model, config) if invariances else []
+    return report

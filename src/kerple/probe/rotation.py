@@ -59,10 +59,8 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
     error = (norms - 1).abs() - torch.nn.functional.pad(noise, (0, norms.shape[1] - half))
     if float(error.max()) > RATIO:
         t, pair = divmod(int(error.argmax()), norms.shape[1])
-        messages.append(
-            f"the norm at position {int(ids[t])} is {float(norms[t, pair] * factor[t]):.4g} times that at "
-            f"position 0, expected {float(factor[t]):.4g}"
-        )
+        ratio = f"{float(norms[t, pair] * factor[t]):.4g} times the norm at position 0"
+        messages.append(f"the norm at position {int(ids[t])} is {ratio}, expected {float(factor[t]):.4g}")
     return messages, measured[clear]
 
 
