@@ -7,7 +7,7 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
-from tests.hf.tiny import VOCABULARY, hf, text
+from tests.hf.tiny import VOCABULARY, arguments, hf, text
 
 
 def made(position: Any = "KerpleLog") -> KerpleForCausalLM:
@@ -35,11 +35,8 @@ def test_positions_are_drawn_once_a_step_and_not_once_a_forward(tmp_path):
     model(text(2, 12), labels=text(2, 12)).loss.backward()
     model.eval()(text(2, 12))
     assert torch.equal(position.drawn, before)
-    arguments = hf.TrainingArguments(
-        str(tmp_path), max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, report_to=[],
-        use_cpu=True, save_strategy="no",
-    )  # fmt: skip
-    hf.Trainer(model, arguments, train_dataset=rows).train()
+    options = {"max_steps": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    hf.Trainer(model, arguments(tmp_path, **options), train_dataset=rows).train()
     assert int(position.step) == 3
     assert not torch.equal(position.drawn, before)
 
