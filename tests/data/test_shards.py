@@ -70,7 +70,7 @@ def test_webdataset_and_tar_read_the_same(prepared):
 
 @pytest.fixture
 def copied(prepared, tmp_path):
-    return Path(shutil.copytree(prepared, tmp_path / "copy"))
+    return shutil.copytree(prepared, tmp_path / "copy")
 
 
 DAMAGES = {
@@ -121,9 +121,8 @@ def test_a_shard_is_hashed_once_for_each_content(copied, monkeypatch):
 @pytest.mark.parametrize("token", [299, 300])
 def test_a_shard_whose_checksum_was_made_anew_is_found_by_its_tokens(copied, token):
     shard, manifest = copied / "train-00000.tar", json.loads((copied / "manifest.json").read_text())
-    content = bytearray(shard.read_bytes())
-    content[BLOCK : BLOCK + 2] = token.to_bytes(2, "little")
-    shard.write_bytes(content)
+    old = shard.read_bytes()
+    shard.write_bytes(content := old[:BLOCK] + token.to_bytes(2, "little") + old[BLOCK + 2 :])
     manifest["splits"]["train"]["shards"][0]["sha256"] = hashlib.sha256(content).hexdigest()
     (copied / "manifest.json").write_text(json.dumps(manifest))
     expected = "the tokens of train differ from the manifest" if token < 300 else "train-00000.tar: got token 300"
@@ -179,8 +178,6 @@ def test_what_is_no_manifest_is_named(tmp_path, content):
     with pytest.raises(UserError, match=str(tmp_path)):
         Folder(str(tmp_path))
 
-
-# Tokenizers
 
 # as sentencepiece makes them: ▁ for a space, a token for each byte that no piece has
 PIECES = Tokenizer(

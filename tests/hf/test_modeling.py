@@ -62,13 +62,8 @@ def test_padding_on_the_left_and_in_prompts_is_refused_and_on_the_right_changes_
     with pytest.raises(UserError, match="attention_mask: got padding"):
         model(tokens, attention_mask=seen.flip(1))
     torch.testing.assert_close(model(tokens, attention_mask=seen).logits[:, :7], model(tokens[:, :7]).logits)
-
-
-def test_the_loss_is_that_of_the_next_token_and_leaves_out_what_is_marked():
-    model, tokens = made(), text(2, 9)
-    labels = tokens.clone()
-    labels[0, 4:] = -100
-    losses = model.network.losses(tokens)  # (2, 8), of tokens 1 to 8
+    labels, losses = tokens.clone(), model.network.losses(tokens)  # losses (2, 8) of tokens 1 to 8
+    labels[0, 4:] = -100  # is left out of the mean
     torch.testing.assert_close(model(tokens, labels=labels).loss, torch.cat([losses[0, :3], losses[1]]).mean())
 
 

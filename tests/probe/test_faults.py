@@ -57,14 +57,13 @@ def frequencies_when(model: Any, condition: Callable[[torch.Tensor], bool], fact
     for rotary in rotaries(model):
 
         def forward(x: Any, position_ids: Any, *args: Any, old: Any = rotary.forward, rotary: Any = rotary, **k: Any):
-            met = condition(position_ids)
-            for b in buffers(rotary) if met else ():
+            changed = buffers(rotary) if condition(position_ids) else []
+            for b in changed:
                 b.mul_(factor)
-            try:
-                return old(x, position_ids, *args, **k)
-            finally:
-                for b in buffers(rotary) if met else ():
-                    b.div_(factor)
+            angles = old(x, position_ids, *args, **k)
+            for b in changed:
+                b.div_(factor)
+            return angles
 
         rotary.forward = forward
     return model
@@ -72,11 +71,7 @@ def frequencies_when(model: Any, condition: Callable[[torch.Tensor], bool], fact
 
 def other_positions(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     for rotary in rotaries(model):
-
-        def forward(x: Any, position_ids: Any, *args: Any, old: Any = rotary.forward, **k: Any):
-            return old(x, change(position_ids), *args, **k)
-
-        rotary.forward = forward
+        rotary.forward = lambda x, position_ids, *a, old=rotary.forward, **k: old(x, change(position_ids), *a, **k)
     if hasattr(model.base_model, "wpe"):
         model.base_model.wpe.register_forward_pre_hook(lambda m, a: (change(a[0]),))
     return model
@@ -91,8 +86,7 @@ def set_frequencies(name: str, value: Callable[[torch.Tensor], torch.Tensor]) ->
 
 def patterned(name: str, change: Callable[[list[int]], list[int]]) -> Any:
     """The model with another pattern of layers without positions."""
-    pattern = FAMILIES[name][1].get("no_rope_layers")
-    if pattern is not None:
+    if pattern := FAMILIES[name][1].get("no_rope_layers"):
         return build(name, no_rope_layers=change(pattern))
     model = build(name)
     local = [k == "sliding_attention" for k in model.config.layer_types]
@@ -131,11 +125,6 @@ def from_zero(model: Any) -> Any:
 
     model.base_model.register_forward_pre_hook(restart, with_kwargs=True)
     return model
-
-
-def window_dropped(model: Any) -> Any:
-    module = module_of(model)
-    return patch.object(module, "create_sliding_window_causal_mask", module.create_causal_mask)
 
 
 def window_changed(name: str, by: int) -> Any:
@@ -215,7 +204,12 @@ def test_a_scaling_that_transformers_loses_when_it_reads_a_gguf_file_is_found(tm
     assert "without yarn" in probe_model(lost, config).faults[0]
 
 
-PATCHES = {"a norm after the rotation": norm_after_rotation, "window dropped": window_dropped}
+PATCHES: dict[str, Callable[[Any], Any]] = {
+    "a norm after the rotation": norm_after_rotation,
+    "window dropped": lambda model: patch.object(
+        module_of(model), "create_sliding_window_causal_mask", module_of(model).create_causal_mask
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -26,7 +26,7 @@ class TokenShards(ShardOptions, LightningDataModule):
     devices, workers or accumulation steps.
 
     An epoch of the training loader is the whole run: `trainer.max_steps` steps, or the training split once if
-    `max_steps` is not set. With the option `samples`, every epoch has the same samples, of this number.
+    `max_steps` is not set. The option `samples` limits an epoch to this number of samples, the same in every epoch.
     """
 
     reads_only: bool = False
@@ -170,18 +170,14 @@ class TokenShards(ShardOptions, LightningDataModule):
         if self.samples is None and trainer is not None and trainer.max_steps > 0:
             return trainer.max_steps * trainer.accumulate_grad_batches
         if available < samples:
-            raise UserError(
-                f"data.batch_size: got {self.batch_size}, which needs {samples} samples on all devices, but there are "
-                f"{available}; use a smaller batch_size or length, or a larger corpus"
-            )
+            given = f"got {self.batch_size}, {samples} samples on all devices, but there are only {available}"
+            raise UserError(f"data.batch_size: {given}; use a smaller batch_size or length, or a larger corpus")
         return available // samples
 
     def _open(self, location: str) -> Folder:
         folder = Folder(location)
         if folder.manifest.vocabulary > self.vocabulary:
-            raise UserError(
-                f"data.vocabulary: got {self.vocabulary}, expected the {folder.manifest.vocabulary} of {location}"
-            )
+            raise UserError(f"data.vocabulary: got {self.vocabulary}, but {location} has {folder.manifest.vocabulary}")
         return folder
 
     def _pin_memory(self) -> bool:

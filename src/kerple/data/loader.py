@@ -64,8 +64,8 @@ class TrainingBatches(Dataset[Batch]):
             first = group * self.batches_at_once
             batches = np.arange(first, min(first + self.batches_at_once, self.batches))  # (K,)
             sections, count = self.order.sections, self.ranks * self.batch_size
-            section, turn = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
-            samples = batches[:, None] * count + turn * sections + section  # (K, B)
+            section, within = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
+            samples = batches[:, None] * count + within * sections + section  # (K, B)
             located = np.stack(self.order.streams_and_starts(samples.ravel()))  # (2, K · B): stream and first token
             self.located = group, located.reshape(2, len(batches), self.batch_size).swapaxes(0, 1)
         tokens = np.empty((self.batch_size, self.length + 1), np.int64)  # (B, T + 1)
@@ -148,9 +148,7 @@ class BatchLoader:
         """
         before, inside = (state[f"samples_{when}_epoch"] for when in ("before", "in"))
         if before % self.samples or inside % self.samples:
-            raise UserError(
-                f"data.batch_size: got {self.samples} on all devices, expected a divisor of {before + inside}"
-            )
+            raise UserError(f"data.batch_size: got {self.samples} in all, expected a divisor of {before + inside}")
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.hf.rope import strategy_name
-from kerple.hf.windows import limited_attention, local_layers_keep
+from kerple.hf.windows import limited_attention, local_layer_positions
 from kerple.model.loss import target_losses
 from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
 from kerple.positions.products import precise
@@ -120,7 +120,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
                 offset = F.pad(offset, (read.shape[1] - len(offset), 0))
                 # without a mask, transformers takes a jump in the positions for the start of another text
                 options["attention_mask"] = torch.ones_like(read)
-                contexts.enter_context(local_layers_keep(self.model, rows))
+                contexts.enter_context(local_layer_positions(self.model, rows))
             if self.takes_positions:
                 options["position_ids"] = rows + offset
             if visibility.window is not None:

@@ -44,7 +44,7 @@ KerpleRemoteConfig, KerpleRemoteForCausalLM = remote_classes(__name__, {names})
 
 
 def export(
-    read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending: int | None, dtype: str = "float32"
+    stored: StoredModel, folder: Path, tokenizer: Tokenizer | None, end_of_text: int | None, dtype: str = "float32"
 ) -> str:
     """Write config.json, model.safetensors and the tokenizer.
 
@@ -53,10 +53,10 @@ def export(
     that transformers runs only with ``trust_remote_code=True``.
 
     Args:
-        read: Options and weights of the network.
+        stored: Options and weights of the network.
         folder: A folder that is empty or does not exist.
         tokenizer: Tokenizer of the training data, or None.
-        ending: Id of the token that ends a text, or None.
+        end_of_text: Id of the token that ends a text, or None.
         dtype: Dtype of the weights. Weights of the strategy stay in fp32.
 
     Returns:
@@ -67,16 +67,16 @@ def export(
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
-    remote = _remote(read.model["position"])
-    model = hugging_face_model(read)
-    if ending is not None:
-        model.config.eos_token_id = model.generation_config.eos_token_id = ending
+    remote = _remote(stored.model["position"])
+    model = hugging_face_model(stored)
+    if end_of_text is not None:
+        model.config.eos_token_id = model.generation_config.eos_token_id = end_of_text
     for weight_name, weight in model.named_parameters():
         if "positions." not in weight_name:
             weight.data = weight.data.to(getattr(torch, dtype))
     model.save_pretrained(folder)
     if tokenizer is not None:
-        end = None if ending is None else tokenizer.id_to_token(ending)
+        end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
         transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(folder)
     for kind in remote:
         copy(str(getsourcefile(kind)), folder)
@@ -87,15 +87,15 @@ def export(
     return type(model).__name__
 
 
-def hugging_face_model(read: StoredModel) -> Any:
+def hugging_face_model(stored: StoredModel) -> Any:
     """The network as a Llama or Qwen2 of transformers if it equals one, else as our own class; errors of `export`."""
-    position, remote = read.model["position"], _remote(read.model["position"])
+    position, remote = stored.model["position"], _remote(stored.model["position"])
     position = {"class_path": position} if isinstance(position, str) else position
     rope = position.get("init_args") or {}
     is_llama = position["class_path"].rpartition(".")[2] == "RoPE" and not remote
     is_llama = is_llama and ROPE_AS_LLAMA.items() <= (ROPE_AS_LLAMA | rope).items()
-    is_llama = is_llama and AS_LLAMA.items() <= (vars(Architecture()) | dict(read.model)).items()
-    return _llama(read, rope.get("base", 10000.0)) if is_llama else _kerple(read, remote)
+    is_llama = is_llama and AS_LLAMA.items() <= (vars(Architecture()) | dict(stored.model)).items()
+    return _llama(stored, rope.get("base", 10000.0)) if is_llama else _kerple(stored, remote)
 
 
 def _remote(position: Any) -> list[type[Position]]:
@@ -104,16 +104,16 @@ def _remote(position: Any) -> list[type[Position]]:
     return [getattr(sys.modules[module], name) for module, name in paths if module.split(".")[0] != "kerple"]
 
 
-def _kerple(read: StoredModel, remote: list[type[Position]]) -> KerpleForCausalLM:
-    rows = len(read.weights["embedding.weight"])
-    options = {key: value for key, value in read.model.items() if key not in ("vocabulary", "attention", "dropout")}
+def _kerple(stored: StoredModel, remote: list[type[Position]]) -> KerpleForCausalLM:
+    rows = len(stored.weights["embedding.weight"])
+    options = {key: value for key, value in stored.model.items() if key not in ("vocabulary", "attention", "dropout")}
     config_class, model_class = remote_classes(__name__, *remote) if remote else (KerpleConfig, KerpleForCausalLM)
     exported = model_class(config_class({**options, "vocabulary": rows}))
     for module in exported.network.modules():
         if isinstance(module, Placed):
             reason = "whose positions a task gives, but models of transformers read only tokens"
             raise UserError(f"position: got {type(module).__name__}, {reason}; use `python run.py predict`")
-    exported.network.load_state_dict(read.weights)
+    exported.network.load_state_dict(stored.weights)
     for kind in remote:  # transformers imports the file into its package transformers_modules
         exported.config.auto_map, network = AUTO_MAP, json.dumps(exported.config.network)
         network = network.replace(f'"{kind.__module__}.{kind.__name__}"', f'"transformers_modules.{kind.__name__}"')
@@ -121,8 +121,8 @@ def _kerple(read: StoredModel, remote: list[type[Position]]) -> KerpleForCausalL
     return exported.eval()
 
 
-def _llama(read: StoredModel, base: float) -> Any:
-    model, weights = read.model, read.weights
+def _llama(stored: StoredModel, base: float) -> Any:
+    model, weights = stored.model, stored.weights
     heads, dim = model["heads"], model["dim"]
     kv_heads = model.get("kv_heads") or heads
     config = (transformers.Qwen2Config if model.get("qkv_bias") else transformers.LlamaConfig)(

@@ -17,7 +17,7 @@ from kerple.model.cache import Cache
 from kerple.model.stored import transformer
 from kerple.positions import Position
 
-REMOTE_PACKAGE = "transformers_modules."  # the package into which transformers imports code that comes with a model
+REMOTE_PACKAGE = "transformers_modules."  # the package into which transformers imports the code of a model
 MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()
 # name of the cache in `generate` and in outputs, which transformers 5.24 has changed
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -83,7 +83,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"network.head.weight": "network.embedding.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["positions"]  # noqa: RUF012
     _supports_sdpa = True
-    _is_stateful = True  # transformers refuses assisted generation, which would remove rows from the cache
+    _is_stateful = True  # transformers then refuses assisted generation, which would remove rows from the cache
 
     def __init__(self, config: KerpleConfig) -> None:
         super().__init__(config)

@@ -53,7 +53,7 @@ def read_options(config: Any) -> dict[str, Any]:
     activation = _first(config, *activations, default="gelu_new")  # BLOOM's configuration has none
     if activation not in ACTIVATION_NAMES:
         raise no_counterpart(f"has the activation {activation}")
-    length = _first(config, "max_position_embeddings", "seq_length", default=2048)  # 2048 is BLOOM's
+    length = _first(config, "max_position_embeddings", "seq_length", default=2048)  # BLOOM's is 2048
     position: dict[str, Any] = {"class_path": f"kerple.positions.{family.position}"}
     if family.position == "RoPE":
         position, length = read_layers(family, config, length)

@@ -77,7 +77,7 @@ def layer_kinds(config: Any) -> list[str]:
 
 
 @contextmanager
-def local_layers_keep(model: Any, ids: Tensor) -> Iterator[None]:
+def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
     """Rotate layers with a window or chunks by the positions (1, T), independently of the model's ``position_ids``.
 
     Raises:

@@ -37,10 +37,10 @@ class Layer:
         kind: Kind of the layer in the configuration, such as ``sliding_attention``.
         frequencies: Frequencies of RoPE, or None if the layer does not rotate.
         attention_factor: Factor of the rotated queries and keys.
-        window: Number of keys that a query sees, or None for all before it.
+        window: Number of keys that a query sees, or None for all earlier keys.
         chunk: Length of the chunks to which attention is limited, or None.
         temperature: Rule of a factor of the queries that grows with the position, or None.
-        judged: Whether a difference is a fault. It is not in a family that is not in `KNOWN`.
+        judged: Whether a difference is a fault; False for families outside of `KNOWN`.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Layer:
     judged: bool = True
 
     def query_factor(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """Factor of the queries of tokens in rows (T,) at positions (T,), (T,) fp64."""
+        """Factors (T,) fp64 of the queries of the tokens with indices ``rows`` (T,) and positions ``ids`` (T,)."""
         if self.temperature is None:
             return torch.ones(len(ids), dtype=torch.float64)
         counted = rows if self.temperature.rule == "llama4" else ids  # Llama 4 counts the tokens of the input

@@ -24,7 +24,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
         ids: Positions of the tokens, (T,) int64; the first is 0.
         layer: The configuration of the layer.
 
-    Rerotations:
+    Returns:
         Messages about differences, and the measured radians per position of the pairs of channels that are not close
         to 0.
     """

@@ -63,7 +63,7 @@ def test_a_stop_before_or_after_any_write(json_lines, prepared, tmp_path, small_
 
 def stop_before_the_manifest(small_build: Build, *arguments: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_check_losses", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(build, "_check_reading", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             small_build(*arguments)
 

@@ -204,7 +204,10 @@ def test_a_dataset_of_the_hub_is_streamed_and_leaves_nothing_if_it_cannot_be(tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_the_built_in_corpora():
+def test_the_built_in_corpora_and_unknown_ones():
+    for corpus in ("zip://a::http://b/c.zip", "sh://x", "http://127.0.0.1:9/folder"):
+        with pytest.raises(UserError, match=r"expected a local path or a URL|cannot be read|got 'http"):
+            find_corpus(corpus)
     library, modules = standard_library(), library_modules()
     assert library.files == standard_library().files != sorted(library.files)
     assert len(library.files) > 500
@@ -213,9 +216,3 @@ def test_the_built_in_corpora():
     assert names == sorted(names)
     assert "argparse.py" in names
     assert set(modules.files) < set(library.files)
-
-
-@pytest.mark.parametrize("corpus", ["zip://a::http://b/c.zip", "sh://x", "http://127.0.0.1:9/folder"])
-def test_what_cannot_be_read_is_one_line(corpus):
-    with pytest.raises(UserError, match=r"expected a local path or a URL|cannot be read|got 'http"):
-        find_corpus(corpus)

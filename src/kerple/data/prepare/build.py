@@ -65,13 +65,13 @@ def prepare(options: ShardOptions) -> Manifest:
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
         settings = options.content_options() | {"files": corpus.state()}
-        tokenizer = _begin(directory, options, corpus, settings)
+        tokenizer = _corpus_tokenizer(directory, options, corpus, settings)
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
         content = (directory / "tokenizer.json").read_bytes()
         encoder = Encoder(content.decode(), end, token_dtype(vocabulary))
         reading = Reading(corpus, options.split_fractions, options.drop_duplicates)
         parts = _write_parts(directory, options, encoder, reading)
-        _check_losses(options, reading)
+        _check_reading(options, reading)
         splits = {}
         for name in SPLITS:
             shards = tuple(Shard(part[name]["tokens"], part[name]["sha256"]) for part in parts)
@@ -152,16 +152,16 @@ def _locked(directory: Path) -> Iterator[None]:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _begin(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
+def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
     """The tokenizer of a preparation, which is trained or loaded once and then read from the folder.
 
     Raises:
         UserError: The folder has shards without a manifest or an unfinished preparation with other settings, or the
             tokenizer cannot be loaded or has too many entries.
     """
-    begun = directory / PARTS / "settings.json"
-    if begun.exists():
-        _refuse_other(options.location, read_mapping(begun), settings)
+    unfinished = directory / PARTS / "settings.json"
+    if unfinished.exists():
+        _refuse_other(options.location, read_mapping(unfinished), settings)
         return load_tokenizer(str(directory))
     for shard in directory.glob("*.tar"):
         raise UserError(f"data.directory: got {directory}, which has {shard.name} without a manifest; choose another")
@@ -177,11 +177,9 @@ def _begin(directory: Path, options: ShardOptions, corpus: Corpus, settings: dic
     else:
         tokenizer = load_tokenizer(str(shipped) if shipped.exists() else options.tokenizer)
     if (size := vocabulary_size(tokenizer)) > options.vocabulary:
-        raise UserError(
-            f"data.vocabulary: got {options.vocabulary}, expected at least {size} for {options.tokenizer!r}"
-        )
+        raise UserError(f"data.vocabulary: got {options.vocabulary}, but {options.tokenizer!r} has {size} entries")
     write(directory / "tokenizer.json", tokenizer.to_str())
-    write(begun, json.dumps(settings))
+    write(unfinished, json.dumps(settings))
     return tokenizer
 
 
@@ -248,7 +246,7 @@ def _write_test_documents(
     return hashlib.sha256(content).hexdigest()
 
 
-def _check_losses(options: ShardOptions, reading: Reading) -> None:
+def _check_reading(options: ShardOptions, reading: Reading) -> None:
     """Check that a corpus has documents, few faulty ones, and the expected checksum."""
     if not reading.used_bytes:
         shutil.rmtree(Path(options.location, PARTS))  # they belong to this state of the corpus
@@ -256,9 +254,7 @@ def _check_losses(options: ShardOptions, reading: Reading) -> None:
         raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of its text")
     fraction = reading.lost_bytes / (reading.lost_bytes + reading.used_bytes)
     if fraction > options.max_dropped_fraction:
-        given = (
-            f"got {options.max_dropped_fraction}, but {fraction:.2g} of the bytes of {options.corpus!r} cannot be used"
-        )
+        given = f"got {options.max_dropped_fraction}, but {fraction:.2g} of {options.corpus!r} cannot be used"
         advice = f"repair the corpus and delete {options.location}, or raise data.max_dropped_fraction"
         raise UserError(f"data.max_dropped_fraction: {given}: {reading.reasons()}; {advice}")
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
