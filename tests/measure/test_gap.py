@@ -7,7 +7,7 @@ import torch
 from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.hf.adapter import hugging_face_network
-from kerple.hf.families import read_family
+from kerple.hf.translation import read_family
 from kerple.measure.gap import GapCurve, _kept
 from kerple.model.stored import fill, transformer
 from tests.hf.tiny import LENGTH, VOCABULARY, tiny

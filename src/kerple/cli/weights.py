@@ -54,7 +54,8 @@ def start_from(network: Transformer, data: LightningDataModule, path: str, trust
     Raises:
         UserError: If a weight that is not of the strategy does not fit, or the tokenizer of the data differs.
     """
-    from kerple.hf import source
+    from kerple.hf.model_tokenizer import check_tokenizer
+    from kerple.hf.source import find_model
 
     if isinstance(data, TokenShards):
         data.prepare_data()
@@ -62,6 +63,6 @@ def start_from(network: Transformer, data: LightningDataModule, path: str, trust
             states = load(path)
             data.load_state_dict(states.get(type(data).__qualname__) or states.get("TokenShards") or {})
         else:
-            source.check_tokenizer(data.folder, source.find_model(path))
+            check_tokenizer(data.folder, find_model(path))
     print(f"weights of {path}:\n{fill(network, _read(path, trust or ''))}", flush=True)
     _read.cache_clear()

@@ -1,4 +1,4 @@
-"""The parts of `probe` that read text: jumps in the positions, and the length at which more context stops helping."""
+"""The parts of `probe` that read text: gaps in the positions, and perplexity beyond the training length."""
 
 import time
 from typing import Any
@@ -27,7 +27,7 @@ def corpus_text(corpus: str, tokenizer: Any) -> Text:
 def measure_on_text(
     network: Any, text: Text, parts: list[str], length: int | None = None, blocks: int = 4
 ) -> list[Result]:
-    """Print a lower bound of the time that the measures of some parts need, and run them.
+    """Print a lower bound of the time of some measures, and run them.
 
     Args:
         network: A `kerple.model.network.Network`.
