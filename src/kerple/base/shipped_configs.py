@@ -4,7 +4,7 @@ from pathlib import Path
 
 import kerple
 
-OPTIONS = ("--config", "-c", "--model", "--data", "--trainer")  # whose value may be a file
+FILE_OPTIONS = ("--config", "-c", "--model", "--data", "--trainer")  # whose value may be a file
 
 
 def config_path(path: str) -> str:
@@ -26,9 +26,9 @@ def with_shipped_configs(arguments: list[str]) -> list[str]:
     replaced: list[str] = []
     for argument in arguments:
         option, equals, value = argument.partition("=")
-        if replaced and replaced[-1] in OPTIONS:
+        if replaced and replaced[-1] in FILE_OPTIONS:
             replaced.append(config_path(argument))
-        elif equals and option in OPTIONS:
+        elif equals and option in FILE_OPTIONS:
             replaced.append(f"{option}={config_path(value)}")
         else:
             replaced.append(argument)

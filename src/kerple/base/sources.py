@@ -10,14 +10,14 @@ from typing import Any
 
 import kerple
 
-SOURCES = "sources"  # key of the digests in a checkpoint
-LIBRARIES = ("kerple", "pytorch_lightning", "torch")  # a run records their versions
+SOURCE_DIGESTS = "sources"  # key of the digests in a checkpoint
+RECORDED_PACKAGES = ("kerple", "pytorch_lightning", "torch")  # a run records their versions
 
 
 def own_classes(config: dict[str, Any]) -> list[str]:
     """Import paths of the classes in a configuration with dotted keys that are not of this project or a library."""
     named = {str(value) for key, value in config.items() if key.endswith("class_path")}
-    return sorted(name for name in named if "." in name and name.partition(".")[0] not in LIBRARIES)
+    return sorted(name for name in named if "." in name and name.partition(".")[0] not in RECORDED_PACKAGES)
 
 
 def source_digests(config: dict[str, Any]) -> dict[str, str]:
@@ -35,7 +35,7 @@ def source_digests(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _source(kind: type) -> str:
-    if kind.__module__.partition(".")[0] in {*LIBRARIES, *sys.stdlib_module_names}:
+    if kind.__module__.partition(".")[0] in {*RECORDED_PACKAGES, *sys.stdlib_module_names}:
         return ""
     definitions: dict[str, list[ast.stmt]] = {}
     for statement in ast.parse(inspect.getsource(sys.modules[kind.__module__])).body:

@@ -29,7 +29,7 @@ from kerple.base.errors import UserError
 CONFIG = "config"  # key of the configuration in a checkpoint
 PLAIN = {int, float, bool, str, complex, type(None), Path, PathLike, timedelta}
 CONTAINERS = {list, tuple, dict, set, frozenset, Collection, Iterable, Mapping, Sequence, Union, UnionType}
-LIBRARIES = ("pytorch_lightning", "lightning", "pl_bolts")  # their callbacks are left out: they act only in training
+TRAINING_ONLY = ("pytorch_lightning", "lightning", "pl_bolts")  # callbacks of these packages are left out of a test
 FOLDERS = ("cache", "keys")  # options that say where files are written
 
 
@@ -197,7 +197,7 @@ def _package(module: str) -> str:
 
 
 def _of_a_library(callback: Any) -> bool:
-    return isinstance(callback, dict) and _package(str(callback.get("class_path"))) in LIBRARIES
+    return isinstance(callback, dict) and _package(str(callback.get("class_path"))) in TRAINING_ONLY
 
 
 def _leaves(annotation: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import AttentionInside
 
-LONGEST = 512  # tokens: there are H · T² probabilities
+MAX_TOKENS = 512  # tokens: there are H · T² probabilities
 
 
 def entropy(probabilities: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class AttentionStatistics(BlockMeasure):
 
     name: ClassVar[str] = "attention_statistics"
     needs: ClassVar[tuple[type, ...]] = (AttentionInside,)
-    max_length: ClassVar[int | None] = LONGEST
+    max_length: ClassVar[int | None] = MAX_TOKENS
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         blocks, sums = self.text_blocks(network, text), dict[int, Tensor]()  # (2, H) of each layer
@@ -85,7 +85,7 @@ class AttentionMaps(BlockMeasure):
 
     name: ClassVar[str] = "attention_maps"
     needs: ClassVar[tuple[type, ...]] = (AttentionInside,)
-    max_length: ClassVar[int | None] = LONGEST
+    max_length: ClassVar[int | None] = MAX_TOKENS
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         maps: dict[tuple[int, int], Tensor] = {}

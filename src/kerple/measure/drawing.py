@@ -21,7 +21,7 @@ def grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
 
 
-def finish(axes: Axes, training_length: int | None = None, **settings: Any) -> None:
+def label_axes(axes: Axes, training_length: int | None = None, **settings: Any) -> None:
     """Add labels, a grid, a legend, and a mark at the training length.
 
     Args:

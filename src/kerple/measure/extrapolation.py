@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks, shuffled
-from kerple.measure.extrapolation_figures import figure, gain_figure, table
-from kerple.measure.measure import Measure, max_length, positive, require, training_length
+from kerple.measure.extrapolation_figures import context_gain_figure, perplexity_figure, perplexity_table
+from kerple.measure.measure import Measure, known_training_length, max_length, require_capabilities, require_positive
 from kerple.measure.measurement import Measurement, add_block
 from kerple.measure.protocols import Name, Protocol, choose_protocols, ordered_lengths
 from kerple.measure.result import Result
@@ -87,7 +87,7 @@ class Extrapolation(Measure):
 
     def __post_init__(self) -> None:
         self.lengths = ordered_lengths(self.lengths)
-        positive(self, "block_length", "blocks", "blocks_per_group", "blocks_per_document")
+        require_positive(self, "block_length", "blocks", "blocks_per_group", "blocks_per_document")
         if not self.documents and (self.blocks_per_group or self.blocks_per_document):
             raise UserError("documents: got false, expected true with blocks_per_group or blocks_per_document")
         if self.targets % self.lengths[-1]:
@@ -106,7 +106,7 @@ class Extrapolation(Measure):
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
         if any(p.visibility != EVERYTHING for p in self._protocols(self._training_length(network))):
-            require(self, network, Windows)
+            require_capabilities(self, network, Windows)
         for length in reversed(self._block_lengths):
             self._blocks(text, length)
 
@@ -140,8 +140,8 @@ class Extrapolation(Measure):
         about |= {"sampling": self.sampling, "documents": self.documents, "skip": self.skip}
         about |= {"precision": runner.precision, "skipped": skipped}
         title, gains = f"{network.name}: perplexity by evaluation length", [] if gain is None else gain.compute()
-        figures = {self.name: figure(measurements, trained, title)}
-        if (drawn := gain_figure(gains, f"{network.name}: context gain by distance")) is not None:
+        figures = {self.name: perplexity_figure(measurements, trained, title)}
+        if (drawn := context_gain_figure(gains, f"{network.name}: context gain by distance")) is not None:
             figures["context_gain"] = drawn
         return Result(
             self.name,
@@ -150,7 +150,7 @@ class Extrapolation(Measure):
             [row for m in done for row in m.rows()],
             about,
             {name: value for m in done for name, value in m.scalars().items()},
-            table(measurements, trained),
+            perplexity_table(measurements, trained),
         )
 
     @property
@@ -177,7 +177,7 @@ class Extrapolation(Measure):
         return choose_protocols(self.protocols, self.lengths, self.targets, **options, training_length=trained)
 
     def _training_length(self, network: Network) -> int:
-        return training_length(network, "Extrapolation: training length")
+        return known_training_length(network, "Extrapolation: training length")
 
     @property
     def _block_lengths(self) -> Sequence[int]:

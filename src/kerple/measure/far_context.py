@@ -17,8 +17,8 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks
-from kerple.measure.drawing import finish, panel
-from kerple.measure.measure import Measure, max_length, positive, training_length
+from kerple.measure.drawing import label_axes, panel
+from kerple.measure.measure import Measure, known_training_length, max_length, require_positive
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
@@ -27,7 +27,7 @@ from kerple.model.network import Network
 READINGS = ("own", "none", "foreign")
 
 
-def readings(own: Tensor, other: Tensor, length: int, short: int) -> dict[str, Tensor]:
+def far_context_texts(own: Tensor, other: Tensor, length: int, short: int) -> dict[str, Tensor]:
     """The three texts that end in the same targets.
 
     Args:
@@ -123,13 +123,13 @@ class FarContext(Measure):
 
     def __post_init__(self) -> None:
         self.lengths = sorted(set(self.lengths))
-        positive(self, "k", "blocks", "blocks_per_group", "blocks_per_document")
+        require_positive(self, "k", "blocks", "blocks_per_group", "blocks_per_document")
         if not self.lengths or self.lengths[0] < 1:
             raise UserError(f"FarContext: lengths: got {list(self.lengths)}, expected positive numbers")
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
-        short = training_length(network, "FarContext: training length")
+        short = known_training_length(network, "FarContext: training length")
         if self.lengths[0] <= short:
             raise UserError(
                 f"FarContext: lengths: got {self.lengths[0]}, expected more than {short}, the training length"
@@ -139,7 +139,7 @@ class FarContext(Measure):
         next_of_another(document_groups(text, _documents(self._blocks(text))))
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
-        short = training_length(network, "FarContext")
+        short = known_training_length(network, "FarContext")
         k, blocks = self._targets(short), self._blocks(text)
         documents = _documents(blocks)
         groups = document_groups(text, documents)
@@ -149,7 +149,7 @@ class FarContext(Measure):
         for i, own in runner.part(blocks):
             with runner.autocast():
                 for n, length in enumerate(lengths):
-                    for r, tokens in enumerate(readings(own, blocks[others[i]], length, short).values()):
+                    for r, tokens in enumerate(far_context_texts(own, blocks[others[i]], length, short).values()):
                         losses = network.losses(tokens.to(runner.device)[None], k)  # (1, k)
                         sums[n, r, i] = losses.double().sum()
         sums = runner.sum_losses(sums)
@@ -229,5 +229,5 @@ def _figure(summary: dict[Any, dict[str, tuple[float, float]]], trained: int, ti
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(summary), [f"{length:,}" for length in summary])
     ylabel = "nats per target, 95% intervals over documents"
-    finish(axes, trained, xlabel="evaluation length (tokens)", ylabel=ylabel, title=title)
+    label_axes(axes, trained, xlabel="evaluation length (tokens)", ylabel=ylabel, title=title)
     return figure

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks
-from kerple.measure.drawing import finish, panel
-from kerple.measure.measure import Measure, max_length, positive, training_length
+from kerple.measure.drawing import label_axes, panel
+from kerple.measure.measure import Measure, known_training_length, max_length, require_positive
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
@@ -49,25 +49,25 @@ class GapCurve(Measure):
     needs: ClassVar[tuple[type, ...]] = (Offset,)
 
     def __post_init__(self) -> None:
-        positive(self, "context", "k", "blocks")
+        require_positive(self, "context", "k", "blocks")
         if self.gaps is not None and (not self.gaps or min(self.gaps) < 1):
             raise UserError(f"GapCurve: gaps: got {list(self.gaps)}, expected numbers of 1 or more")
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
-        self.readings(network)
+        self.fitting_gaps(network)
         self._blocks(text)
 
-    def readings(self, network: Network) -> list[int]:
+    def fitting_gaps(self, network: Network) -> list[int]:
         """The gaps that the network has positions for, 0 before them."""
         gaps, limit = self.gaps, max_length(network)
         if gaps is None:
-            trained = training_length(network, "GapCurve: gaps")
+            trained = known_training_length(network, "GapCurve: gaps")
             gaps = [trained * n // 4 for n in (1, 2, 4, 8, 16, 64) if trained * n >= 4]
         return [g for g in sorted({0, *gaps}) if limit is None or g + self.context + self.k <= limit]
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        gaps, blocks = self.readings(network), self._blocks(text)
+        gaps, blocks = self.fitting_gaps(network), self._blocks(text)
         sums = torch.zeros(1 + len(gaps), len(blocks), dtype=torch.float64, device=runner.device)
         for i, tokens in runner.blocks(blocks):
             with runner.autocast():
@@ -136,5 +136,5 @@ def _figure(curve: list[tuple[int, float, float, float]], network: Network, docu
     axes.set_xticks(gaps, [f"{gap:,.0f}" for gap in gaps])
     title = f"{network.name}: what a context keeps of its worth, {documents} documents"
     ylabel = "fraction of the worth, 95% intervals"
-    finish(axes, network.training_length, xlabel="gap (tokens)", ylabel=ylabel, title=title)
+    label_axes(axes, network.training_length, xlabel="gap (tokens)", ylabel=ylabel, title=title)
     return figure

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import finish
-from kerple.measure.measure import Measure, require
+from kerple.measure.drawing import label_axes
+from kerple.measure.measure import Measure, require_capabilities
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model import Transformer
@@ -41,7 +41,7 @@ class Kernels(Measure):
             raise UserError(f"Kernels: length: got {self.length}, expected at least 2 distances")
 
     def check(self, network: Any, text: Any) -> None:
-        require(self, network, *self.needs)
+        require_capabilities(self, network, *self.needs)
 
     def skip_reason(self, network: Any) -> str | None:
         return None if any(True for _ in kernel_tables(network, 2)) else f"{network.name} has no bias by distance"
@@ -98,5 +98,5 @@ def _figure(
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(0, distances[-1])
         title = f"{strategy}: {kind} of each head, layer {layer}"
-        finish(axes, trained, xlabel="distance to the key (tokens)", ylabel=labels[kind], title=title)
+        label_axes(axes, trained, xlabel="distance to the key (tokens)", ylabel=labels[kind], title=title)
     return figure

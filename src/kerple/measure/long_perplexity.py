@@ -14,7 +14,7 @@ from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text
-from kerple.measure.measure import Measure, positive, possible, training_length
+from kerple.measure.measure import Measure, fitting_lengths, known_training_length, require_positive
 from kerple.measure.protocols import full, ordered_lengths, sliding
 from kerple.measure.result import Result
 from kerple.measure.results import Row
@@ -83,7 +83,7 @@ class LongPerplexity(Measure):
 
     def __post_init__(self) -> None:
         self.lengths = ordered_lengths(self.lengths)
-        positive(self, "blocks")
+        require_positive(self, "blocks")
         if not 1 <= self.stride <= self.short < self.lengths[-1]:
             raise UserError(
                 f"LongPerplexity: stride, short: got {self.stride}, {self.short}, expected ascending, below lengths"
@@ -107,7 +107,7 @@ class LongPerplexity(Measure):
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         keys, blocks = self._keys(text), text.blocks(self.lengths[-1], self.blocks)
-        fitting, skipped = possible(self.lengths, network, self.name)
+        fitting, skipped = fitting_lengths(self.lengths, network, self.name)
         losses = {length: runner.losses(len(keys)) for length in fitting}
         for i, tokens in runner.blocks(blocks):
             for length, loss in losses.items():
@@ -156,7 +156,7 @@ class LongPerplexity(Measure):
         from kerple.hf.source import bos_token, read_model, read_model_config
 
         network = hugging_face_network(read_model(source, read_model_config(source)), bos=bos_token(source))
-        limit = training_length(network, "LongPerplexity: evaluator: training length")
+        limit = known_training_length(network, "LongPerplexity: evaluator: training length")
         if limit < self.lengths[-1]:
             raise UserError(
                 f"LongPerplexity: lengths: got {self.lengths[-1]}, expected at most {limit}, the training length of "

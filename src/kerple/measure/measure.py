@@ -45,7 +45,7 @@ class Measure(ABC):
 
     def check(self, network: Network, text: Any) -> None:
         """Raise a UserError if the network lacks a capability, or the text is too short or of the wrong kind."""
-        require(self, network, *self.needs)
+        require_capabilities(self, network, *self.needs)
         if not isinstance(text, Text):
             raise UserError(f"{type(self).__name__}: got data {type(text).__name__}, expected text: TokenShards")
 
@@ -89,7 +89,7 @@ class BlockMeasure(Measure):
     """Largest number of targets in a block, for measurements whose memory grows with its square."""
 
     def __post_init__(self) -> None:
-        positive(self, "length", "blocks")
+        require_positive(self, "length", "blocks")
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
@@ -106,14 +106,14 @@ class BlockMeasure(Measure):
 
     def targets(self, network: Network) -> int:
         """Targets in a block: the option ``length``, or the training length."""
-        return self.length or training_length(network, f"{type(self).__name__}: length")
+        return self.length or known_training_length(network, f"{type(self).__name__}: length")
 
     def text_blocks(self, network: Network, text: Text) -> TextBlocks:
         """The blocks that all processes together read."""
         return text.blocks(self.targets(network), self.blocks)
 
 
-def require(measure: Measure, network: Network, *kinds: type) -> None:
+def require_capabilities(measure: Measure, network: Network, *kinds: type) -> None:
     """Raise a UserError unless the network is of all these kinds."""
     if lacking := [kind.__name__ for kind in kinds if not isinstance(network, kind)]:
         raise UserError(
@@ -122,14 +122,14 @@ def require(measure: Measure, network: Network, *kinds: type) -> None:
         )
 
 
-def positive(measure: Any, *names: str) -> None:
+def require_positive(measure: Any, *names: str) -> None:
     """Raise a UserError unless each of these options is None or a positive number."""
     for name in names:
         if (number := getattr(measure, name)) is not None and number < 1:
             raise UserError(f"{type(measure).__name__}: {name}: got {number}, expected a positive number")
 
 
-def training_length(network: Network, option: str) -> int:
+def known_training_length(network: Network, option: str) -> int:
     """Training length of a network in tokens.
 
     Raises:
@@ -145,7 +145,7 @@ def max_length(network: Network) -> int | None:
     return network.max_length if isinstance(network, Limited) else None
 
 
-def possible(lengths: Sequence[int], network: Network, name: str) -> tuple[list[int], list[dict[str, Any]]]:
+def fitting_lengths(lengths: Sequence[int], network: Network, name: str) -> tuple[list[int], list[dict[str, Any]]]:
     """The lengths that a network can read, and for each other length why it is skipped, as records have it."""
     limit = max_length(network)
     fitting = [length for length in lengths if limit is None or length <= limit]

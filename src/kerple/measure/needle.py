@@ -16,14 +16,14 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.measure.drawing import heat_map, panel
-from kerple.measure.measure import Measure, possible
+from kerple.measure.measure import Measure, fitting_lengths
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
 from kerple.model.network import Generation, Network
 
 Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue"]
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
+NOISE_SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 ADJECTIVES = ("ancient", "bitter", "clever", "distant", "eager", "famous", "gentle", "hollow", "jolly", "lively")
 NOUNS = ("anchor", "basket", "candle", "desert", "engine", "forest", "garden", "hammer", "island", "kettle")
 NEEDLES = 4  # number of keys in niah_multikey_1, of values in niah_multivalue
@@ -45,7 +45,7 @@ class Problem:
     values: tuple[str, ...]
 
 
-def draw(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
+def draw_problem(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
     """Draw a problem whose first needle is at a given depth; further needles are at random depths.
 
     ``niah_single_1`` and ``niah_single_2`` hide one number under one key (in noise and in text). ``niah_multikey_1``
@@ -72,11 +72,13 @@ def draw(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
     return Problem(tuple(zip(depths, sentences, strict=True)), question, tuple(values if multivalue else values[:1]))
 
 
-def prompt(problem: Problem, length: int, haystack: Sequence[int], encode: Callable[[str], list[int]]) -> list[int]:
+def problem_tokens(
+    problem: Problem, length: int, haystack: Sequence[int], encode: Callable[[str], list[int]]
+) -> list[int]:
     """The tokens of the haystack, the needles and the question, which together with the answer are ``length``.
 
     Args:
-        problem: A problem of `draw`.
+        problem: A problem of `draw_problem`.
         length: Number of tokens in all, including `ANSWER` for each value.
         haystack: At least ``length`` tokens of noise or text.
         encode: Function from a text to its tokens.
@@ -156,7 +158,7 @@ class Needle(Measure):
             raise UserError(f"Needle: lengths: got {self.lengths[-1]}, {text.name} has {len(text.stream)} tokens")
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        lengths, skipped = possible(self.lengths, network, self.kind)
+        lengths, skipped = fitting_lengths(self.lengths, network, self.kind)
         cells = list(product(range(len(lengths)), range(len(self.depths)), range(self.problems)))
         recalled = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=runner.device)
         for _, (i, d, number) in runner.part(cells):
@@ -177,13 +179,13 @@ class Needle(Measure):
     def _try(self, text: Text, network: Any, length: int, depth: float, number: int, device: torch.device) -> float:
         # seeded by the cell, so that what is hidden does not depend on the order or the number of devices
         rng = np.random.default_rng([self.seed, length, round(depth * 10**6), number])
-        problem = draw(self.kind, depth, rng)
+        problem = draw_problem(self.kind, depth, rng)
         if self.haystack == "noise":
-            sentence = text.encode(NOISE)
+            sentence = text.encode(NOISE_SENTENCES)
             haystack = sentence * -(-length // len(sentence))
         else:
             haystack = text.stream.read(int(rng.integers(len(text.stream) - length)), length).tolist()
-        tokens = torch.tensor([prompt(problem, length, haystack, text.encode)], device=device)
+        tokens = torch.tensor([problem_tokens(problem, length, haystack, text.encode)], device=device)
         written = network.continued(tokens, ANSWER * len(problem.values))
         return recall(text.decode(written), problem.values)
 

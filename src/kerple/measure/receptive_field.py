@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from kerple.data.text import Text
-from kerple.measure.drawing import finish
+from kerple.measure.drawing import label_axes
 from kerple.measure.measure import BlockMeasure
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
@@ -138,7 +138,7 @@ def _figure(
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
     share = "cumulative share of the norm of the last loss's gradient"
-    finish(left, training_length, xlabel="last inputs (tokens)", ylabel=share, ylim=(0, 1.02))
-    finish(right, training_length, xlabel="window (keys in each layer)", ylabel="perplexity")
+    label_axes(left, training_length, xlabel="last inputs (tokens)", ylabel=share, ylim=(0, 1.02))
+    label_axes(right, training_length, xlabel="window (keys in each layer)", ylabel="perplexity")
     figure.suptitle(title)
     return figure

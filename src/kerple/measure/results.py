@@ -42,7 +42,7 @@ class Row:
     count: int
 
 
-COLUMNS = [field.name for field in fields(Row)]
+ROW_COLUMNS = [field.name for field in fields(Row)]
 
 
 def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[
             the number of documents and, in ``document_numbers``, which ones of the split they are, in the same order.
     """
     described = dict(about)
-    table = pd.DataFrame(list(rows), columns=COLUMNS)
+    table = pd.DataFrame(list(rows), columns=ROW_COLUMNS)
     table = table[table["count"] > 0]  # a limited test does not read all blocks
     described["protocols"] = list(table["protocol"].unique())
     if (documents := described.pop("block_document", None)) is not None:
@@ -77,7 +77,7 @@ def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[
 def write_table(folder: Path, table: pd.DataFrame) -> None:
     """Write the table of sums; the same sums give the same bytes."""
     columns = {column: table[column].astype("Int64") for column in ("length", "position", "block", "count")}
-    write_compressed(folder / TABLE, table.assign(**columns)[COLUMNS])
+    write_compressed(folder / TABLE, table.assign(**columns)[ROW_COLUMNS])
 
 
 def write_compressed(path: Path, table: pd.DataFrame) -> None:
@@ -107,7 +107,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         path = folder / TABLE
         table = pd.read_csv(path, dtype={"metric": str, "protocol": str})
         numbers = table[["length", "sum", "count"]].apply(pd.to_numeric)
-        if list(table.columns) != COLUMNS or (numbers[["length", "count"]] < 1).any(axis=None):
+        if list(table.columns) != ROW_COLUMNS or (numbers[["length", "count"]] < 1).any(axis=None):
             raise ValueError("a column or a count is missing")
         if table[["metric", "protocol", "length", "sum", "count"]].isna().any(axis=None):
             raise ValueError("a number is missing")

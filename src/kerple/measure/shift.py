@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import finish, panel
+from kerple.measure.drawing import label_axes, panel
 from kerple.measure.measure import BlockMeasure, max_length
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
@@ -71,5 +71,5 @@ def _figure(rows: Sequence[dict[str, Any]], strategy: str) -> Figure:
     # at least 1% on both sides, so that rounding errors do not look like an effect
     axes.set_ylim(min(*values, values[0] * 0.99) * 0.99, max(*values, values[0] * 1.01) * 1.01)
     title = f"{strategy}: the same {rows[0]['length']}-token segments, shifted"
-    finish(axes, xlabel="position of the first token", ylabel="perplexity", title=title)
+    label_axes(axes, xlabel="position of the first token", ylabel="perplexity", title=title)
     return figure

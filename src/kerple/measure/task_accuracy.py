@@ -13,9 +13,9 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.measure import results
 from kerple.measure.drawing import panel
-from kerple.measure.measure import Measure, max_length, require
+from kerple.measure.measure import Measure, max_length, require_capabilities
 from kerple.measure.result import Result
-from kerple.measure.results import COLUMNS, Row
+from kerple.measure.results import ROW_COLUMNS, Row
 from kerple.measure.runner import Runner
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
@@ -103,7 +103,7 @@ class TaskAccuracy(Measure):
     needs: ClassVar[tuple[type, ...]] = (Transformer,)
 
     def check(self, network: Any, text: Any) -> None:
-        require(self, network, *self.needs)
+        require_capabilities(self, network, *self.needs)
         self.check_validation(text)
 
     def check_validation(self, text: Any) -> None:
@@ -130,7 +130,7 @@ class TaskAccuracy(Measure):
         for name, table in tables.items():
             rows = result_rows(labels[name], table)
             result.sums += rows
-            cells = results.totals(pd.DataFrame(rows, columns=COLUMNS))
+            cells = results.totals(pd.DataFrame(rows, columns=ROW_COLUMNS))
             names = cells["metric"] + f"/{name}/" + cells["length"].astype(str)
             result.scalars |= dict(zip(names, cells["value"], strict=True))
         answers = tables[TEACHER_FORCED]
