@@ -1,4 +1,4 @@
-"""The table and the figure of `Extrapolation`: perplexity by evaluation length."""
+"""The table and the figures of `Extrapolation`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from kerple.measure.measurement import Measurement
 
 
 def perplexity_table(measurements: Sequence[Measurement], training_length: int) -> str:
-    """Perplexity and bits per byte as text: a row for each length, a column for each protocol, and notes."""
+    """Perplexity and bits per byte as text: a row for each length, a column for each protocol, and notes below."""
     cells: dict[str, dict[str, str]] = {}
     for m in measurements:
         times = "" if m.length % training_length else f" ({m.length // training_length}×)"
@@ -23,7 +23,7 @@ def perplexity_table(measurements: Sequence[Measurement], training_length: int) 
 
 
 def perplexity_figure(measurements: Sequence[Measurement], training_length: int, title: str) -> Figure:
-    """Figure of perplexity against length, a line for each protocol, with a mark at the training length."""
+    """Figure of perplexity against length, with a curve for each protocol and a mark at the training length."""
     result, axes = panel(6.4, 4.2)
     measured = [m for m in measurements if not m.skip_reason]
     perplexities = [float(m.loss.perplexity()) for m in measured]
@@ -42,7 +42,12 @@ def perplexity_figure(measurements: Sequence[Measurement], training_length: int,
 
 
 def context_gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure | None:
-    """Figure of the context gain by distance beyond the window, of the rows of `ContextGain`; None if there is none."""
+    """Figure of the context gain against the distance beyond the window, or None if no row is beyond it.
+
+    Args:
+        rows: Rows of `kerple.measure.metrics.ContextGain`.
+        title: Title of the figure.
+    """
     beyond = [row for row in rows if row["first"] >= row["window"]]
     if not beyond:
         return None

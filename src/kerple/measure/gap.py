@@ -1,4 +1,4 @@
-"""`GapCurve`: what a context is worth from far away, by a jump in the positions between it and the targets."""
+"""`GapCurve`: the gain from a context whose positions are far from those of the targets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,20 +21,20 @@ from kerple.model.network import Network, Offset
 
 @dataclass
 class GapCurve(Measure):
-    """The loss of ``k`` targets after ``context`` tokens, with positions that jump by a gap between the two.
+    """Measures the loss of ``k`` targets after ``context`` tokens, with a gap in the positions between the two.
 
-    *No context* reads the targets only. The fraction of its worth that the context keeps is (no context - gap) / (no
-    context - no gap). This measures positions at any distance in a minute, and not whether a model finds something in a
-    long text. Layers with a window keep their own positions.
+    *No context* reads only the inputs of the targets. The context keeps the fraction (no context - gap) / (no context -
+    no gap) of its gain, in losses. This tests positions at any distance with short inputs. It does not test whether a
+    model finds something in a long text. Layers with a window keep their own positions.
 
-    The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. Intervals are of 95% over
-    documents; that of a fraction is by the jackknife.
+    The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. Intervals are 95% over
+    documents, and those of fractions by the jackknife.
 
     Args:
         gaps: Gaps in tokens; None for 1/4, 1/2, 1, 2, 4 and 16 times the training length.
         context: Number of inputs before the gap.
-        k: Number of targets, whose inputs are behind the gap.
-        blocks: Number of blocks, each of another document, the first of the text that fit.
+        k: Number of targets, whose inputs are after the gap.
+        blocks: Number of first blocks of the text, each of another document.
 
     Raises:
         UserError: If a number is not positive.
@@ -59,7 +59,7 @@ class GapCurve(Measure):
         self._blocks(text)
 
     def fitting_gaps(self, network: Network) -> list[int]:
-        """The gaps that the network has positions for, 0 before them."""
+        """0 and the gaps for which the network has enough positions, ascending."""
         gaps, limit = self.gaps, max_length(network)
         if gaps is None:
             trained = known_training_length(network, "GapCurve: gaps")
@@ -94,15 +94,9 @@ class GapCurve(Measure):
         curve = [(gap, *_kept(losses[0], losses[1], of_gap)) for gap, of_gap in zip(gaps, losses[1:], strict=True)]
         means = losses.mean(1)
         lines = [f"gap curve: {len(blocks)} documents, loss without context {means[0]:.3f}, with it {means[1]:.3f}"]
-        lines += [
-            f"gap of {gap:,}: loss {mean:.3f}, "
-            + (
-                f"the context keeps {kept:.0%} of its worth ({low:.0%} to {high:.0%})"
-                if high > 0
-                else "the context harms"
-            )
-            for (gap, kept, low, high), mean in zip(curve[1:], means[2:], strict=True)
-        ]
+        for (gap, kept, low, high), mean in zip(curve[1:], means[2:], strict=True):
+            fraction = f"keeps {kept:.0%} of its gain ({low:.0%} to {high:.0%})"
+            lines.append(f"gap of {gap:,}: loss {mean:.3f}, the context {fraction if high > 0 else 'harms'}")
         about = {"strategy": network.name, "training_length": network.training_length, "split": text.split}
         about |= {"context": self.context, "k": self.k, "block_document": documents, "precision": runner.precision}
         scalars = {f"gap/kept/{gap}": kept for gap, kept, *_ in curve[1:]}
@@ -114,14 +108,14 @@ class GapCurve(Measure):
 
 
 def _kept(none: NDArray[Any], near: NDArray[Any], far: NDArray[Any]) -> tuple[float, float, float]:
-    """Fraction of the worth of a context that is kept, with the ends of its interval, from losses of documents."""
+    """Fraction of the gain from a context that is kept, and the ends of its interval, from losses of documents."""
     from scipy import stats  # takes a second of processor time to import
 
-    n, lost, worth = len(none), far - near, none - near
-    kept = 1 - lost.sum() / worth.sum()
+    n, lost, gain = len(none), far - near, none - near
+    kept = 1 - lost.sum() / gain.sum()
     if n < 2:
         return float(kept), -np.inf, np.inf
-    without = 1 - (lost.sum() - lost) / (worth.sum() - worth)
+    without = 1 - (lost.sum() - lost) / (gain.sum() - gain)
     half = stats.t.ppf(0.975, n - 1) * np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
     return float(kept), float(kept - half), float(kept + half)
 
@@ -132,9 +126,9 @@ def _figure(curve: list[tuple[int, float, float, float]], network: Network, docu
     axes.errorbar(gaps, kept, (kept - low, high - kept), marker="o", markersize=4, capsize=2, label=network.name)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("symlog", linthresh=1)  # beyond the training length a context may do many times its worth of harm
+    axes.set_yscale("symlog", linthresh=1)  # beyond the training length the harm may be many times the gain
     axes.set_xticks(gaps, [f"{gap:,.0f}" for gap in gaps])
-    title = f"{network.name}: what a context keeps of its worth, {documents} documents"
-    ylabel = "fraction of the worth, 95% intervals"
+    title = f"{network.name}: fraction of the context's gain at a gap, {documents} documents"
+    ylabel = "fraction of the gain, 95% intervals"
     label_axes(axes, network.training_length, xlabel="gap (tokens)", ylabel=ylabel, title=title)
     return figure

@@ -1,4 +1,4 @@
-"""`Kernels`: each head's bias against distance in a trained model."""
+"""`Kernels`: the bias of each head against distance."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from kerple.model import Transformer
 
 @dataclass
 class Kernels(Measure):
-    """Tabulates each head's bias, and its weight if the strategy has one, against distance. It reads no text.
+    """Tabulates the bias of each head, and its weight if the strategy has one, against distance. It reads no text.
 
     The result has ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. A strategy whose bias is not a
     function of the distance is skipped.
@@ -66,8 +66,8 @@ class Kernels(Measure):
 def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, dict[str, Tensor | None]]]:
     """Yield (layer, bias and weight) for each strategy that has a bias or a weight.
 
-    The layer is "all" if one strategy serves all layers. Bias and weight are (H, length) fp32, or None if the strategy
-    does not have the one or the other.
+    The layer is "all" if all layers share one strategy. Bias and weight are (H, length) fp32; one of them is None if
+    the strategy does not have it.
     """
     positions = network.positions
     for layer, position in enumerate(positions):
@@ -80,12 +80,12 @@ def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, dict
 def _figure(
     tables: list[tuple[str, dict[str, Tensor | None]]], distances: list[int], trained: int, strategy: str
 ) -> Figure:
-    """Draw the curves of all heads over the distances: one panel for each layer and kind, bias or weight.
+    """Draw the curves of all heads against distance, with a panel for each layer and kind (bias or weight).
 
     Args:
-        tables: What `kernel_tables` yields; of more than four layers, the first, the middle and the last are drawn.
-        distances: Distances at which the curves are drawn.
-        trained: Training length, which is marked.
+        tables: The tables of `kernel_tables`. Of more than four layers, the first, the middle and the last are drawn.
+        distances: Distances to draw.
+        trained: Training length, for the mark.
         strategy: Name of the strategy, for the titles.
     """
     few = tables if len(tables) <= 4 else [tables[0], tables[len(tables) // 2], tables[-1]]

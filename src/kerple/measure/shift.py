@@ -1,4 +1,4 @@
-"""`ShiftTest`: perplexity of the same text at shifted positions, which relative strategies do not change."""
+"""`ShiftTest`: perplexity of the same text at shifted positions. Relative strategies do not depend on the shift."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from kerple.model.network import Offset
 
 @dataclass
 class ShiftTest(BlockMeasure):
-    """Perplexity of the same segments with all positions shifted by 0, 100, 200, …
+    """Measures the perplexity of the same segments with all positions shifted.
 
-    Writes ``shift.csv``: shift, sum of the losses, targets, perplexity. Shifts for which the strategy has too few
-    positions are left out with a warning. To test such a strategy, for example Learned, use segments that are shorter
+    The result has a figure and ``shift.csv`` (shift, length, sum of the losses, targets, perplexity). Shifts for which
+    the strategy has too few positions are left out, and reported. For a strategy such as Learned, use segments shorter
     than the training length.
 
     Args:
-        shifts: Numbers of tokens that are added to every position of a segment. One shift must be 0, for comparison.
-        length: Targets in a segment; None for the training length.
+        shifts: Numbers of tokens to add to every position of a segment. One shift must be 0, for comparison.
+        length: Number of targets in a segment; None for the training length.
         blocks: Number of segments.
 
     Raises:
@@ -42,9 +42,7 @@ class ShiftTest(BlockMeasure):
     def __post_init__(self) -> None:
         super().__post_init__()
         if 0 not in self.shifts or min(self.shifts) < 0:
-            raise UserError(
-                f"ShiftTest: shifts: got {list(self.shifts)}, expected numbers of at least 0, and 0 among them"
-            )
+            raise UserError(f"ShiftTest: shifts: got {list(self.shifts)}, expected 0 and numbers above 0")
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         length, limit, shifts = self.targets(network), max_length(network), sorted(set(self.shifts))
