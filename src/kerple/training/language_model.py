@@ -182,9 +182,7 @@ class LanguageModel(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         if self.trainer.precision == "16-true":
-            raise UserError(
-                "trainer.precision: got 16-true, in which training diverges; expected 16-mixed or bf16-mixed"
-            )
+            raise UserError("trainer.precision: got 16-true, expected 16-mixed, because training diverges in 16-true")
         groups = self._muon_groups() if self.muon else []
         grouped = {p for group in groups for p in group["params"]}
         rest = [p for p in self.parameters() if p.requires_grad and p not in grouped]

@@ -69,9 +69,7 @@ class Muon(torch.optim.AdamW):
         state, gradient = self.state[p], p.grad
         assert gradient is not None
         if not state:
-            state.update(
-                step=torch.zeros(()), momentum=torch.zeros_like(p)
-            )  # AdamW expects a step when it loads a state
+            state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))  # AdamW expects a step when it loads
         state["step"] += 1
         state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         return gradient.lerp(state["momentum"], MOMENTUM)
