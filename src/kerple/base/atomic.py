@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-STALE_AFTER = 3600.0  # seconds without a change, after which the process that wrote a temporary file is taken for dead
+STALE_AFTER = 3600.0  # seconds after which an unchanged temporary file counts as abandoned
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
     Args:
         path: Path of the file. Its folder is made if it is missing.
-        durable: Whether this also holds for a power cut, for which the function waits for the disk twice.
+        durable: Whether this also holds after a power cut. The function then waits for the disk twice.
 
     Raises:
         OSError: The file cannot be written. The previous file is intact.
@@ -41,7 +41,7 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # in place of no name or that of the temporary file
+            error.filename = str(path)  # not that of the temporary file
         raise
     if durable:
         folder = os.open(path.parent, os.O_RDONLY)

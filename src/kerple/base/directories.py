@@ -15,7 +15,7 @@ from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
 LAST = Path("checkpoints", "last.ckpt")  # in the folder of a fit: the checkpoint from which it resumes
-# the names of files that a run writes before its first step begin with one of these
+# files that a run writes before its first step have names that begin with one of these
 BEGINNINGS = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")
 # launchers set one or more of these variables to the number of the process
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
@@ -46,7 +46,7 @@ def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
     """
     checkpoint = (last_checkpoint(preferred) if ckpt_path == "last" else ckpt_path) or ""
     for path in _versions(preferred) if checkpoint else []:
-        # links are compared unresolved and resolved, because `checkpoints` or the whole folder may be a link
+        # compared before and after links are resolved, because `checkpoints` or the whole folder may be a link
         if any(Path(form(checkpoint)).is_relative_to(form(path)) for form in (os.path.abspath, os.path.realpath)):
             return resume_directory(path)
     return _unused(preferred)

@@ -17,9 +17,9 @@ EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long
 def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
     """Choose the precision for a device. Return it and the reason in a few words.
 
-    On the CPU the instructions decide, because bf16 is emulated without them. On an AMD Zen 4, a training step of the
-    demo's model took 0.54 to 0.63 of its time in fp32 with AVX512-BF16, 1.7 times as long with AVX-512, and 10 times
-    as long with AVX2. (Timed by hand, without a record.) ``ONEDNN_MAX_CPU_ISA`` can switch these instructions off;
+    On the CPU the instructions decide, because bf16 is emulated without them. On an AMD Zen 4, the time of a training
+    step of the demo in bf16, relative to fp32, was 0.54 to 0.63 with AVX512-BF16, 1.7 with AVX-512, and 10 with AVX2.
+    (Timed by hand, without a record.) ``ONEDNN_MAX_CPU_ISA`` can switch these instructions off;
     ``ATEN_CPU_CAPABILITY`` cannot.
 
     Args:

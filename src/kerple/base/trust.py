@@ -48,7 +48,9 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
     """
     if not Path(path).is_file():
         raise UserError(f"ckpt_path: got {path}, which is not a file; expected a checkpoint written by `fit`")
-    unicode = str(path).encode(errors="ignore").decode() == str(path)  # torch cannot map a file with any other path
+    unicode = str(path).encode(errors="ignore").decode() == str(
+        path
+    )  # torch cannot memory-map a file with another path
     try:
         content = torch.load(path, map_location=device, weights_only=True, mmap=unicode)
         if not isinstance(content, dict):
@@ -151,7 +153,7 @@ class Classes:
             kind = getattr(import_module(module), last)
         except (ImportError, AttributeError) as error:
             raise UserError(f"{option}: names {name!s:.100}, which cannot be imported ({error})") from error
-        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # the package may only import it
+        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # not one that the package imports
             raise UserError(f"{option}: names {name!s:.100}, expected a class that {package} defines")
         return kind
 

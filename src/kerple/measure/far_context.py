@@ -47,8 +47,8 @@ def far_context_texts(own: Tensor, other: Tensor, length: int, short: int) -> di
 def next_of_another(groups: Sequence[Any]) -> list[int]:
     """For each block the number of its counterpart in the next group.
 
-    The counterpart of block i of a group is block i, modulo the number of blocks, of the next group. The next group of
-    the last one is the first. Groups are in the order of their first block.
+    The counterpart of block i of a group is block i of the next group, modulo its number of blocks. The first group
+    follows the last one. Groups are in the order of their first block.
 
     Args:
         groups: The group of each block.
@@ -97,8 +97,8 @@ class FarContext(Measure):
     last L₁ inputs, at positions from 0. *Foreign* has L inputs, of which the first L - L₁ are of another document.
 
     In nats per target, *gain* = none - own, *content* = foreign - own, and *disturbance* = foreign - none. Distant text
-    is used if both gain and content are above 0. Content is not enough: it can be large if any long text harms the
-    model.
+    is used if both gain and content are above 0. Content is not sufficient, because it can be large if any long text
+    harms the model.
 
     Foreign text comes from the corresponding block of the next group (a package, a family of RFCs), or of the next
     document if the text has no groups. The result has ``far_context.csv`` (length, document, blocks, targets and means

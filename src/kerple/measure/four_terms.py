@@ -98,8 +98,8 @@ class FourTerms(BlockMeasure):
 
     The result has a figure of the four matrices, as means over heads and texts, and ``four_terms.csv`` (head, term,
     standard deviation). The standard deviation of a term over the keys that a query sees is its influence on the
-    softmax. The measurement is skipped if the strategy does not add to the embeddings or does more, and with
-    ``qk_norm``.
+    softmax. The measurement is skipped for a strategy that does not add to the embeddings, or has other hooks, and for
+    a model with ``qk_norm``.
 
     Args:
         length: Number of tokens of a text, at most 512; None for the training length.

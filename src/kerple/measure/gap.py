@@ -23,9 +23,9 @@ from kerple.model.network import Network, Offset
 class GapCurve(Measure):
     """Measures the loss of ``k`` targets after ``context`` tokens, with a gap in the positions between the two.
 
-    *No context* reads only the inputs of the targets. The context keeps the fraction (no context - gap) / (no context -
-    no gap) of its gain, in losses. This tests positions at any distance with short inputs. It does not test whether a
-    model finds something in a long text. Layers with a window keep their own positions.
+    *No context* reads only the inputs of the targets. The fraction of its gain that the context keeps is (no context -
+    gap) / (no context - no gap), in losses. This tests positions at any distance with short inputs. It does not test
+    whether a model finds something in a long text. Positions in layers with a window do not jump.
 
     The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. Intervals are 95% over
     documents, and those of fractions by the jackknife.

@@ -23,7 +23,7 @@ class Row:
     """One sum of a test. The result of a metric, protocol and length is the sum of its rows.
 
     Args:
-        metric: ``ppl`` (nats of targets), ``bits_per_byte`` (bits of bytes), or an accuracy (correct answers).
+        metric: ``ppl`` (sum in nats), ``bits_per_byte`` (sum in bits), or an accuracy (number of correct answers).
         protocol: Name of the protocol with its option, such as ``windowed64``, or of the task.
         length: Evaluation length in tokens, or length of the problem.
         position: Position in the segment; None for a sum over positions.

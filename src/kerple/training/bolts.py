@@ -32,5 +32,5 @@ with warnings.catch_warnings():
     from pl_bolts.callbacks.data_monitor import ModuleDataMonitor, TrainingDataMonitor
     from pl_bolts.utils.stability import UnderReviewWarning
 
-# each use warns that the package is under review, but it is no longer maintained
+# each use warns that the package is under review
 warnings.filterwarnings("ignore", category=UnderReviewWarning)

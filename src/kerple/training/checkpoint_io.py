@@ -37,7 +37,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint, but only from a folder that this run has written to.
 
-        A resumed run reads the names of earlier checkpoints from a checkpoint, which could name any file.
+        A resumed run reads the names of earlier checkpoints from a checkpoint, whose names could be those of any files.
         """
         if _folder(path) in self._folders and not os.path.isdir(path):
             super().remove_checkpoint(path)

@@ -17,9 +17,9 @@ from kerple.training.sharding import local_parts
 class NonFiniteGuard(Callback):
     """Checks all losses and gradients on all ranks before each step of the optimiser.
 
-    The host has to wait for the device in a check. A GPU therefore skips a bad step, and all later steps, without the
-    host, through the flag ``found_inf`` of the fused optimiser. The host checks every few steps, and before each
-    checkpoint. Without the flag, the host checks every step.
+    A check by the host waits for the device. On a GPU, the fused optimiser therefore skips a bad step and all later
+    steps by its flag ``found_inf``, and the host checks every few steps and before each checkpoint. With another
+    optimiser, the host checks every step.
 
     With ``precision: 16-mixed`` only the loss is checked, because the loss scaler skips steps whose gradients overflow.
     Weights are checked after a bad step, before each checkpoint, and at the end.

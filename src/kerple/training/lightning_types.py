@@ -1,4 +1,4 @@
-"""Typed access to the network, the data module and the trainer in callbacks."""
+"""Access to the network, the trainer, its writers and its folder in callbacks."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +15,6 @@ from kerple.model import Transformer
 def network_of(pl_module: LightningModule) -> Transformer:
     """The network of `kerple.training.language_model.LanguageModel`."""
     return cast(Transformer, pl_module.network)
-
-
-def data_of(trainer: Trainer) -> Any:
-    """The data module of a trainer."""
-    return untyped(trainer).datamodule
 
 
 def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:

@@ -10,7 +10,6 @@ from kerple.measure.measure import Measure
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.training.lightning_types import (
-    data_of,
     log_directory,
     network_of,
     refuse_shards,
@@ -69,7 +68,7 @@ class MeasureCallback(Callback):
         Raises:
             UserError: If the data module has none.
         """
-        data = data_of(trainer)
+        data = untyped(trainer).datamodule
         if not hasattr(data, "text"):
             raise UserError(f"trainer.callbacks: got data {type(data).__name__}, expected TokenShards or TaskData")
         return data.text(split)
