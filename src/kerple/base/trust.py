@@ -48,9 +48,7 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
     """
     if not Path(path).is_file():
         raise UserError(f"ckpt_path: got {path}, which is not a file; expected a checkpoint written by `fit`")
-    unicode = str(path).encode(errors="ignore").decode() == str(
-        path
-    )  # torch cannot memory-map a file with another path
+    unicode = str(path).encode(errors="ignore").decode() == str(path)  # torch cannot memory-map other paths
     try:
         content = torch.load(path, map_location=device, weights_only=True, mmap=unicode)
         if not isinstance(content, dict):
