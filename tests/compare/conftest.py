@@ -131,4 +131,4 @@ def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i, label in enumerate(curves)
         for seed in (1235, 1236)
     ]
-    return page.write_comparison(read_runs(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"])
+    return page.write(read_runs(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"])

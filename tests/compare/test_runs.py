@@ -71,7 +71,7 @@ def test_a_folder_that_has_only_a_test_is_called_what_its_folder_is(tmp_path: Pa
             (test.parent / "cost.json").unlink()
     runs = locate([tmp_path])
     assert {(run.strategy, run.seed) for run in runs} == {("ALiBi", 1237), ("RoPE", 7), ("mine", 0)}
-    assert page.write_comparison(read_runs(runs), tmp_path / "report", name="x", baseline="mine").is_file()
+    assert page.write(read_runs(runs), tmp_path / "report", name="x", baseline="mine").is_file()
 
 
 def test_the_same_results_of_two_runs_are_named_with_what_to_do(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_of_many_lengths_and_tasks_a_table_has_as_many_columns_as_can_be_read(tm
         write_task_run(tmp_path / "tasks" / strategy, strategy, 1236, tasks)
     for folder in (tmp_path / "KerpleLog", tmp_path / "tasks" / "KerpleLog"):
         runs = locate([folder, folder.with_name("ALiBi")])
-        page.write_comparison(read_runs(runs), tmp_path / "report", name="x", baseline="ALiBi")
+        page.write(read_runs(runs), tmp_path / "report", name="x", baseline="ALiBi")
         text = (tmp_path / "report" / "table.md").read_text()
         assert max(line.count(" | ") for line in text.splitlines() if line.startswith("| ---")) <= 13
         assert "1280 (20×)" in text if folder.parent == tmp_path else "| task 19 | 0.950 | 0.950 |" in text

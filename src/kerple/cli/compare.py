@@ -223,7 +223,7 @@ def _report(runs: list[Run], folder: Path, name: str, baseline: str, **options: 
     tables = read_runs(runs)
     for difference in page.inconsistencies(tables):
         print(f"warning: runs differ in more than strategy and seed: {difference}")
-    return page.write_comparison(tables, folder, name=name, baseline=baseline, **options)
+    return page.write(tables, folder, name=name, baseline=baseline, **options)
 
 
 def _parser() -> ArgumentParser:

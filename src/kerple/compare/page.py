@@ -41,7 +41,7 @@ POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; th
 PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # settings that differ from run to run
 
 
-def write_comparison(
+def write(
     runs: Runs,
     folder: Path,
     *,
