@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,14 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from tokenizers import Tokenizer
 
-from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.data import TokenShards
-from kerple.data.text import Text
-from kerple.data.tokenizer import train_tokenizer
+from kerple.data.tokenizer import load_tokenizer, train_tokenizer
 from kerple.hf.adapter import hugging_face_network
 from kerple.measure import results
-from kerple.measure.long_perplexity import LongPerplexity, key_targets
+from kerple.measure.long_perplexity import LongPerplexity, byte_spans, key_targets, spelling
 from kerple.measure.needle import ANSWER, Needle, draw_problem, problem_tokens
 from kerple.model.network import Generation, Limited
 from tests.hf.tiny import hf, saved, text, tiny
@@ -73,17 +73,41 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
     assert second["value"][0] == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
-def test_an_evaluator_with_another_tokenizer_or_fewer_positions_is_an_error(
+def test_keys_of_another_tokenizer_are_found_through_the_bytes(corpus: Path, place: Path, monkeypatch) -> None:
+    """A model of merged tokens: each covers bytes, one of which the evaluator, reading bytes, judged to be key."""
+    monkeypatch.chdir(place)
+    merged = TokenShards(str(corpus), vocabulary=300, directory="merged", split_fractions=FRACTIONS, length=16)
+    merged.prepare_data()
+    merged.setup()
+    callback = LongPerplexity(**LONG | {"evaluator": "evaluator", "keys": "kept"})
+    keys = callback._keys(merged.text("test"))
+    assert sum(map(len, keys)) > 0
+    spell = spelling(load_tokenizer("merged"), merged.manifest.end_of_text)
+    evaluator = hugging_face_network(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
+    reader = hf.AutoTokenizer.from_pretrained("evaluator")  # a token for each byte
+    for i, targets in enumerate(keys):
+        spelt = [spell(token) for token in merged.blocks("test", 48, 3)[i].tolist()]
+        text = b"".join(spelt).decode()
+        character = [n for n, letter in enumerate(text) for _ in letter.encode()]  # that each byte belongs to
+        ids = reader(text, add_special_tokens=False)["input_ids"]
+        assert len(ids) == len(character)
+        with torch.inference_mode():
+            (judged,) = key_targets(evaluator, torch.tensor([ids]), short=8, stride=4, gain=0.2, likely=-50.0).tolist()
+        # a character is key if one of its bytes is
+        key = {character[t + 1] for t, is_key in enumerate(judged) if is_key}
+        ends = [0, *accumulate(map(len, spelt))]
+        assert targets == [j - 1 for j in range(1, len(spelt)) if key & set(character[ends[j] : ends[j + 1]])]
+    assert callback._keys(merged.text("test")) == keys  # read from the file
+
+
+def test_an_evaluator_is_not_read_past_its_training_length(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
     saved(place / "short", "llama", max_position_embeddings=32)
     with pytest.raises(SystemExit):
         run("evaluator", "--data.directory", "shards", "--trainer.callbacks.evaluator", "short")
-    assert "lengths: got 48, expected at most 32, the training length of short" in capsys.readouterr().err
-    other = Text.of_strings(["far is near " * 40], train_tokenizer(["far is near"], 270))
-    with pytest.raises(UserError, match=r"got evaluator, .* prepare the text with --data.tokenizer hf:evaluator"):
-        LongPerplexity(**LONG | {"evaluator": "evaluator"}).check(Copier(), other)
+    assert "got 48 tokens, which are 48 of the evaluator, expected at most 32" in capsys.readouterr().err
 
 
 BLOCK, SHORT, STRIDE = 24, 8, 3
@@ -120,6 +144,26 @@ def test_keys_are_what_the_formula_says() -> None:
     assert not key_targets(Copier(), tokens, **options, likely=-0.4).any()
     # the targets of the first short context are never key: both contexts are the same for them
     assert not key_targets(Copier(), tokens, **options, gain=-1.0, likely=-9.0)[:, :SHORT].any()
+
+
+def test_tokens_are_spelt_in_the_bytes_they_were_made_of() -> None:
+    text = "def ünï(x):\n\treturn 'čau 🙂' # \x00\x7f\xad"
+    tokenizer = train_tokenizer([text], 300)
+    ids = tokenizer.encode(text).ids
+    ending = tokenizer.token_to_id("<|endoftext|>")
+    spell = spelling(tokenizer, ending)
+    assert b"".join(map(spell, ids)) == text.encode()
+    assert spell(ending) == b""
+    words = Tokenizer.from_str(tokenizer.to_str())
+    words.add_tokens(["two words"])
+    with pytest.raises(ValueError, match=r"\('two words'\) has no bytes"):
+        spelling(words, ending)(words.token_to_id("two words"))
+
+
+def test_spans_of_characters_are_spans_of_bytes_also_where_a_block_cuts_one() -> None:
+    text = "aéb🙂".encode()[:-2].decode("utf-8", "surrogateescape")
+    assert len(text) == 5
+    assert byte_spans(text, [(0, 1), (1, 2), (2, 3), (3, 5)]) == [(0, 1), (1, 3), (3, 4), (4, 6)]
 
 
 # Needle, with a stand-in model that remembers a known part of what it reads

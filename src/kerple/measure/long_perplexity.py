@@ -2,18 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from filelock import FileLock
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text
+from kerple.data.tokenizer import end_of_text, without_truncation
 from kerple.measure.measure import Measure, fitting_lengths, known_training_length, require_positive
 from kerple.measure.protocols import full, ordered_lengths, sliding
 from kerple.measure.result import Result
@@ -44,13 +48,62 @@ def key_targets(
     return is_key
 
 
+def carry_over(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: Sequence[bool]) -> list[bool]:
+    """Find the key tokens in another tokenisation of the same text: those that overlap with a key token.
+
+    Args:
+        sizes: Number of bytes of each token of the model that is scored.
+        spans: The bytes first..last - 1 of each of the evaluator's tokens, in ascending order.
+        is_key: Whether each of the evaluator's tokens is a key token.
+
+    Returns:
+        Whether each token of the model that is scored is a key token.
+    """
+    key_bytes = torch.zeros(sum(sizes) + 1, dtype=torch.int64)
+    for (first, last), key in zip(spans, is_key, strict=True):
+        key_bytes[first:last] = int(key)
+    preceding = torch.cat([torch.zeros(1, dtype=torch.int64), key_bytes.cumsum(0)])  # key bytes before each byte
+    end = torch.tensor([0, *sizes]).cumsum(0)
+    return (preceding[end[1:]] > preceding[end[:-1]]).tolist()
+
+
+def spelling(tokenizer: Tokenizer, end_of_text: int) -> Callable[[int], bytes]:
+    """A function from a token id of a byte-level tokenizer to its bytes; ``end_of_text`` has none.
+
+    Raises:
+        UserError: If a token has no bytes; raised by the function.
+    """
+    # the alphabet of byte-level BPE (Radford et al. 2019): printable Latin-1 letters are themselves, others come after
+    printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printed]
+    letters = {chr(byte): byte for byte in printed} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+    @cache
+    def spell(token: int) -> bytes:
+        if token == end_of_text:
+            return b""
+        text = tokenizer.id_to_token(token) or ""
+        if not text or not letters.keys() >= set(text):
+            raise UserError(f"tokenizer: token {token} ({text!r}) has no bytes; use the evaluator's tokenizer")
+        return bytes(letters[letter] for letter in text)
+
+    return spell
+
+
+def byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Convert spans of a text's characters to spans of its bytes. A lone surrogate stands for one byte."""
+    ends = torch.tensor([0, *(len(c.encode("utf-8", "surrogateescape")) for c in text)]).cumsum(0).tolist()
+    return [(ends[first], ends[last]) for first, last in spans]
+
+
 @dataclass
 class LongPerplexity(Measure):
     """Measures LongPPL: perplexity of the key tokens, which need far context.
 
     A pretrained model, the evaluator, chooses the key tokens. It reads each block as a whole and with a short context.
     A target is a key token if the whole context raises its log-probability by more than ``gain``, to more than
-    ``likely``. The text must be in the tokens of the evaluator.
+    ``likely``. If the model has another tokenizer than the evaluator, its key tokens are those that share a byte with
+    a key token of the evaluator.
 
     The choice depends only on the text, the evaluator and these options. It is stored as ``keys-<hash>.json``, so that
     every model is scored on the same targets. The result has the protocol ``longppl`` at each length.
@@ -66,8 +119,7 @@ class LongPerplexity(Measure):
         keys: Folder in which the choice is stored. The value in a checkpoint is ignored.
 
     Raises:
-        UserError: If an option is out of range, or the evaluator cannot be loaded, has another tokenizer, or cannot
-            read such long blocks.
+        UserError: If an option is out of range, or the evaluator cannot be loaded or cannot read such long blocks.
     """
 
     lengths: Sequence[int]
@@ -95,15 +147,9 @@ class LongPerplexity(Measure):
         return {"short": self.short, "stride": self.stride, "gain": self.gain, "likely": self.likely}
 
     def check(self, network: Network, text: Any) -> None:
-        from kerple.hf.source import find_model, read_tokenizer, same_tokens  # needs optional packages
-
         super().check(network, text)
         text.blocks(self.lengths[-1], self.blocks)
-        if not same_tokens(read_tokenizer(find_model(self.evaluator)), text.tokenizer):
-            raise UserError(
-                f"LongPerplexity: evaluator: got {self.evaluator}, expected a model with the tokenizer of {text.name}; "
-                f"prepare the text with --data.tokenizer hf:{self.evaluator}"
-            )
+        _ = text.tokenizer
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         keys, blocks = self._keys(text), text.blocks(self.lengths[-1], self.blocks)
@@ -155,14 +201,34 @@ class LongPerplexity(Measure):
 
     def _choose(self, text: Text, source: Any) -> list[list[int]]:
         from kerple.hf.adapter import hugging_face_network
-        from kerple.hf.source import bos_token, read_model, read_model_config
+        from kerple.hf.source import bos_token, read_model, read_model_config, read_tokenizer, same_tokens
 
         network = hugging_face_network(read_model(source, read_model_config(source)), bos=bos_token(source))
+        tokenizer = read_tokenizer(source)
+        same = same_tokens(tokenizer, text.tokenizer)
+        keys = []
+        for tokens in text.blocks(self.lengths[-1], self.blocks):
+            is_key = self._judge(network, tokens) if same else self._judge_text(network, tokenizer, text, tokens)
+            keys.append([target for target, key in enumerate(is_key) if key])
+        return keys
+
+    def _judge_text(self, network: Network, tokenizer: Any, text: Text, tokens: Tensor) -> list[bool]:
+        """Whether each target of tokens (N + 1,) of the text's tokenizer is key for an evaluator with another one."""
+        spell = spelling(text.tokenizer, end_of_text(text.tokenizer, text.name))
+        spelt = [spell(token) for token in tokens.tolist()]
+        whole_text = b"".join(spelt).decode("utf-8", "surrogateescape")
+        # "?" for each byte that is not text, as many characters
+        readable = whole_text.encode("utf-8", "replace").decode()
+        whole = without_truncation(Tokenizer.from_str(tokenizer.to_str()))  # a copy, because this changes its JSON
+        encoding = whole.encode(readable, add_special_tokens=False)
+        is_key = [False, *self._judge(network, torch.tensor(encoding.ids))]  # of each token; the first is no target
+        return carry_over([len(token) for token in spelt], byte_spans(whole_text, encoding.offsets), is_key)[1:]
+
+    def _judge(self, network: Network, tokens: Tensor) -> list[bool]:
         limit = known_training_length(network, "LongPerplexity: evaluator: training length")
-        if limit < self.lengths[-1]:
+        if limit < len(tokens) - 1:
             raise UserError(
-                f"LongPerplexity: lengths: got {self.lengths[-1]}, expected at most {limit}, the training length of "
-                f"{self.evaluator}; choose shorter ones"
+                f"LongPerplexity: lengths: got {self.lengths[-1]} tokens, which are {len(tokens) - 1} of the "
+                f"evaluator, expected at most {limit}, its training length; choose shorter ones"
             )
-        blocks = text.blocks(self.lengths[-1], self.blocks)
-        return [key_targets(network, tokens[None], **self.criterion)[0].nonzero()[:, 0].tolist() for tokens in blocks]
+        return key_targets(network, tokens[None], **self.criterion)[0].tolist()
