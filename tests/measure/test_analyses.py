@@ -8,13 +8,14 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.measure.attention import AttentionMaps, AttentionStatistics
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.four_terms import TERMS, FourTerms, four_terms, spread
-from kerple.measure.kernels import Kernels
+from kerple.measure.kernels import KernelCurves
 from kerple.measure.measure import Measure
 from kerple.measure.protocols import full, windowed
 from kerple.measure.receptive_field import ReceptiveField
@@ -22,6 +23,8 @@ from kerple.measure.shift import ShiftTest
 from kerple.model import Transformer
 from kerple.positions import Shape, Sinusoidal, SSMax, strategies
 from kerple.positions.visibility import Visibility
+from kerple.training import kernel_records
+from kerple.training.kernel_records import Kernels
 from kerple.training.language_model import LanguageModel
 from tests.toy import RandomText, small_model, trainer
 
@@ -82,7 +85,7 @@ def test_kernels_are_the_strategys_tables(per_layer: bool, tmp_path: Path) -> No
     positions = model.network.positions
     for parameter in positions[-1].parameters():  # or both layers would have the same kernel
         parameter.mul_(2)
-    table = measured(tmp_path, Kernels(length=100), model)
+    table = measured(tmp_path, KernelCurves(length=100), model)
     assert set(table["distance"]) >= {0, 1, 2, 3, 99}
     assert set(table["layer"]) == ({0, 1} if per_layer else {"all"})
     for row in table.itertuples():
@@ -91,6 +94,32 @@ def test_kernels_are_the_strategys_tables(per_layer: bool, tmp_path: Path) -> No
         for kind, hook in hooks.items():
             expected = hook(torch.tensor([float(row.distance)]))[row.head, 0]
             assert getattr(row, kind) == pytest.approx(float(expected), rel=1e-6)
+
+
+@torch.no_grad()
+def test_kernels_have_a_trajectory_of_bounded_length_that_survives_a_resumption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_records, "MAX_RECORDS", 4)
+    for name, steps, checkpoint in (("a", 4, None), ("b", 12, tmp_path / "middle.ckpt")):
+        kernels, model = Kernels(every=2, distances=(1, 50)), model_of("KerpleLog")
+        run = trainer(tmp_path / name, kernels, events=True, max_steps=steps, limit_val_batches=0)
+        run.fit(model, RandomText(tokens=2000), ckpt_path=checkpoint, weights_only=False if checkpoint else None)
+        run.save_checkpoint(tmp_path / "middle.ckpt")
+    table = pd.read_csv(tmp_path / "b" / "kernels_trajectory.csv")
+    assert table["step"].unique().tolist() == [0, 4, 8, 12]
+    at_end = table[table["step"] == 12].set_index(["name", "head"])["value"]
+    position = model.network.positions[0]
+    bias = position.bias(torch.arange(51.0))
+    for head in range(2):
+        assert at_end["bias at 50", head] == pytest.approx(bias[head, 50].item(), rel=1e-6)
+        assert at_end["r1", head] == pytest.approx(position.r1[head].item(), rel=1e-6)
+    assert set(table["name"]) == {"r1", "r2", "bias at 1", "bias at 50"}
+    at_start = table[table["step"] == 0]["value"].tolist()
+    assert at_start != pytest.approx(at_end.tolist(), rel=1e-3)
+    images = EventAccumulator(str(tmp_path / "b")).Reload().Tags()["images"]
+    assert images == ["analyses/kernels_trajectory"]
+    assert len(kernels.state_dict()["records"]) == 4
 
 
 @torch.no_grad()
@@ -145,7 +174,7 @@ def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None
         (FourTerms(), {"name": "KerpleLog"}, "adds nothing to the embeddings"),
         (FourTerms(), {"name": "Combined", "parts": [SSMax, Sinusoidal]}, "Combined also has transform_qk"),
         (FourTerms(), {"name": "Sinusoidal", "qk_norm": True}, "qk_norm normalises queries and keys"),
-        (Kernels(), {"name": "RoPE"}, "no bias by distance"),
+        (KernelCurves(), {"name": "RoPE"}, "no bias by distance"),
         (AttentionStatistics(length=16, blocks=2), {"name": "Learned"}, "only 8 positions"),
     ],
 )

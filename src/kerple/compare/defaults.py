@@ -1,7 +1,7 @@
-"""Options that were added or removed since a run was made.
+"""Default values of options.
 
 An option that was added after a run has no value in the configuration of that run. As long as it has its default value
-now, the two configurations are the same. So are they if a class no longer has an option that the run had.
+now, the two configurations are the same.
 """
 
 from importlib import import_module
@@ -13,21 +13,11 @@ from jsonargparse._parameter_resolvers import get_signature_parameters
 def is_default(config: dict[str, Any], key: str) -> bool:
     """Whether an option has the default value that the signature of its class gives it."""
     owner, name = _owner(config, key)
-    defaults = {} if owner is None else _defaults(owner)
-    if name not in defaults:
+    options = {option.name: option for option in get_signature_parameters(owner)} if owner is not None else {}
+    if name not in options:
         return False
-    default = defaults[name]
+    default = options[name].default
     return config[key] == (list(default) if isinstance(default, tuple) else default)
-
-
-def is_removed(config: dict[str, Any], key: str) -> bool:
-    """Whether the class that an option belonged to has no such option any more."""
-    owner, name = _owner(config, key)
-    return owner is not None and name.partition(".")[0] not in _defaults(owner)
-
-
-def _defaults(owner: type) -> dict[str, Any]:
-    return {option.name: option.default for option in get_signature_parameters(owner)}
 
 
 def _owner(config: dict[str, Any], key: str) -> tuple[type | None, str]:

@@ -24,7 +24,7 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.base.sources import package_digest
 from kerple.compare.comparison import Job
-from kerple.compare.defaults import is_default, is_removed
+from kerple.compare.defaults import is_default
 from kerple.compare.runs import LOCATIONS, PACKED, flat, read_runs, recorded_runs
 from kerple.measure import results
 
@@ -107,7 +107,6 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
         and now.get(key) != "auto"
         and not LOCATIONS.fullmatch(key)
         and not (key not in before and is_default(resolved, key))  # an option that is newer than the run
-        and not (now.get(key) is None and is_removed(resolved, key))
     ]
 
 

@@ -1,4 +1,4 @@
-"""`Kernels`: the bias of each head against distance."""
+"""`KernelCurves`: the bias of each head against distance in a trained model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ from kerple.measure.measure import Measure, require_capabilities
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model import Transformer
+from kerple.positions import Position
 
 
 @dataclass
-class Kernels(Measure):
+class KernelCurves(Measure):
     """Tabulates the bias of each head, and its weight if the strategy has one, against distance. It reads no text.
 
     The result has ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. A strategy whose bias is not a
@@ -28,7 +29,7 @@ class Kernels(Measure):
         length: Number of distances, 0..length-1; None for 32 × the training length.
 
     Raises:
-        UserError: If the length is less than 2.
+        UserError: If the length is below 2.
     """
 
     length: int | None = None
@@ -55,7 +56,7 @@ class Kernels(Measure):
         rows = [
             {"layer": layer, "head": head, "distance": d}
             | {kind: None if table is None else float(table[head, d]) for kind, table in of_layer.items()}
-            for layer, of_layer in tables
+            for layer, _, of_layer in tables
             for head in range(network.shape.heads)
             for d in distances
         ]
@@ -63,8 +64,8 @@ class Kernels(Measure):
 
 
 @torch.no_grad()
-def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, dict[str, Tensor | None]]]:
-    """Yield (layer, bias and weight) for each strategy that has a bias or a weight.
+def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, Position, dict[str, Tensor | None]]]:
+    """Yield (layer, strategy, bias and weight) for each strategy that has a bias or a weight.
 
     The layer is "all" if all layers share one strategy. Bias and weight are (H, length) fp32; one of them is None if
     the strategy does not have it.
@@ -74,11 +75,11 @@ def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, dict
         if position.uses("bias") or position.uses("score_scale"):
             distance = torch.arange(length, dtype=torch.float32, device=network.head.weight.device)
             tables = {"bias": position.bias(distance), "weight": position.score_scale(distance)}
-            yield "all" if len(positions) == 1 else str(layer), tables
+            yield "all" if len(positions) == 1 else str(layer), position, tables
 
 
 def _figure(
-    tables: list[tuple[str, dict[str, Tensor | None]]], distances: list[int], trained: int, strategy: str
+    tables: list[tuple[str, Position, dict[str, Tensor | None]]], distances: list[int], trained: int, strategy: str
 ) -> Figure:
     """Draw the curves of all heads against distance, with a panel for each layer and kind (bias or weight).
 
@@ -90,7 +91,7 @@ def _figure(
     """
     few = tables if len(tables) <= 4 else [tables[0], tables[len(tables) // 2], tables[-1]]
     labels = {"bias": "bias added to the scaled score (nats)", "weight": "weight times the score"}
-    panels = [(layer, kind, t) for layer, kinds in few for kind, t in kinds.items() if t is not None]
+    panels = [(layer, kind, t) for layer, _, kinds in few for kind, t in kinds.items() if t is not None]
     figure = Figure(figsize=(7.6, 3.8 * len(panels)), layout="constrained")
     for axes, (layer, kind, table) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         for head, curve in enumerate(table.cpu()):

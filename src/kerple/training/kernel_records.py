@@ -1,0 +1,133 @@
+"""`Kernels`: records each head's bias and the strategy's parameters during a fit."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from kerple.base.errors import UserError
+from kerple.measure.drawing import finish, grid
+from kerple.measure.kernels import KernelCurves, kernel_tables
+from kerple.measure.result import Result
+from kerple.positions import Position
+from kerple.training.lightning_types import network_of, refuse_shards
+from kerple.training.measure_callback import publish, runner
+
+MAX_RECORDS = 400  # during a whole training
+
+
+class Kernels(Callback):
+    """Draws each head's bias, and its weight if the strategy has one, against distance.
+
+    At the end of `test` it makes the measurement `KernelCurves`. During `fit` it
+    records the strategy's parameters and the bias at a few distances; at the end of `fit` it writes them as
+    ``kernels_trajectory.csv`` (step, layer, head, name, value) and a figure. Checkpoints hold the records, at most
+    `MAX_RECORDS`: when there are more, every second one is dropped, and `every` doubles. Strategies
+    whose bias is no function of the distance are skipped with a message.
+
+    Args:
+        length: Number of distances, 0..length-1; None for 32 × the training length.
+        every: Steps between two records during `fit`, at first.
+        distances: Distances at which the bias is recorded during `fit`.
+
+    Raises:
+        UserError: If a number is not positive.
+    """
+
+    def __init__(
+        self, length: int | None = None, every: int = 10, distances: tuple[int, ...] = (1, 10, 100, 1000)
+    ) -> None:
+        super().__init__()
+        if every < 1 or (length is not None and length < 2) or min(distances, default=0) < 0:
+            raise UserError(f"Kernels: got {length=}, {every=}, {distances=}, expected 2, 1 and 0 or more")
+        self.length, self.every, self.distances = length, every, tuple(distances)
+        self.steps: list[int] = []
+        self.records: list[Tensor] = []  # at each of these steps, (curves, H)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        refuse_shards(trainer, "Kernels", "leave it out of the fit")
+        if not self.steps:
+            self._record(0, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        step = trainer.global_step
+        if self.steps and step % self.every == 0 and self.steps[-1] != step:
+            self._record(step, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.steps:
+            return
+        curves, values = list(self._curves(pl_module)), torch.stack(self.records)  # (steps, curves, H)
+        rows = [
+            {"step": step, "layer": layer, "head": head, "name": name, "value": value}
+            for step, of_step in zip(self.steps, values.tolist(), strict=True)
+            for (layer, name), of_heads in zip(curves, of_step, strict=True)
+            for head, value in enumerate(of_heads)
+        ]
+        figure = _trajectory_figure(self.steps, curves, values, network_of(pl_module).name)
+        publish(Result("kernels", {"kernels_trajectory": rows}, {"kernels_trajectory": figure}), trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"every": self.every, "steps": self.steps, "records": self.records}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.every, self.steps, self.records = (state_dict[key] for key in ("every", "steps", "records"))
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        curves = KernelCurves(self.length).run(network_of(pl_module), None, runner(trainer, pl_module))
+        publish(curves, trainer)
+
+    def _record(self, step: int, pl_module: LightningModule) -> None:
+        """Record the curves at this step, unless there are none; thin the records out if there are too many."""
+        curves = self._curves(pl_module)
+        if not curves:
+            return
+        self.steps.append(step)
+        self.records.append(torch.stack(list(curves.values())).float().cpu())
+        if len(self.steps) > MAX_RECORDS:
+            self.steps, self.records, self.every = self.steps[::2], self.records[::2], 2 * self.every
+
+    def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
+        """What is recorded of the model at this step: a number for each head, (H,), by layer and name.
+
+        The layer is that of `kernel_tables`. Names are those of the parameters, and ``bias at 10`` or ``weight at 10``.
+        """
+        curves: dict[tuple[str, str], Tensor] = {}
+        for layer, position, tables in kernel_tables(network_of(pl_module), max(self.distances, default=0) + 1):
+            curves |= {(layer, name): values for name, values in _per_head(position, pl_module)}
+            for kind, table in tables.items():
+                if table is not None:
+                    curves |= {(layer, f"{kind} at {d}"): table[:, d] for d in self.distances}
+        return curves
+
+
+def _per_head(position: Position, pl_module: LightningModule) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the values (H,) of each parameter with one number for each head.
+
+    If the strategy has no parameters, such as ALiBi, its buffers are taken instead.
+    """
+    for name, values in list(position.named_parameters()) or position.named_buffers():
+        if values.shape == (network_of(pl_module).shape.heads,):
+            yield name, values.detach()
+
+
+def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: Tensor, strategy: str) -> Figure:
+    """Draw the records of the first layer over training: one panel for each name, one curve for each head.
+
+    Args:
+        steps: Steps of the records.
+        curves: Layer and name of each curve.
+        values: The records, (steps, curves, H).
+        strategy: Name of the strategy, for the title.
+    """
+    first = [i for i, (layer, _) in enumerate(curves) if layer == curves[0][0]]  # curves of the first layer
+    figure, panels = grid(len(first), 4.2, 3.2)
+    for axes, i in zip(panels, first, strict=True):
+        for head, curve in enumerate(values[:, i].T.tolist()):
+            axes.plot(steps, curve, label=f"head {head}", color=f"C{head % 10}")
+        finish(axes, xlabel="optimiser step", ylabel=curves[i][1])
+    figure.suptitle(f"{strategy}: bias and parameters over training, layer {curves[0][0]}")
+    return figure
