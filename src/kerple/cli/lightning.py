@@ -16,7 +16,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kerple.base.directories import LAST, fit_directory, last_checkpoint, test_directory, unlock
 from kerple.base.errors import NO_ROOM, UserError
-from kerple.base.sources import SOURCES, own_classes, source_digests
+from kerple.base.sources import SOURCE_DIGESTS, own_classes, source_digests
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli import PROGRAM
 from kerple.cli.agreement import check_resumption, check_tested_model
@@ -141,7 +141,7 @@ class CLI(LightningCLI):
         path = self.config[self.subcommand].ckpt_path
         parser, options = self._parser(self.subcommand), self.config[self.subcommand]
         config = yaml.safe_load(parser.dump(options, skip_none=False, skip_validation=True))
-        sources = self.checkpoint.get(SOURCES, {})
+        sources = self.checkpoint.get(SOURCE_DIGESTS, {})
         for name, digest in source_digests(flat(config)).items():
             if sources.get(name, digest) != digest:
                 print_once(f"warning: the source of {name} has changed since the training of {path}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from kerple.base.directories import unlock
 from kerple.base.errors import NO_ROOM, UserError, unknown
-from kerple.base.shipped_configs import OPTIONS, with_shipped_configs
+from kerple.base.shipped_configs import FILE_OPTIONS, with_shipped_configs
 from kerple.cli import PROGRAM
 
 DEMO = ["compare", "--config", "configs/compare/demo.yaml", "--parallel", "2"]
@@ -114,7 +114,7 @@ def _call(arguments: list[str]) -> None:
     command = arguments[0] if arguments else "nothing"
     flat = [part for argument in arguments for part in argument.split("=", 1)]
     for option, value in pairwise(flat):  # before imports that take seconds
-        if option in OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
+        if option in FILE_OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
             raise UserError(f"{option.lstrip('-')}: got {value}, which does not exist")
         if option == "--model.position" and value.isidentifier():
             names = import_module("kerple.positions").names()

@@ -9,7 +9,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.cli import SaveConfigCallback
 
 from kerple.base.atomic import write
-from kerple.base.sources import SOURCES, source_digests
+from kerple.base.sources import SOURCE_DIGESTS, source_digests
 from kerple.base.trust import CONFIG
 from kerple.cli.agreement import SAMPLES_PER_STEP
 from kerple.compare.configuration import flat
@@ -33,7 +33,7 @@ class StoreConfig(SaveConfigCallback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG] = yaml.safe_load(self.text)
         checkpoint[SAMPLES_PER_STEP] = samples_per_step(trainer)
-        checkpoint[SOURCES] = source_digests(flat(checkpoint[CONFIG]))
+        checkpoint[SOURCE_DIGESTS] = source_digests(flat(checkpoint[CONFIG]))
 
     @cached_property
     def text(self) -> str:

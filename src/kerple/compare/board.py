@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from kerple.base.progress import FILE, duration, line, read_progress
+from kerple.base.progress import FILE, duration, progress_line, read_progress
 from kerple.compare.job import Job
 
 EVERY = 15.0  # seconds between two lines in a file
@@ -58,11 +58,11 @@ class Board:
         if self._live:
             table = Table(title=head, box=None, show_header=False)
             for name, progress in running.items():
-                table.add_row(name, line(progress))
+                table.add_row(name, progress_line(progress))
             self._live.update(table, refresh=True)
         elif time.monotonic() - self._printed >= EVERY:
             self._printed = time.monotonic()
-            for text in [f" {name}: {line(progress)}" for name, progress in running.items()] or [""]:
+            for text in [f" {name}: {progress_line(progress)}" for name, progress in running.items()] or [""]:
                 self.console.print(f"[{head}]{text}", markup=False)
 
     def running(self) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
-from kerple.measure.far_context import document_groups, mean_interval, next_of_another, readings
+from kerple.measure.far_context import document_groups, far_context_texts, mean_interval, next_of_another
 from kerple.measure.runner import Runner
 
 FEWEST, MOST = 2, 16  # blocks at the longest length
@@ -97,7 +97,7 @@ class Search:
         record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}
         for i in range(len(record["losses"]), blocks):
             network, began = self.network(method), time.monotonic()
-            tokens = readings(of_split[i], of_split[others[i]], length, min(length - 1, self.length))[reading]
+            tokens = far_context_texts(of_split[i], of_split[others[i]], length, min(length - 1, self.length))[reading]
             with torch.inference_mode(), self.runner.autocast():
                 losses = network.losses(tokens[None].to(self.runner.device), self.k, method.visibility)
             record["losses"].append(float(losses.double().mean()))
