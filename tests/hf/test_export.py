@@ -108,8 +108,14 @@ def fit(place: Path, name: str, *flags: str) -> str:
     return str(place / name / "checkpoints" / "last.ckpt")
 
 
-def test_generate_writes_what_predict_writes(place, capsys):
-    path, folder = fit(place, "run", "--model.position=KerpleLog"), place / "out"
+@pytest.fixture(scope="module")
+def path(place):
+    """A checkpoint of KERPLE-log."""
+    return fit(place, "run", "--model.position=KerpleLog")
+
+
+def test_generate_writes_what_predict_writes(place, path, capsys):
+    folder = place / "out"
     main(["export", "--ckpt_path", path, "--to", str(folder)])
     capsys.readouterr()
     main(["predict", "--ckpt_path", path, "--prompt", "what was", "--tokens", "24", "--temperature", "0"])
@@ -128,8 +134,8 @@ def test_generate_writes_what_predict_writes(place, capsys):
     fit(place, "exported", "--weights", str(folder))  # its tokenizer has more around a text than that of the shards
 
 
-def test_weights_in_fp16_are_rounded_once_and_those_of_the_strategy_not_at_all(place):
-    path, folder = fit(place, "half", "--model.position=KerpleLog"), place / "out-half"
+def test_weights_in_fp16_are_rounded_once_and_those_of_the_strategy_not_at_all(place, path):
+    folder = place / "out-half"
     main(["export", "--ckpt_path", path, "--to", str(folder), "--dtype=float16"])
     network, stored = load_trained(path)[0].network, load_file(folder / "model.safetensors")
     with torch.no_grad():
