@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from kerple.compare.runs import Run
 from kerple.measure import results
 from kerple.measure.results import Row
 
@@ -78,9 +77,3 @@ def reconfigure(directory: Path, data: dict[str, Any] | None = None, **changes: 
     config = yaml.safe_load(path.read_text()) | changes
     config["data"]["init_args"] |= data or {}
     path.write_text(yaml.safe_dump(config))
-
-
-def runs_below(root: Path) -> list[Run]:
-    """The runs below a folder, in folders STRATEGY/seed-N."""
-    tests = sorted(path.parent for path in root.rglob(results.ABOUT))
-    return [Run(test.parents[1].name, int(test.parent.name.removeprefix("seed-")), test) for test in tests]

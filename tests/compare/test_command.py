@@ -10,12 +10,13 @@ import pytest
 import yaml
 
 from kerple.base.sources import package_digest
-from kerple.cli import comparison_jobs
+from kerple.cli import compare, comparison_jobs
 from kerple.cli.main import main
 from kerple.compare import run_process
 from kerple.compare.run_folders import PACKED
 from kerple.measure import results
 from tests.compare.conftest import WHOLE_TABLE, change, fits, run, runs_in
+from tests.compare.runs_on_disk import CURVES, write_run
 
 
 def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,6 +35,23 @@ def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFi
     assert sum(fits(config).values()) == 4
     assert run(config) == before
     assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
+
+
+def test_a_report_of_folders_needs_no_comparison_and_removes_nothing(tmp_path: Path) -> None:
+    for label, seed in (("ALiBi", 1235), ("ALiBi", 1236), ("KerpleLog", 1235)):
+        write_run(tmp_path / "runs" / label / f"seed-{seed}", label, seed, CURVES[label])
+    test = write_run(tmp_path / "whole", "RoPE", 1237, CURVES["RoPE"])
+    shutil.copytree(test, tmp_path / "mine" / "test")  # a folder with only its test
+    figure = tmp_path / "report" / "loss-relative-to-mine.png"
+    figure.parent.mkdir()
+    figure.write_text("mine")
+    folders = [str(tmp_path / name) for name in ("runs/ALiBi", "runs/KerpleLog/seed-1235", "mine")]
+    arguments = ["--report-only", "--directories", *folders, "--baseline", "ALiBi", "--output", str(figure.parent)]
+    compare.main(arguments)
+    assert runs_in(figure.parent) == {("ALiBi", 1235), ("ALiBi", 1236), ("KerpleLog", 1235), ("mine", 0)}
+    assert figure.read_text() == "mine"
+    with pytest.raises(ValueError, match=r"sliding/results\.json"):
+        compare.main([*arguments, "--test_folder", "sliding"])
 
 
 def test_the_first_line_says_what_is_not_as_planned(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

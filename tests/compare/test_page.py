@@ -18,6 +18,7 @@ from kerple.compare.estimates import estimate
 from kerple.compare.figures import DEVIATION, LEGEND, figures, loss_and_gain
 from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.print_figures import _narrow, write_print_figures
+from kerple.compare.run_folders import find_runs
 from kerple.compare.runs import Run, read_runs
 from kerple.compare.statistics import summarise
 from kerple.measure import results
@@ -26,7 +27,6 @@ from tests.compare.runs_on_disk import (
     CURVES,
     LENGTHS,
     reconfigure,
-    runs_below,
     write_run,
     write_task_run,
 )
@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     options = {"name": "three curves", "baseline": "KerpleLog", "events": root / "events"}
-    report.write_comparison(read_runs(runs_below(root)), folder, **options, missing=["T5 seed 1235"])
+    report.write_comparison(read_runs(find_runs([root])), folder, **options, missing=["T5 seed 1235"])
     return folder
 
 
@@ -68,7 +68,7 @@ def test_results_hold_every_run_length_and_protocol_once(folder: Path) -> None:
 
 def test_the_same_runs_give_the_same_bytes_and_events_one_picture(root: Path, folder: Path, tmp_path: Path) -> None:
     options = {"name": "three curves", "baseline": "KerpleLog", "events": root / "events"}
-    report.write_comparison(read_runs(runs_below(root)), tmp_path, **options)
+    report.write_comparison(read_runs(find_runs([root])), tmp_path, **options)
     for name in ("results.csv", "summary.csv", "costs.csv", "table.md", "ppl-against-length.svg", "kernels.csv"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
     (path,) = (root / "events").iterdir()  # a second report replaces the first
@@ -135,7 +135,7 @@ def test_html_needs_no_other_file_and_says_what_was_done(folder: Path) -> None:
 
 
 def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, tmp_path: Path) -> None:
-    runs = read_runs(runs_below(root))
+    runs = read_runs(find_runs([root]))
     summary = summarise(runs.results, "KerpleLog", blocks=runs.blocks)
     strategies, full = ["RoPE", "KerpleLog"], summary[summary["protocol"] == "full"]
     for folder, of in (("one", summary), ("two", full)):
@@ -178,7 +178,7 @@ def test_an_analysis_that_the_report_does_not_know_is_a_table_of_means(tmp_path:
             first = pd.DataFrame({"layer": [0, 1], "blocks": 8, "probability": found})
             first.to_csv(test / "first_token.csv", index=False)
             pd.DataFrame({"distance": range(40), "bias": 0.5}).to_csv(test / "long.csv", index=False)
-    page, text = written(runs_below(tmp_path / "runs"), tmp_path)
+    page, text = written(find_runs([tmp_path / "runs"]), tmp_path)
     # the mean of x and x + 0.01 is x + 0.005, their standard deviation 0.01 / √2
     assert "### first_token: probability\n\n|  | layer 0 | layer 1 |\n" in text
     assert "| KerpleLog | 0.255 ± 0.0071 | 0.505 ± 0.0071 |" in text
@@ -194,7 +194,7 @@ def test_tasks_are_ranked_beyond_the_training_length(tmp_path: Path) -> None:
         for seed in SEEDS:
             accuracies = {"copy": (1.0, 1.0, copy, copy), "reverse": (1.0, 1.0, reverse, reverse)}
             write_task_run(tmp_path / "runs" / strategy / f"seed-{seed}", strategy, seed, accuracies)
-    _, text = written(runs_below(tmp_path / "runs"), tmp_path, "NoPE")
+    _, text = written(find_runs([tmp_path / "runs"]), tmp_path, "NoPE")
     assert "### Exact match at lengths beyond 20, by task" in text
     assert "| NoPE | **0.900** | 0.200 | **0.750** |" in text  # ranks 1 and 2: (1 + 1/2) / 2
     assert "| T5 | 0.500 | **0.300** | **0.750** |" in text
@@ -211,7 +211,7 @@ def test_what_a_strategy_lacks_is_left_open(tmp_path: Path) -> None:
             run = tmp_path / "runs" / task / strategy / "seed-1236"
             write_task_run(run, strategy, 1236, {task: values})
             reconfigure(run, data={"length": 82, "train_length": 20 if task == "copy" else 30})
-    _, text = written(runs_below(tmp_path / "runs"), tmp_path, "NoPE")
+    _, text = written(find_runs([tmp_path / "runs"]), tmp_path, "NoPE")
     for row in ("| NoPE | **0.900** | 0.200 |", "| T5 | 0.500 | – |", "| Learned | 0.800 | – |"):
         assert row in text
 
@@ -223,7 +223,7 @@ def test_a_comparison_of_nothing_but_collapsed_runs_is_reported(tmp_path: Path) 
     for test in tmp_path.rglob(results.TABLE):
         table, _ = results.read(test.parent)
         results.write_table(test.parent, table.assign(sum=table["sum"] * 1e3))
-    page, text = written(runs_below(tmp_path / "runs"), tmp_path, "NoPE")
+    page, text = written(find_runs([tmp_path / "runs"]), tmp_path, "NoPE")
     assert "∞" in text
     data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert data
@@ -262,7 +262,7 @@ def test_what_differs_beside_strategy_and_seed_is_named_above_the_tables(tmp_pat
         for seed in SEEDS[:2]:
             write_run(tmp_path / strategy / f"seed-{seed}", strategy, seed, CURVES[strategy])
             reconfigure(tmp_path / strategy / f"seed-{seed}", trainer={"callbacks": [saver]})
-    runs, other = runs_below(tmp_path), tmp_path / "RoPE" / f"seed-{SEEDS[1]}"
+    runs, other = find_runs([tmp_path]), tmp_path / "RoPE" / f"seed-{SEEDS[1]}"
     reconfigure(other, data={"tokenizer": None, "directory": "elsewhere"})  # where it is says nothing of what it is
     assert inconsistencies(read_runs(runs)) == []
     reconfigure(other, data={"batch_size": 16})

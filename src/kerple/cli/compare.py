@@ -7,6 +7,7 @@ import contextlib
 import sys
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 from typing import Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -27,6 +28,7 @@ from kerple.compare.execution import execute, interruptible
 from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.job import Job
 from kerple.compare.page import write_comparison
+from kerple.compare.run_folders import find_runs
 from kerple.compare.runs import Run, read_runs
 
 ASK_ABOVE = 1800.0  # seconds
@@ -43,6 +45,9 @@ def main(arguments: list[str]) -> None:
         UserError: If an option or a configuration is wrong. No run has been started then.
         SystemExit: With status 1 if runs failed, with status 130 after a signal. Finished runs are kept.
     """
+    if any(argument.startswith("--directories") for argument in arguments):
+        _report_directories(parse(_directories_parser(), arguments))
+        return
     options = _options(arguments)
     comparison = _comparison(options)
     if options.parallel < 1:
@@ -61,9 +66,7 @@ def main(arguments: list[str]) -> None:
     if to_do and not options.report_only:
         print(f"the output of a run is in a file such as {to_do[0].beside('.log')}", flush=True)
         _run(comparison, jobs, to_do, options.parallel)
-    # without names, figures for print show all strategies
-    printed = options.figure_strategies or ([] if options.figure else None)
-    _report(comparison, jobs, refused, printed)
+    _report(comparison, jobs, refused, _printed(options))
 
 
 def _options(arguments: list[str]) -> Namespace:
@@ -140,12 +143,32 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
     )
     if not texts["missing"]:
         records.pack(comparison.report_folder)
-    title, first, *_ = (comparison.report_folder / "table.md").read_text(encoding="utf-8").split("### ")
-    print(f"{title}### {first}\nreport: {path}")
+    _print_first_table(path)
+
+
+def _report_directories(options: Namespace) -> None:
+    """Write the report of finished runs without the file of a comparison, and print its first table."""
+    runs = read_runs(find_runs(map(Path, options.directories), options.test_folder))
+    for difference in inconsistencies(runs):
+        print(f"warning: runs differ in more than strategy and seed: {difference}")
+    output, printed = Path(options.output), _printed(options)
+    _print_first_table(write_comparison(runs, output, name=options.name, baseline=options.baseline, printed=printed))
+
+
+def _print_first_table(report: Path) -> None:
+    title, first, *_ = (report.parent / "table.md").read_text(encoding="utf-8").split("### ")
+    print(f"{title}### {first}\nreport: {report}")
+
+
+def _printed(options: Namespace) -> list[str] | None:
+    """Strategies in the figures for print: an empty list for all, or None without figures."""
+    return options.figure_strategies or ([] if options.figure else None)
 
 
 def _parser() -> ArgumentParser:
-    parser = command_parser("compare", "Train and test the missing runs of strategies × seeds, and write one report.")
+    about = "Train and test the missing runs of strategies × seeds, and write one report."
+    about += " With --directories DIR ... --baseline NAME --output DIR: a report of finished runs in any folders."
+    parser = command_parser("compare", about)
     parser.add_argument("--config", action="config", help="the comparison; see configs/compare")
     parser.add_class_arguments(Comparison)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with an equal part of the cores")
@@ -153,7 +176,24 @@ def _parser() -> ArgumentParser:
     changed, only = "train runs again whose configuration changed", "report the finished runs, train nothing"
     parser.add_argument("--rerun_changed", "--rerun-changed", action="store_true", help=changed)
     parser.add_argument("--report_only", "--report-only", action="store_true", help=only)
+    _add_figure(parser)
+    return parser
+
+
+def _directories_parser() -> ArgumentParser:
+    parser = command_parser("compare --report_only")
+    parser.add_argument("--report_only", "--report-only", action="store_true", help="implied")
+    folders = "folders with runs in or below them; the label of a run is the folder above seed-<n>, or its own folder"
+    parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
+    parser.add_argument("--test_folder", "--test-folder", type=str, default="test", help="folder of the test in a run")
+    parser.add_argument("--baseline", type=str, required=True, help="strategy with which the others are compared")
+    parser.add_argument("--output", type=str, required=True, help="folder of the report")
+    parser.add_argument("--name", type=str, default="comparison", help="title of the report")
+    _add_figure(parser)
+    return parser
+
+
+def _add_figure(parser: ArgumentParser) -> None:
     parser.add_argument("--figure", type=Literal["paper"] | None, help="also write PDFs with the width of a column")
     names = "strategies in these PDFs; default: all"
     parser.add_argument("--figure_strategies", "--figure-strategies", type=str, nargs="+", help=names)
-    return parser

@@ -1,9 +1,11 @@
-"""Folders of the records of a report: single runs, and an archive of runs."""
+"""Folders of finished runs: the records of a report (single runs and an archive), and runs in any folder."""
 
 import atexit
+import re
 import shutil
 import tempfile
 import zlib
+from collections.abc import Iterable
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -49,3 +51,28 @@ def recorded_runs(report: Path) -> list[Run]:
     for (*part, label, seed, _), folder in ((about.parts, found[about]) for about in sorted(found)):
         runs.append(Run(label, int(seed.removeprefix("seed-")), folder, "/".join(part)))
     return runs
+
+
+def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
+    """Find the runs in or below some folders.
+
+    The label of a run in ``LABEL/seed-N`` is LABEL, and its seed is N. Any other run is labelled by the name of its
+    folder and has seed 0. A run may have only its test.
+
+    Args:
+        folders: Folders to search.
+        test: Name of the folder of the test in each run.
+
+    Raises:
+        UserError: If a folder has no run.
+    """
+    runs = []
+    for folder in folders:
+        tests = sorted({path.parent for path in folder.rglob(f"{test}/{results.ABOUT}")})
+        if not tests:
+            raise UserError(f"directories: got {folder}, expected a folder with runs that have {test}/{results.ABOUT}")
+        for path in tests:
+            run = path.parent.resolve()
+            seed = re.fullmatch(r"seed-(\d+)", run.name)
+            runs.append(Run(run.parent.name if seed else run.name, int(seed[1]) if seed else 0, path))
+    return list(dict.fromkeys(runs))
