@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from kerple import positions
-from kerple.compare import runs
+from kerple.compare import run_folders, runs
 from kerple.compare.figures import COLOURS, plain, plain_log_ticks
 from kerple.model import Transformer
 from kerple.positions import Position, Shape
@@ -51,7 +51,7 @@ def draw(strategy: type[Position], path: Path) -> None:
 def draw_hero(comparison: str, labels: list[str], title: str) -> None:
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
-    results = runs.read_runs(runs.recorded_runs(RESULTS / "earlier" / comparison)).results.query(
+    results = runs.read_runs(run_folders.recorded_runs(RESULTS / "earlier" / comparison)).results.query(
         "metric == 'ppl' and protocol == 'full'"
     )
     ends, y = {}, 0.0
@@ -76,8 +76,9 @@ def held() -> dict[str, list[str]]:
     """How many times its training length each class has held in comparisons in results/, a phrase for each label."""
     places = defaultdict(list)
     for comparison in ("beyond-128", "table3", "since-2023"):
-        read = runs.read_runs(runs.recorded_runs(RESULTS / "earlier" / comparison))
-        classes = {run.strategy: runs.strategy(config) for run, config in read.configs.items()}
+        read = runs.read_runs(run_folders.recorded_runs(RESULTS / "earlier" / comparison))
+        paths = {run.strategy: config["model.position.class_path"] for run, config in read.configs.items()}
+        classes = {label: path.rpartition(".")[2] for label, path in paths.items()}
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
             curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
             times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import torch
 
 from kerple.hf.exporter import export
-from kerple.hf.families import read_family
 from kerple.hf.pretrained import read_network
+from kerple.hf.translation import read_family
 from kerple.model.stored import fill, transformer
 from kerple.positions import ALiBi
 from tests.hf.tiny import CONFIGS, LENGTH, hf, text, tiny

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from scipy import stats
 
-from kerple.compare.runs import recorded_runs
+from kerple.compare.run_folders import recorded_runs
 from results.judge import questions
 from results.judge.evidence import PLANNED, Tier, Untested
 from results.judge.statements import ALPHA, Part, chances, combined, parts, verdict

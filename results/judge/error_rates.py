@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from kerple.compare.statistics import Estimate, Sums, difference, estimate, holm, logarithm
+from kerple.compare.estimates import Estimate, Sums, difference, estimate, logarithm
+from kerple.compare.statistics import holm
 from results.judge.__main__ import tiers
 from results.judge.evidence import Value
 from results.judge.questions import FIVE_PERCENT, QUESTIONS, answers

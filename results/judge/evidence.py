@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kerple.compare.runs import Run, Runs, read_runs, recorded_runs
-from kerple.compare.statistics import Sums, by_block
+from kerple.compare.estimates import Sums, by_block
+from kerple.compare.run_folders import recorded_runs
+from kerple.compare.runs import Run, Runs, read_runs
 
 PLANNED = ("main", "main-rfc")  # the comparisons of results/PLAN.md
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scipy import stats
 
-from kerple.compare.statistics import Estimate
+from kerple.compare.estimates import Estimate
 from results.judge.__main__ import tiers
 from results.judge.statements import ALPHA, combined
 

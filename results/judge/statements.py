@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kerple.compare.statistics import Estimate, estimate
+from kerple.compare.estimates import Estimate, estimate
 from results.judge.evidence import FRACTIONS, MEASURES, Tier, Untested, Value, angle
 
 ALPHA = 0.05

@@ -44,9 +44,7 @@ main(["prepare", "--config=größe.yaml"])
 main(["fit", "--config=größe.yaml"])
 main(["test", "--ckpt_path=logs/é/ALiBi/seed-1235/checkpoints/last.ckpt"])
 main(["inspect", "data/köpus-bpe300"])
-from kerple.compare import page
-page.figures = lambda *_: ()  # they take seconds
-main(["compare", "--report_only", "--directories", "logs", "--baseline=ALiBi", "--output=猫"])
+main(["compare", "--config=猫.yaml"])
 """
 CONFIG = """
 experiment: é # 猫
@@ -55,11 +53,13 @@ data: {class_path: TokenShards, init_args: {corpus: köpus, vocabulary: 300, len
 trainer:
   {max_steps: 3, accelerator: cpu, callbacks: [{class_path: Extrapolation, init_args: {lengths: [8], blocks: 1}}]}
 """
+COMPARISON = "{name: 猫, base: [größe.yaml], strategies: {ALiBi: {}}, seeds: [1], baseline: ALiBi}"
 
 
 @pytest.mark.slow
 def test_every_character_is_read_and_printed_where_the_locale_has_only_ascii(tmp_path):
     (tmp_path / "größe.yaml").write_text(CONFIG, encoding="utf-8")
+    (tmp_path / "猫.yaml").write_text(COMPARISON, encoding="utf-8")
     (tmp_path / "köpus").mkdir()
     for number in range(40):
         (tmp_path / "köpus" / f"é{number}.txt").write_text(f"猫 {number} " * 40, encoding="utf-8")
@@ -69,7 +69,7 @@ def test_every_character_is_read_and_printed_where_the_locale_has_only_ascii(tmp
     assert ended.returncode == 0, ended.stderr.decode()
     assert "猫" in ended.stdout.decode()
     assert "Test metric" not in ended.stdout.decode()  # Lightning's table of the same numbers
-    assert (tmp_path / "猫" / "report.html").is_file()
+    assert (tmp_path / "results" / "猫" / "report.html").is_file()
 
 
 def test_a_closed_pipe_ends_no_run():

@@ -118,9 +118,9 @@ def test_a_resumed_run_removes_no_file_that_a_checkpoint_names(genuine, tmp_path
     (tmp_path / "more.yaml").write_text(yaml.safe_dump(TINY | {"trainer": trainer}))
     for named in (f"{run}/checkpoints/../../folder/thesis.txt", f"local://{tmp_path}/folder"):
         content = torch.load(genuine, weights_only=True)
-        state = {"best_model_score": torch.tensor(99.0), "best_model_path": named, "current_score": torch.tensor(99.0)}
-        state |= {"best_k_models": {named: torch.tensor(99.0)}, "kth_best_model_path": named, "last_model_path": named}
-        state |= {"kth_value": torch.tensor(99.0)}
+        state = dict.fromkeys(("best_model_score", "current_score", "kth_value"), score := torch.tensor(99.0))
+        state |= dict.fromkeys(("best_model_path", "kth_best_model_path", "last_model_path"), named)
+        state |= {"best_k_models": {named: score}}
         key = (
             "ModelCheckpoint{'monitor': 'val/loss', 'mode': 'min', 'every_n_train_steps': 0, 'every_n_epochs': 1, "
             "'train_time_interval': None}"

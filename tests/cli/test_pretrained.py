@@ -82,7 +82,7 @@ def test_another_strategy_without_weights_may_replace_the_models_own(here, capsy
     run(here, here / "llama", "--run_dir=same", *same, *PERPLEXITY_ALONE)
     np.testing.assert_allclose(losses(here / "same"), losses(here / "before"), rtol=1e-5)
     run(here, here / "llama", "--model.position=ALiBi", *PERPLEXITY_ALONE)
-    assert "another strategy than the model's own: ALiBi" in capsys.readouterr().out
+    assert "the strategy of the model is replaced by ALiBi" in capsys.readouterr().out
     assert (losses(here / "logs/pretrained/llama-ALiBi/test") != losses(here / "before")).all()
     assert "has weights that the model lacks" in refused(capsys, here, here / "llama", "--model.position=T5")
 
@@ -108,7 +108,7 @@ def test_what_is_no_model_and_a_tokenizer_of_another_is_one_line(here, capsys):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     hf.BertModel(hf.BertConfig(vocab_size=257, **sizes)).save_pretrained(here / "bert")
     for model, part in (
-        ("./nothing", "there is no './nothing'"),
+        ("./nothing", "got './nothing', which does not exist"),
         (broken(here, "bare", without=("model.safetensors",)), "no weights"),
         (here / "bert", "expected a causal language model"),
         (broken(here, "mute", without=("tokenizer.json", "tokenizer_config.json")), "tokenizer.json"),
@@ -130,7 +130,7 @@ def test_pickled_weights_are_refused_with_the_way_to_convert_them(here, capsys):
     state = tiny("llama", vocab_size=257).state_dict()
     torch.save(state, folder / "pytorch_model.bin")
     line = refused(capsys, here, folder)
-    assert "can run anything when it is read" in line
+    assert "reading a pickle can run any code" in line
     command = line[line.index('python -c "') + len('python -c "') : line.rindex('"')]
     exec(command)
     converted = hf.AutoModelForCausalLM.from_pretrained(f"{folder}-safetensors", use_safetensors=True)
@@ -139,7 +139,7 @@ def test_pickled_weights_are_refused_with_the_way_to_convert_them(here, capsys):
     (folder / "pytorch_model.bin").rename(folder / "weights.bin")
     index = {"metadata": {}, "weight_map": dict.fromkeys(state, "weights.bin")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "are pickled, and a pickle can run anything when it is read" in refused(capsys, here, folder)
+    assert "are pickled, and reading a pickle can run any code" in refused(capsys, here, folder)
 
 
 def test_code_that_comes_with_a_model_does_not_run(here, capsys):
@@ -173,5 +173,5 @@ def test_another_text_than_that_of_an_exported_run_is_said(here, capsys):
         folder = broken(here, "exported", kerple_trained_on={"corpus": "code", "test": test})
         capsys.readouterr()
         run(here, folder, "--trainer.callbacks", "[]", "--run_dir", f"said-{said}", "--data.corpus", "null")
-        line = "the text of shards is not that of the run that was exported: code"
+        line = "the text in shards is not that of the exported run: code"
         assert (line in capsys.readouterr().out) == said

@@ -10,19 +10,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
-from kerple.cli import compare, estimate
-from kerple.compare import engines, page
-from kerple.compare import job as jobs
-from kerple.compare.comparison import Job
+from kerple.cli import compare, comparison_jobs, training_time
+from kerple.compare import execution, page, run_process
+from kerple.compare.job import Job
 from kerple.compare.runs import Run, read_runs
 from tests.compare import fake_run
 from tests.compare.runs_on_disk import CURVES, write_run
 
+WHOLE_TABLE = "results.csv"
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.compare.fake_run", "kerple.compare.job"])
+SERVER.set_forkserver_preload(["tests.compare.fake_run", "kerple.compare.run_process"])
 
 
 class Fork:
@@ -67,12 +68,13 @@ def stand_in(patch: Callable[[object, str, object], None], processes: bool = Fal
     """Make `compare` start stand-in runs, set by `patch`; with `processes` they start as real ones do."""
     if processes:
         patch(compare, "RUN", fake_run.PROGRAM)
-        patch(engines, "start", jobs.start)
+        patch(execution, "start", run_process.start)
     else:
-        patch(engines, "start", Fork)
+        patch(execution, "start", Fork)
+    patch(comparison_jobs, "resolve", resolve)
     patch(compare, "resolve", resolve)
-    patch(estimate, "training_seconds", lambda configs, parallel: None)
-    patch(compare, "prepare_and_checksum", lambda data: "a checksum")
+    patch(training_time, "training_seconds", lambda configs, parallel: None)
+    patch(comparison_jobs, "prepare_and_checksum", lambda data: "a checksum")
 
 
 def command(config: Path) -> Any:
@@ -120,6 +122,18 @@ def fits(config: Path) -> dict[str, int]:
     return {" ".join(path.relative_to(folder).with_suffix("").parts): number for path, number in starts.items()}
 
 
+def run(config: Path, *arguments: str) -> bytes:
+    """Run the comparison; the bytes of its results."""
+    compare.main(["--config", str(config), *arguments])
+    return (config.parent / "report" / WHOLE_TABLE).read_bytes()
+
+
+def runs_in(folder: Path) -> set[tuple[str, int]]:
+    """Strategy and seed of each run in a report."""
+    table = pd.read_csv(folder / WHOLE_TABLE)
+    return set(zip(table["strategy"], table["seed"], strict=True))
+
+
 @pytest.fixture(scope="session")
 def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a report whose labels mean something in HTML, LaTeX, Markdown, matplotlib or a path."""
@@ -131,4 +145,4 @@ def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i, label in enumerate(curves)
         for seed in (1235, 1236)
     ]
-    return page.write(read_runs(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"])
+    return page.write_comparison(read_runs(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from kerple.base.progress import FILE, write_progress
-from kerple.compare.job import work
+from kerple.compare.run_process import work
 from kerple.measure import results
 from kerple.measure.results import Row
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
 
 
 def forked(task: str, log: str, environment: dict[str, str]) -> None:
-    """What the process of a run does when it is a fork: as `PROGRAM`, with what `kerple.compare.job.start` sets."""
+    """Run like `PROGRAM`, but in a fork, with the settings of `kerple.compare.run_process.start`."""
     os.setpgid(0, 0)
     os.environ.update(environment)
     os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 1)

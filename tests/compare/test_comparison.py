@@ -10,12 +10,13 @@ from rich.console import Console
 
 from kerple.base.errors import UserError
 from kerple.base.progress import FILE, write_progress
-from kerple.cli import compare, estimate
+from kerple.cli import compare, training_time
 from kerple.cli.resolve import resolve
 from kerple.compare import records
 from kerple.compare.board import Board
-from kerple.compare.comparison import Comparison, Job, Strategy, as_flags
-from kerple.compare.runs import flat
+from kerple.compare.comparison import Comparison, Strategy, as_flags
+from kerple.compare.configuration import flat
+from kerple.compare.job import Job
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,15 +39,11 @@ def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> Non
     jobs = comparison(base, flags={"trainer.max_steps": 9}, test={"config": base}).jobs()
     expected = [("KerpleLog", 1), ("per layer", 1), ("KerpleLog", 2), ("per layer", 2)]
     assert [(job.label, job.seed) for job in jobs] == expected
-    assert [*jobs[3].fit_flags, *jobs[3].position_flags] == [
-        f"--config={base}",
-        "--trainer.max_steps=9",
-        "--data.length=128",
-        "--seed_everything=2",
-        "--data.seed=2",
-        "--model.position=KerpleLog",
-        "--model.position.floor=0.05",
-    ]
+    flags = " --trainer.max_steps=9 --data.length=128 --seed_everything=2 --data.seed=2 --model.position=KerpleLog"
+    assert [
+        *jobs[3].fit_flags,
+        *jobs[3].position_flags,
+    ] == f"--config={base}{flags} --model.position.floor=0.05".split()
     assert jobs[3].test_flags == [f"--config={base}"]
     assert jobs[3].test_folder == Path("logs/compare/small/per layer/seed-2/test")
 
@@ -122,14 +119,14 @@ def test_a_flag_of_a_test_that_does_not_exist_is_named_before_anything_is_fitted
 
 
 def test_the_time_of_training_is_flops_by_the_speed_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "_speed", lambda dtype: 1e9)
+    monkeypatch.setattr(training_time, "_speed", lambda dtype: 1e9)
     data = {"init_args": {"batch_size": 8, "length": 32, "vocabulary": 100}}
     trainer = {"max_steps": 50, "accumulate_grad_batches": 2, "precision": "32-true"}
     config = {"model": {"dim": 64, "heads": 4, "layers": 2}, "data": data, "trainer": trainer | {"accelerator": "cpu"}}
     weights, pairs = 2 * 12 * 64**2 + 64 * 100, 2 * 2 * 64 * 32
-    of_a_run = 3 * (2 * weights + pairs) * 8 * 32 * 50 * 2 / 1e9 / estimate.EFFICIENCY
-    assert estimate.training_seconds([config] * 3, 2) == pytest.approx(3 * (of_a_run + estimate.START / 2))
-    assert estimate.training_seconds([config | {"trainer": config["trainer"] | {"max_steps": -1}}], 1) is None
+    of_a_run = 3 * (2 * weights + pairs) * 8 * 32 * 50 * 2 / 1e9 / training_time.EFFICIENCY
+    assert training_time.training_seconds([config] * 3, 2) == pytest.approx(3 * (of_a_run + training_time.START / 2))
+    assert training_time.training_seconds([config | {"trainer": config["trainer"] | {"max_steps": -1}}], 1) is None
 
 
 def jobs(folder: Path, number: int = 4) -> list[Job]:

@@ -14,19 +14,29 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from kerple.base.errors import UserError
 from kerple.compare import page as report
+from kerple.compare.estimates import estimate
 from kerple.compare.figures import DEVIATION, LEGEND, figures, loss_and_gain
+from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.print_figures import _narrow, write_print_figures
-from kerple.compare.runs import Run, locate, read_runs
-from kerple.compare.statistics import estimate, summarise
+from kerple.compare.run_folders import find_runs
+from kerple.compare.runs import Run, read_runs
+from kerple.compare.statistics import summarise
 from kerple.measure import results
-from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, LENGTHS, reconfigure, write_run, write_task_run
+from tests.compare.runs_on_disk import (
+    BYTES_PER_TOKEN,
+    CURVES,
+    LENGTHS,
+    reconfigure,
+    write_run,
+    write_task_run,
+)
 
 SEEDS = (1235, 1236, 1237)
 
 
 def written(runs: list[Run], folder: Path, baseline: str = "KerpleLog") -> tuple[str, str]:
     """The page and the tables of a report."""
-    report.write(read_runs(runs), folder / "report", name="x", baseline=baseline)
+    report.write_comparison(read_runs(runs), folder / "report", name="x", baseline=baseline)
     return ((folder / "report" / "report.html").read_text(), (folder / "report" / "table.md").read_text())
 
 
@@ -43,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     options = {"name": "three curves", "baseline": "KerpleLog", "events": root / "events"}
-    report.write(read_runs(locate([root])), folder, **options, missing=["T5 seed 1235"])
+    report.write_comparison(read_runs(find_runs([root])), folder, **options, missing=["T5 seed 1235"])
     return folder
 
 
@@ -58,7 +68,7 @@ def test_results_hold_every_run_length_and_protocol_once(folder: Path) -> None:
 
 def test_the_same_runs_give_the_same_bytes_and_events_one_picture(root: Path, folder: Path, tmp_path: Path) -> None:
     options = {"name": "three curves", "baseline": "KerpleLog", "events": root / "events"}
-    report.write(read_runs(locate([root])), tmp_path, **options)
+    report.write_comparison(read_runs(find_runs([root])), tmp_path, **options)
     for name in ("results.csv", "summary.csv", "costs.csv", "table.md", "ppl-against-length.svg", "kernels.csv"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
     (path,) = (root / "events").iterdir()  # a second report replaces the first
@@ -125,22 +135,24 @@ def test_html_needs_no_other_file_and_says_what_was_done(folder: Path) -> None:
 
 
 def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, tmp_path: Path) -> None:
-    found = read_runs(locate([root]))
-    summary = summarise(found.results, "KerpleLog", blocks=found.blocks)
-    for folder in ("one", "two"):
-        write_print_figures(summary, found, ["RoPE", "KerpleLog"], "KerpleLog", tmp_path / folder)
-    names = {path.name for path in (tmp_path / "one").iterdir()}
+    runs = read_runs(find_runs([root]))
+    summary = summarise(runs.results, "KerpleLog", blocks=runs.blocks)
+    strategies, full = ["RoPE", "KerpleLog"], summary[summary["protocol"] == "full"]
+    for folder, of in (("one", summary), ("two", full)):
+        write_print_figures(of, runs, strategies, "KerpleLog", tmp_path / folder)
+    names, again = ({path.name for path in (tmp_path / folder).iterdir()} for folder in ("one", "two"))
     assert {"ppl-against-length-full.pdf", "ppl-against-length-windowed64.pdf"} <= names
+    assert "ppl-against-length-full.pdf" in again
     for name in names:
         pdf = (tmp_path / "one" / name).read_bytes()
         assert b"/MediaBox [ 0 0 234 169.2 ]" in pdf  # 3.25 inches of 72 points
-        assert pdf == (tmp_path / "two" / name).read_bytes()
+        assert name not in again or pdf == (tmp_path / "two" / name).read_bytes()
     ppl = summary[summary["metric"] == "ppl"]
-    (figure, *_) = dict(figures(ppl.assign(std=ppl["mean"] / 2), found.trained, "KerpleLog")).values()
+    (figure, *_) = dict(figures(ppl.assign(std=ppl["mean"] / 2), runs.trained, "KerpleLog")).values()
     assert figure.axes[0].get_ylim()[0] < ppl["mean"].min() / 2  # bands are whole, and named
     assert figure.legends[0].get_title().get_text() == DEVIATION
     with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* ALiBi, KerpleLog, RoPE"):
-        write_print_figures(summary, found, ["T5", "RoPE", "FIRE"], "KerpleLog", tmp_path / "none")
+        write_print_figures(summary, runs, ["T5", "RoPE", "FIRE"], "KerpleLog", tmp_path / "none")
 
 
 def test_the_legend_of_twelve_strategies_in_print_is_inside_the_page_and_leaves_room_for_the_axes() -> None:
@@ -166,7 +178,7 @@ def test_an_analysis_that_the_report_does_not_know_is_a_table_of_means(tmp_path:
             first = pd.DataFrame({"layer": [0, 1], "blocks": 8, "probability": found})
             first.to_csv(test / "first_token.csv", index=False)
             pd.DataFrame({"distance": range(40), "bias": 0.5}).to_csv(test / "long.csv", index=False)
-    page, text = written(locate([tmp_path / "runs"]), tmp_path)
+    page, text = written(find_runs([tmp_path / "runs"]), tmp_path)
     # the mean of x and x + 0.01 is x + 0.005, their standard deviation 0.01 / √2
     assert "### first_token: probability\n\n|  | layer 0 | layer 1 |\n" in text
     assert "| KerpleLog | 0.255 ± 0.0071 | 0.505 ± 0.0071 |" in text
@@ -182,7 +194,7 @@ def test_tasks_are_ranked_beyond_the_training_length(tmp_path: Path) -> None:
         for seed in SEEDS:
             accuracies = {"copy": (1.0, 1.0, copy, copy), "reverse": (1.0, 1.0, reverse, reverse)}
             write_task_run(tmp_path / "runs" / strategy / f"seed-{seed}", strategy, seed, accuracies)
-    _, text = written(locate([tmp_path / "runs"]), tmp_path, "NoPE")
+    _, text = written(find_runs([tmp_path / "runs"]), tmp_path, "NoPE")
     assert "### Exact match at lengths beyond 20, by task" in text
     assert "| NoPE | **0.900** | 0.200 | **0.750** |" in text  # ranks 1 and 2: (1 + 1/2) / 2
     assert "| T5 | 0.500 | **0.300** | **0.750** |" in text
@@ -199,7 +211,7 @@ def test_what_a_strategy_lacks_is_left_open(tmp_path: Path) -> None:
             run = tmp_path / "runs" / task / strategy / "seed-1236"
             write_task_run(run, strategy, 1236, {task: values})
             reconfigure(run, data={"length": 82, "train_length": 20 if task == "copy" else 30})
-    _, text = written(locate([tmp_path / "runs"]), tmp_path, "NoPE")
+    _, text = written(find_runs([tmp_path / "runs"]), tmp_path, "NoPE")
     for row in ("| NoPE | **0.900** | 0.200 |", "| T5 | 0.500 | – |", "| Learned | 0.800 | – |"):
         assert row in text
 
@@ -211,7 +223,7 @@ def test_a_comparison_of_nothing_but_collapsed_runs_is_reported(tmp_path: Path) 
     for test in tmp_path.rglob(results.TABLE):
         table, _ = results.read(test.parent)
         results.write_table(test.parent, table.assign(sum=table["sum"] * 1e3))
-    page, text = written(locate([tmp_path / "runs"]), tmp_path, "NoPE")
+    page, text = written(find_runs([tmp_path / "runs"]), tmp_path, "NoPE")
     assert "∞" in text
     data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert data
@@ -250,12 +262,12 @@ def test_what_differs_beside_strategy_and_seed_is_named_above_the_tables(tmp_pat
         for seed in SEEDS[:2]:
             write_run(tmp_path / strategy / f"seed-{seed}", strategy, seed, CURVES[strategy])
             reconfigure(tmp_path / strategy / f"seed-{seed}", trainer={"callbacks": [saver]})
-    runs, other = locate([tmp_path]), tmp_path / "RoPE" / f"seed-{SEEDS[1]}"
+    runs, other = find_runs([tmp_path]), tmp_path / "RoPE" / f"seed-{SEEDS[1]}"
     reconfigure(other, data={"tokenizer": None, "directory": "elsewhere"})  # where it is says nothing of what it is
-    assert report.inconsistencies(read_runs(runs)) == []
+    assert inconsistencies(read_runs(runs)) == []
     reconfigure(other, data={"batch_size": 16})
     complaint = "RoPE: data.init_args.batch_size: 16 | 8"
-    assert report.inconsistencies(read_runs(runs)) == [complaint]
+    assert inconsistencies(read_runs(runs)) == [complaint]
     page, text = written(runs, tmp_path)
     assert text.index(complaint) < text.index("| KerpleLog")
     assert page.index(complaint) < page.index("<table")
@@ -313,15 +325,15 @@ def test_the_report_names_what_differs_in_what_was_scored(tmp_path: Path) -> Non
     page, text = written(runs[:1], tmp_path)
     assert "inside 4 documents (of the whole split, 2 are left out, which the training text has too), computed" in page
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # too short to have a speed
-    inconsistencies = "; ".join(report.inconsistencies(read_runs(runs)))
+    differences = "; ".join(inconsistencies(read_runs(runs)))
     for different in (
         "other text at each length",
         "precision: 32-true | bf16-mixed (KerpleLog seed 1236)",
         "full at 64: scored per run: 1,536 | 6,144 (KerpleLog seed 1235)",
     ):
-        assert different in inconsistencies
+        assert different in differences
     parts = [
         Run("ALiBi", 1235, write_run(tmp_path / part, "ALiBi", 1235, CURVES["ALiBi"], blocks), part)
         for part, blocks in (("code", 12), ("prose", 3))
     ]
-    assert report.inconsistencies(read_runs(parts)) == []  # corpora of different sizes are no mixture
+    assert inconsistencies(read_runs(parts)) == []  # corpora of different sizes are no mixture

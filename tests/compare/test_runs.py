@@ -13,9 +13,10 @@ import pandas as pd
 import pytest
 
 from kerple.compare import page, records
-from kerple.compare.comparison import Job
+from kerple.compare.job import Job
 from kerple.compare.markup import Cell, Table
-from kerple.compare.runs import PACKED, Run, locate, read_runs, record_folders, recorded_runs
+from kerple.compare.run_folders import PACKED, record_folders, recorded_runs
+from kerple.compare.runs import Run, read_runs
 from kerple.compare.tables import costs
 from kerple.measure import results
 from kerple.measure.results import Row
@@ -52,33 +53,20 @@ def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_n
     assert values["full", 64] == pytest.approx(CURVE[0])
 
 
-def test_strategies_of_one_class_are_called_what_their_folders_are(tmp_path: Path) -> None:
-    for label in ("KerpleLog", "KerpleLog per layer"):
-        write_run(tmp_path / label / "seed-1235", "KerpleLog", 1235, CURVE)
-    write_run(tmp_path / "KerpleLog" / "seed-1236_v1", "KerpleLog", 1236, CURVE)
-    write_run(tmp_path / "penalty" / "seed-1235", "ALiBi", 1235, CURVE)
-    runs = locate([tmp_path])
-    expected = [("KerpleLog", 1235), ("KerpleLog", 1236), ("KerpleLog per layer", 1235), ("ALiBi", 1235)]
-    assert [(run.strategy, run.seed) for run in runs] == expected  # ALiBi has nothing to be told from
-    assert not read_runs(runs).results.duplicated(["strategy", "seed", "metric", "protocol", "length"]).any()
-
-
-def test_a_folder_that_has_only_a_test_is_called_what_its_folder_is(tmp_path: Path) -> None:
-    for name, seed in (("mine", 1235), ("RoPE/seed-7", 1236), ("ALiBi/seed-1237", 1237)):
-        test = write_run(tmp_path / name, "ALiBi", seed, CURVE)
-        if "ALiBi" not in name:
-            (test.parent / "config.yaml").unlink()
-            (test.parent / "cost.json").unlink()
-    runs = locate([tmp_path])
-    assert {(run.strategy, run.seed) for run in runs} == {("ALiBi", 1237), ("RoPE", 7), ("mine", 0)}
-    assert page.write(read_runs(runs), tmp_path / "report", name="x", baseline="mine").is_file()
+@pytest.mark.usefixtures("undrawn")
+def test_a_test_without_configuration_and_cost_has_a_report(tmp_path: Path) -> None:
+    test = write_run(tmp_path / "mine", "ALiBi", 1235, CURVE)
+    for name in ("config.yaml", "cost.json"):
+        (test.parent / name).unlink()
+    runs = read_runs([Run("mine", 0, test)])
+    assert page.write_comparison(runs, tmp_path / "report", name="x", baseline="mine").is_file()
 
 
 def test_the_same_results_of_two_runs_are_named_with_what_to_do(tmp_path: Path) -> None:
     one, other = (write_run(tmp_path / name, "KerpleLog", 1235, CURVE) for name in ("here", "there"))
-    expected = rf"{re.escape(str(one))}, {re.escape(str(other))}: .*KerpleLog seed 1235.*leave one out.*seed-<n>"
+    expected = rf"{re.escape(str(one))}, {re.escape(str(other))}: .*KerpleLog seed 1235.*leave one out"
     with pytest.raises(ValueError, match=expected):
-        read_runs(locate([tmp_path]))
+        read_runs(Run("KerpleLog", 1235, folder) for folder in (one, other))
 
 
 def test_parts_with_one_protocol_are_told_apart_and_a_task_of_its_own_keeps_its_name(tmp_path: Path) -> None:
@@ -96,21 +84,23 @@ def test_parts_with_one_protocol_are_told_apart_and_a_task_of_its_own_keeps_its_
         ("test/results.csv.gz", "metric"),
         ("test/kernels.csv", ""),
         ("test/summary.csv", "a,b\n1,2\n"),  # a table of the report's own
-        ("config.yaml", "model: {position: RoPE}"),
+        ("config.yaml", "[]"),
+        ("cost.json", "[]"),
+        ("test/results.json", "[]"),
     ],
 )
 def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: str) -> None:
     directory = write_run(tmp_path / "run", "RoPE", 1236, CURVE).parent
     (directory / name).write_text(content)
     with pytest.raises(ValueError, match=re.escape(str(directory / name))):
-        read_runs(locate([tmp_path]))
+        read_runs([Run("RoPE", 1236, directory / "test")])
 
 
 @pytest.mark.parametrize("change", [{"count": 0}, {"sum": None}, {"length": "x"}])
 def test_numbers_that_are_missing_are_an_error(tmp_path: Path, change: dict[str, Any]) -> None:
     test = write_run(tmp_path / "run", "RoPE", 1236, CURVE)
     results.write_compressed(test / results.TABLE, results.read(test)[0].astype(object).assign(**change))
-    with pytest.raises(ValueError, match=r"results\.csv\.gz: is no file of results"):
+    with pytest.raises(ValueError, match=r"results\.csv\.gz: is not a file of results"):
         results.read(test)
 
 
@@ -202,17 +192,18 @@ def test_columns_that_a_page_has_no_room_for_go_below_the_others(wide: Table) ->
     assert wide.latex().count(r"\caption") == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_of_many_lengths_and_tasks_a_table_has_as_many_columns_as_can_be_read(tmp_path: Path) -> None:
-    curve, tasks = tuple(np.linspace(20, 30, 20)), {f"task {i:02d}": (i / 20,) * 4 for i in range(20)}
-    for strategy in ("KerpleLog", "ALiBi"):
-        write_run(tmp_path / strategy, strategy, 1236, curve, lengths=tuple(64 * n for n in range(1, 21)))
-        write_task_run(tmp_path / "tasks" / strategy, strategy, 1236, tasks)
-    for folder in (tmp_path / "KerpleLog", tmp_path / "tasks" / "KerpleLog"):
-        runs = locate([folder, folder.with_name("ALiBi")])
-        page.write(read_runs(runs), tmp_path / "report", name="x", baseline="ALiBi")
+    curve, lengths = tuple(np.linspace(20, 30, 20)), tuple(64 * n for n in range(1, 21))
+    tasks = {f"task {i:02d}": (i / 20,) * 4 for i in range(20)}
+    folders = [(strategy, tmp_path / strategy, tmp_path / "tasks" / strategy) for strategy in ("KerpleLog", "ALiBi")]
+    of_text = [Run(s, 1236, write_run(folder, s, 1236, curve, lengths=lengths)) for s, folder, _ in folders]
+    of_tasks = [Run(s, 1236, write_task_run(folder, s, 1236, tasks)) for s, _, folder in folders]
+    for runs, row in ((of_text, "1280 (20×)"), (of_tasks, "| task 19 | 0.950 | 0.950 |")):
+        page.write_comparison(read_runs(runs), tmp_path / "report", name="x", baseline="ALiBi")
         text = (tmp_path / "report" / "table.md").read_text()
         assert max(line.count(" | ") for line in text.splitlines() if line.startswith("| ---")) <= 13
-        assert "1280 (20×)" in text if folder.parent == tmp_path else "| task 19 | 0.950 | 0.950 |" in text
+        assert row in text
 
 
 def test_costs_of_different_tasks_are_not_averaged_and_sizes_of_different_seeds_are_a_span(tmp_path: Path) -> None:

@@ -6,15 +6,13 @@ import pytest
 from scipy import stats
 
 from kerple.compare.context_gain import context_figures, curve
-from kerple.compare.statistics import (
-    against_baseline,
-    difference,
-    estimate,
-    holm,
-    logarithm,
-    mean_reciprocal_rank,
-    summarise,
-)
+from kerple.compare.estimates import difference, estimate, logarithm
+from kerple.compare.statistics import against_baseline, holm, mean_reciprocal_rank, summarise
+
+
+@pytest.fixture
+def generator() -> np.random.Generator:
+    return np.random.default_rng(0)
 
 
 def rows(
@@ -58,9 +56,8 @@ def test_accuracies_are_compared_as_they_are() -> None:
     assert list(summary.query("best")["strategy"]) == ["A"]  # more is better
 
 
-def test_seeds_and_text_are_two_samples() -> None:
+def test_seeds_and_text_are_two_samples(generator: np.random.Generator) -> None:
     """Where a seed adds one number and a block another, the test is Welch's of two independent samples."""
-    generator = np.random.default_rng(0)
     of_seeds, of_blocks = generator.normal(0.1, 0.05, 4), generator.normal(0, 0.1, 30)
     found = estimate(((of_seeds[:, None] + of_blocks) * 64, np.full((4, 30), 64)))
     expected = stats.ttest_ind(of_seeds, -of_blocks, equal_var=False)
@@ -84,9 +81,8 @@ def test_one_seed_has_no_interval_against_however_many() -> None:
         assert np.isnan([*found.interval(), found.p()]).all()
 
 
-def test_blocks_weigh_as_much_as_they_count() -> None:
+def test_blocks_weigh_as_much_as_they_count(generator: np.random.Generator) -> None:
     """The linearised error of a ratio of sums is that of the bootstrap over blocks."""
-    generator = np.random.default_rng(0)
     counts = generator.integers(20, 200, 300).astype(float)
     sums = counts * generator.normal(3, 0.2, 300)
     found = estimate((sums[None], counts[None]))
@@ -97,8 +93,7 @@ def test_blocks_weigh_as_much_as_they_count() -> None:
     )
 
 
-def test_pairing_text_takes_its_hardness_away() -> None:
-    generator = np.random.default_rng(0)
+def test_pairing_text_takes_its_hardness_away(generator: np.random.Generator) -> None:
     hardness = generator.normal(3, 0.3, (1, 60)).repeat(3, 0)  # blocks differ far more than strategies do
     ours, counts = hardness + 0.05 + generator.normal(0, 0.01, (3, 60)), np.ones((3, 60))
     for same_runs in (False, True):
@@ -119,8 +114,7 @@ def by_block(losses: dict[str, np.ndarray]) -> pd.DataFrame:
     )
 
 
-def test_the_test_of_a_comparison_is_over_seeds_and_blocks() -> None:
-    generator = np.random.default_rng(0)
+def test_the_test_of_a_comparison_is_over_seeds_and_blocks(generator: np.random.Generator) -> None:
     losses = {s: 3 + generator.normal(0, 0.1, (5, 1)) + generator.normal(0, 0.3, 20) for s in ("A", "B")}
     results = pd.concat(rows(s, list(np.exp(values.mean(1)))) for s, values in losses.items())
     test = against_baseline(results, "A", by_block(losses)).iloc[0]
@@ -130,9 +124,8 @@ def test_the_test_of_a_comparison_is_over_seeds_and_blocks() -> None:
     assert alone["p"] < test["p"]  # other text could have said otherwise
 
 
-def test_bits_per_byte_get_the_test_that_perplexity_gets() -> None:
+def test_bits_per_byte_get_the_test_that_perplexity_gets(generator: np.random.Generator) -> None:
     """The same losses on the same text, divided by the bytes of the text: the same t and p but for the logarithm."""
-    generator = np.random.default_rng(0)
     losses = {
         strategy: 3 + 0.004 * i + generator.normal(0, 0.002, (5, 1)) + generator.normal(0, 0.004, 20)
         for i, strategy in enumerate(("A", "B"))
@@ -150,8 +143,7 @@ def test_bits_per_byte_get_the_test_that_perplexity_gets() -> None:
     assert over_seeds.loc["bits_per_byte", "p"] < tests.loc["bits_per_byte", "p"]
 
 
-def test_a_logarithm_is_linearised_as_the_bootstrap_over_blocks_says() -> None:
-    generator = np.random.default_rng(0)
+def test_a_logarithm_is_linearised_as_the_bootstrap_over_blocks_says(generator: np.random.Generator) -> None:
     theirs, counts = generator.gamma(9, 1 / 3, (1, 300)) * 8, np.full((1, 300), 8.0)
     ours = theirs * generator.normal(1.01, 0.1, 300)
     found = difference(logarithm(ours, counts), logarithm(theirs, counts))
@@ -196,7 +188,7 @@ def test_standard_deviation_has_n_minus_one_and_one_seed_has_none() -> None:
 
 
 def test_what_cannot_be_compared_is_an_error_or_not_tested() -> None:
-    with pytest.raises(ValueError, match="occurs twice"):
+    with pytest.raises(ValueError, match="twice, expected one row"):
         summarise(pd.concat([rows("A", [1.0, 2.0])] * 2), "A")
     with pytest.raises(ValueError, match=r"expected \(seeds, blocks\)"):
         estimate(([[1.0, 2.0]], [[1, 2, 3]]))

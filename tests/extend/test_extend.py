@@ -13,8 +13,9 @@ from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.data.text import Text
 from kerple.extend.methods import Method, methods
-from kerple.extend.outcome import link, outcome
+from kerple.extend.outcome import outcome
 from kerple.extend.search import Search
+from kerple.hf.model_folder import link
 from kerple.hf.rope import scaled
 from kerple.measure.runner import Runner
 from tests.cli.tiny import complaint
@@ -76,22 +77,18 @@ def test_the_scaling_that_a_configuration_has_lost_is_found(lost, tmp_path):
 
 def test_the_folder_of_a_method_has_its_losses_in_plain_transformers(lost, tmp_path):
     found = search(lost, tmp_path / "records")
-    blocks, _ = found.blocks["validation"]
-    for method in found.methods[1:]:
-        if method.position is not None:
-            continue
+    tokens = found.blocks["validation"][0][0]
+    for method in (method for method in found.methods[1:] if method.position is None):
         config = hf.AutoConfig.from_pretrained(lost[0])
         link(str(lost[0]), scaled(config, method.scaling, method.factor, LENGTH, method.rope_options), tmp_path / "to")
         assert (tmp_path / "to" / "model.safetensors").is_symlink()
         model = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "to").eval()
         with torch.inference_mode():
-            tokens = blocks[0]
-            logits = model(tokens[None, :-1]).logits[0, -found.k :]
-        expected = float(F.cross_entropy(logits, tokens[-found.k :], reduction="mean"))
+            expected = float(F.cross_entropy(model(tokens[None, :-1]).logits[0, -found.k :], tokens[-found.k :]))
         assert found.losses(method, "validation", TARGET, 1)[0] == pytest.approx(expected, rel=1e-5), method.label
 
 
-def test_foreign_text_is_the_start_of_another_document(lost, tmp_path):
+def test_foreign_text_is_the_start_of_another_document_and_a_bound_that_no_method_meets_is_one_line(lost, tmp_path):
     found = search(lost, tmp_path)
     (blocks, others), pi = found.blocks["test"], found.methods[1]
     tokens = torch.cat([blocks[others[0]][: TARGET - LENGTH], blocks[0][-LENGTH - 1 :]])
@@ -99,12 +96,9 @@ def test_foreign_text_is_the_start_of_another_document(lost, tmp_path):
     with torch.inference_mode():
         expected = float(network.losses(tokens[None], found.k).mean())
     assert found.losses(pi, "test", TARGET, 1, "foreign")[0] == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_bound_that_no_method_meets_is_one_line(lost, tmp_path):
     reversed_roles = [Method("unchanged", "pi", 4.0), Method("none")]  # without PI the loss is higher
     with pytest.raises(UserError, match="which every method exceeds"):
-        search(lost, tmp_path, chosen=reversed_roles).choose(8)
+        search(lost, tmp_path / "other", chosen=reversed_roles).choose(8)
 
 
 def flags(*more: str) -> list[str]:
@@ -126,11 +120,10 @@ def place(tmp_path_factory):
 def test_the_command_writes_what_it_found_and_continues_where_it_was_stopped(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     kinds = ("unchanged", "Self-Extend, window 8, groups of 5", "window with first 4 tokens, distances cache")
-    monkeypatch.setattr(
-        "kerple.extend.methods.methods",
-        lambda *args: ([m for m in methods(*args)[0] if m.label in kinds], {"PI": "left out"}),
-    )
-    main(["extend", "llama", "--to", str(TARGET), *flags("--run_dir=run", "--minutes=0")])
+    chosen = lambda *args: ([m for m in methods(*args)[0] if m.label in kinds], {"PI": "left out"})  # noqa: E731
+    monkeypatch.setattr("kerple.extend.methods.methods", chosen)
+    command = ["extend", "llama", "--to", str(TARGET), *flags("--run_dir=run", "--minutes=0")]
+    main(command)
     findings = capsys.readouterr().out
     first = json.loads(Path("run/extend.json").read_text())
     assert (first["blocks"], first["lengths"]) == (2, [LENGTH, 2 * LENGTH, TARGET])
@@ -141,12 +134,10 @@ def test_the_command_writes_what_it_found_and_continues_where_it_was_stopped(pla
     cut.write_text(json.dumps({name: values[:1] for name, values in json.loads(cut.read_text()).items()}))
     removed.unlink()
     before = {path: path.stat().st_mtime_ns for path in records if path.exists()}
-    main(["extend", "llama", "--to", str(TARGET), *flags("--run_dir=run", "--minutes=0")])
+    main(command)
     assert json.loads(Path("run/extend.json").read_text()) == first
     assert [path for path in before if path.stat().st_mtime_ns != before[path]] == [cut]
-    (command,) = [
-        line.partition("Test it by: python run.py ")[2] for line in findings.splitlines() if "Test it" in line
-    ]
+    command = findings.partition("Test it by: python run.py ")[2].splitlines()[0]
     main([*shlex.split(command), *flags()[:-1], "--run_dir=tested"])
     assert "written to tested" in capsys.readouterr().out
 

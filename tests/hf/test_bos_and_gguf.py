@@ -9,9 +9,10 @@ import torch
 from tokenizers import processors
 
 from kerple.hf.adapter import hugging_face_network
-from kerple.hf.families import read_family
+from kerple.hf.model_tokenizer import bos_token
 from kerple.hf.pretrained import read_network
-from kerple.hf.source import bos_token, find_model, read_model_config
+from kerple.hf.source import find_model, read_model_config
+from kerple.hf.translation import read_family
 from kerple.measure.receptive_field import gradient_by_distance
 from kerple.model.stored import fill, transformer
 from kerple.positions.visibility import EVERYTHING, Visibility
@@ -105,21 +106,18 @@ NAMES = {
 def write_gguf(path, model, scaling, divisors=()):
     """A Qwen2, with keys of ``rope.scaling`` and tensors of divisors, as llama.cpp writes them."""
     config, writer = model.config, gguf.GGUFWriter(path, "qwen2")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    entries = {
+        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
+        "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"],
+        "tokenizer_model": "gpt2", "token_merges": ["a b"], "bos_token_id": BOS, "add_bos_token": True,
+        "token_list": [*"ab", "ab", *map(chr, range(0x100, 0x100 + VOCABULARY - 3))],
+    }  # fmt: skip
+    for key, value in entries.items():
+        getattr(writer, f"add_{key}")(value)
     for key, value in scaling.items():
         (writer.add_string if isinstance(value, str) else writer.add_float32)(f"qwen2.rope.scaling.{key}", value)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*"ab", "ab", *map(chr, range(0x100, 0x100 + VOCABULARY - 3))])
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(BOS)
-    writer.add_add_bos_token(True)
     for name, values in divisors:
         writer.add_tensor(name, np.array(values, dtype=np.float32))
     for name, value in model.state_dict().items():
@@ -134,28 +132,22 @@ def write_gguf(path, model, scaling, divisors=()):
 
 SHORT, LONG = [1.0, 1.5, 2.0, 4.0], [1.0, 2.0, 8.0, 30.0]
 YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 16.0, "yarn_beta_fast": 8.0}
+
+
+def longrope(short, factor, original):
+    lists = {"rope_type": "longrope", "short_factor": short, "long_factor": LONG}
+    return lists | {"attention_factor": factor, "original_max_position_embeddings": original}
+
+
+LISTS = [("rope_factors_long.weight", LONG), ("rope_factors_short.weight", SHORT)]
+YARN_THERE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0}
 GGUF = [
     ({}, (), {"rope_type": "default"}),
     ({"type": "none", "factor": 4.0}, (), {"rope_type": "default"}),
     ({"factor": 4.0}, (), {"rope_type": "linear", "factor": 4.0}),
-    (
-        YARN,
-        (),
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0}
-        | {"attention_factor": 0.1 * math.log(4) + 1},
-    ),
-    (  # Llama 3 has divisors for all lengths
-        {},
-        [("rope_freqs.weight", LONG)],
-        {"rope_type": "longrope", "short_factor": LONG, "long_factor": LONG, "attention_factor": 1.0}
-        | {"original_max_position_embeddings": 2 * LENGTH},
-    ),
-    (
-        {"attn_factor": 1.25, "original_context_length": 16.0},
-        [("rope_factors_long.weight", LONG), ("rope_factors_short.weight", SHORT)],
-        {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "attention_factor": 1.25}
-        | {"original_max_position_embeddings": 16},
-    ),
+    (YARN, (), YARN_THERE | {"attention_factor": 0.1 * math.log(4) + 1}),
+    ({}, [("rope_freqs.weight", LONG)], longrope(LONG, 1.0, 2 * LENGTH)),  # Llama 3 has divisors for all lengths
+    ({"attn_factor": 1.25, "original_context_length": 16.0}, LISTS, longrope(SHORT, 1.25, 16)),
 ]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
-from tests.hf.tiny import VOCABULARY, hf, text
+from tests.hf.tiny import VOCABULARY, arguments, hf, text
 
 
 def made(position: Any = "KerpleLog") -> KerpleForCausalLM:
@@ -35,11 +35,8 @@ def test_positions_are_drawn_once_a_step_and_not_once_a_forward(tmp_path):
     model(text(2, 12), labels=text(2, 12)).loss.backward()
     model.eval()(text(2, 12))
     assert torch.equal(position.drawn, before)
-    arguments = hf.TrainingArguments(
-        str(tmp_path), max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, report_to=[],
-        use_cpu=True, save_strategy="no",
-    )  # fmt: skip
-    hf.Trainer(model, arguments, train_dataset=rows).train()
+    options = {"max_steps": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    hf.Trainer(model, arguments(tmp_path, **options), train_dataset=rows).train()
     assert int(position.step) == 3
     assert not torch.equal(position.drawn, before)
 
@@ -65,20 +62,15 @@ def test_padding_on_the_left_and_in_prompts_is_refused_and_on_the_right_changes_
     with pytest.raises(UserError, match="attention_mask: got padding"):
         model(tokens, attention_mask=seen.flip(1))
     torch.testing.assert_close(model(tokens, attention_mask=seen).logits[:, :7], model(tokens[:, :7]).logits)
-
-
-def test_the_loss_is_that_of_the_next_token_and_leaves_out_what_is_marked():
-    model, tokens = made(), text(2, 9)
-    labels = tokens.clone()
-    labels[0, 4:] = -100
-    losses = model.network.losses(tokens)  # (2, 8), of tokens 1 to 8
+    labels, losses = tokens.clone(), model.network.losses(tokens)  # losses (2, 8) of tokens 1 to 8
+    labels[0, 4:] = -100  # is left out of the mean
     torch.testing.assert_close(model(tokens, labels=labels).loss, torch.cat([losses[0, :3], losses[1]]).mean())
 
 
 @torch.inference_mode()
 def test_positions_of_several_texts_in_one_row_are_refused():
     model, tokens = made(), text(1, 6)
-    with pytest.raises(UserError, match="position_ids: got others than those of one text"):
+    with pytest.raises(UserError, match="position_ids: got positions of several texts"):
         model(tokens, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
     begun = model(tokens[:, :4], use_cache=True, position_ids=torch.arange(4)[None]).past_key_values
     ended = model(tokens[:, 4:], past_key_values=begun, position_ids=torch.tensor([[4, 5]])).logits

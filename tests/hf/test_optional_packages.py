@@ -73,13 +73,8 @@ def test_the_harness_reads_an_exported_model(tmp_path):
 def test_key_tokens_are_those_that_its_far_context_tells_and_it_finds_needles(tmp_path, monkeypatch):
     """In argparse.py, all of which is the test split."""
     monkeypatch.chdir(tmp_path)
-    options = {
-        "corpus": argparse.__file__,
-        "directory": "shards",
-        "split_fractions": (0.0, 0.0, 1.0),
-        "prepare_workers": 1,
-    }
-    TokenShards(tokenizer="hf:smollm2-135m", vocabulary=49152, **options).prepare_data()
+    options = {"directory": "shards", "split_fractions": (0.0, 0.0, 1.0), "prepare_workers": 1}
+    TokenShards(argparse.__file__, "hf:smollm2-135m", 49152, **options).prepare_data()
     keys = {"lengths": [128, 512, 2048], "short": 128, "stride": 64, "blocks": 1}
     needle = {"lengths": [256, 512], "depths": [0.0, 0.5, 1.0], "problems": 2}
     callbacks = [{"class_path": "LongPerplexity", "init_args": keys}, {"class_path": "Needle", "init_args": needle}]

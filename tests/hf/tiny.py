@@ -17,28 +17,17 @@ WIDE: dict[str, Any] = SIZES | {"max_position_embeddings": LENGTH}
 GROUPED: dict[str, Any] = WIDE | {"intermediate_size": 48, "num_key_value_heads": 2, "num_hidden_layers": 5}
 GROUPED |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 YARN = {"rope_type": "yarn", "rope_theta": 5e4, "factor": 2.0, "original_max_position_embeddings": LENGTH // 2}
+LLAMA = WIDE | {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 6, "num_key_value_heads": 2}
+OLMO3 = {"sliding_window": 7, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 1e4}}}
+GEMMA3 = GROUPED | {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 9, "sliding_window_pattern": 3}
 CONFIGS = {
-    "llama": (
-        hf.LlamaConfig,
-        WIDE
-        | {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 6, "num_key_value_heads": 2}
-        | {"tie_word_embeddings": True, "rope_theta": 1000.0},
-    ),
+    "llama": (hf.LlamaConfig, LLAMA | {"tie_word_embeddings": True, "rope_theta": 1000.0}),
     "mistral": (hf.MistralConfig, GROUPED | {"sliding_window": 9}),
     "qwen2": (hf.Qwen2Config, WIDE | {"intermediate_size": 48, "num_key_value_heads": 2}),
     "qwen3": (hf.Qwen3Config, GROUPED | {"head_dim": 12}),
     "olmo2": (hf.Olmo2Config, GROUPED),
-    "olmo3": (
-        hf.Olmo3Config,
-        GROUPED
-        | {"sliding_window": 7, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 1e4}}},
-    ),
-    "gemma3_text": (
-        hf.Gemma3TextConfig,
-        GROUPED
-        | {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 9, "sliding_window_pattern": 3}
-        | {"final_logit_softcapping": 3.0},
-    ),
+    "olmo3": (hf.Olmo3Config, GROUPED | OLMO3),
+    "gemma3_text": (hf.Gemma3TextConfig, GEMMA3 | {"final_logit_softcapping": 3.0}),
     "smollm3": (hf.SmolLM3Config, GROUPED),
     "cohere2": (hf.Cohere2Config, GROUPED | {"sliding_window": 7}),
     "phi3": (hf.Phi3Config, GROUPED | {"partial_rotary_factor": 0.5, "sliding_window": 9}),
@@ -72,6 +61,11 @@ def small(config: type, model: type | None = None, **options: Any) -> Any:
     torch.manual_seed(0)
     built = config(**SIZES | {"max_position_embeddings": 2 * LENGTH} | options)
     return (model(built) if model else hf.AutoModelForCausalLM.from_config(built)).eval()
+
+
+def arguments(folder: Path, **options: Any) -> Any:
+    """Arguments of transformers' `Trainer` for a short run on the CPU."""
+    return hf.TrainingArguments(str(folder), report_to=[], use_cpu=True, save_strategy="no", **options)
 
 
 def text(batch: int, length: int, seed: int = 1) -> torch.Tensor:

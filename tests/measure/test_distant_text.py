@@ -19,7 +19,7 @@ from kerple.data.tokenizer import load_tokenizer, train_tokenizer
 from kerple.hf.adapter import hugging_face_network
 from kerple.measure import results
 from kerple.measure.long_perplexity import LongPerplexity, byte_spans, key_targets, spelling
-from kerple.measure.needle import ANSWER, Needle, draw, prompt
+from kerple.measure.needle import ANSWER, Needle, draw_problem, problem_tokens
 from kerple.model.network import Generation, Limited
 from tests.hf.tiny import hf, saved, text, tiny
 from tests.toy import small_model
@@ -156,7 +156,7 @@ def test_tokens_are_spelt_in_the_bytes_they_were_made_of() -> None:
     assert spell(ending) == b""
     words = Tokenizer.from_str(tokenizer.to_str())
     words.add_tokens(["two words"])
-    with pytest.raises(ValueError, match=r"\('two words'\) is not spelt in bytes"):
+    with pytest.raises(ValueError, match=r"\('two words'\) has no bytes"):
         spelling(words, ending)(words.token_to_id("two words"))
 
 
@@ -245,8 +245,8 @@ def encode(text: str) -> list[int]:
 )
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
 def test_the_needle_lies_at_its_depth_and_the_rest_is_haystack(kind, sentences, sought, depth) -> None:
-    problem = draw(kind, depth, np.random.default_rng(1))
-    tokens = prompt(problem, 900, [0] * 900, encode)
+    problem = draw_problem(kind, depth, np.random.default_rng(1))
+    tokens = problem_tokens(problem, 900, [0] * 900, encode)
     text = bytes(tokens).decode()
     assert len(tokens) == 900 - ANSWER * sought
     needles = re.findall(r"One of the special magic numbers for ([a-z]+-[a-z]+) is: (\d{7})\.", text)
@@ -257,5 +257,5 @@ def test_the_needle_lies_at_its_depth_and_the_rest_is_haystack(kind, sentences, 
     before = text[: text.index(problem.needles[0][1])].count("\0")
     assert before == round(depth * text.count("\0"))
     assert text.endswith(problem.question)
-    with pytest.raises(ValueError, match="lengths: got 100, of which needles, question and answer take"):
-        prompt(problem, 100, [0] * 100, encode)
+    with pytest.raises(ValueError, match=r"lengths: got 100, expected over \d+: needles, question and answer"):
+        problem_tokens(problem, 100, [0] * 100, encode)

@@ -18,7 +18,6 @@ from kerple.base.errors import UserError
 from kerple.measure import metrics, results
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.measure import Measure
-from kerple.measure.receptive_field import ReceptiveField
 from kerple.measure.task_accuracy import TaskAccuracy
 from kerple.positions import NoPE
 from kerple.positions.visibility import EVERYTHING, Visibility
@@ -148,12 +147,9 @@ def test_every_protocol_reaches_tensorboard_and_the_table(tmp_path: Path, capsys
 
 def test_two_processes_give_the_sums_of_one(tmp_path: Path) -> None:
     for name, options in (("one", {}), ("two", {"strategy": "ddp_fork", "devices": 2})):
-        callbacks = [Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveField(blocks=5)]
-        run(tmp_path / name, *callbacks, model=model_of(Short), **options)
-    for name in ("receptive_field", "receptive_window", "context_gain"):
-        ours, theirs = (pd.read_csv(tmp_path / run / f"{name}.csv") for run in ("one", "two"))
-        assert len(ours)
-        pd.testing.assert_frame_equal(ours, theirs, rtol=1e-9)
+        run(tmp_path / name, Extrapolation([8, 16], block_length=32, blocks=5), model=model_of(Short), **options)
+    ours, theirs = (pd.read_csv(tmp_path / run / "context_gain.csv") for run in ("one", "two"))
+    pd.testing.assert_frame_equal(ours, theirs, rtol=1e-9)
     one, two = (EventAccumulator(str(tmp_path / name)).Reload() for name in ("one", "two"))
     for tag in (tag for tag in one.Tags()["scalars"] if tag.startswith("test/")):
         assert one.Scalars(tag)[0].value == two.Scalars(tag)[0].value
@@ -217,7 +213,7 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp
         ({"lengths": [8, 12]}, r"lengths: got \[8, 12\]"),
         ({"protocols": ["sliding"], "stride": 9}, "stride: got 9, expected a positive number, at most 8"),
         ({"protocols": ["full"], "window": 4}, "window: got 4"),
-        ({"protocols": ["sliding"], "stride": 4, "skip": 27, "block_length": 64}, "skip: got 27, .* at least 28"),
+        ({"protocols": ["sliding"], "stride": 4, "skip": 27, "block_length": 64}, "skip: got 27, .* a number from 28"),
         ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),
         ({"lengths": [8, 256]}, "of 256 targets, but the test split has only 0"),
         ({"sampling": "paper"}, "segments: got 320, but there are only 6"),
@@ -240,7 +236,7 @@ def test_what_an_evaluation_cannot_honour_is_refused_before_it_begins(tmp_path: 
         fit.fit(model_of(), RandomText())
     assert fit.global_step == 0
     sharded: Any = SimpleNamespace(strategy=ModelParallelStrategy(), datamodule=RandomText(), callbacks=[])
-    with pytest.raises(UserError, match=r"got Extrapolation with parameters that FSDP has sharded"):
+    with pytest.raises(UserError, match=r"got Extrapolation with parameters that FSDP shards"):
         MeasureCallback(Extrapolation([8])).setup(sharded, model_of(), "fit")
-    with pytest.raises(UserError, match=r"got TaskAccuracy with parameters that FSDP has sharded"):
+    with pytest.raises(UserError, match=r"got TaskAccuracy with parameters that FSDP shards"):
         MeasureCallback(TaskAccuracy()).setup(sharded, model_of(), "fit")

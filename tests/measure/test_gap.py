@@ -7,7 +7,7 @@ import torch
 from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.hf.adapter import hugging_face_network
-from kerple.hf.families import read_family
+from kerple.hf.translation import read_family
 from kerple.measure.gap import GapCurve, _kept
 from kerple.model.stored import fill, transformer
 from tests.hf.tiny import LENGTH, VOCABULARY, tiny
@@ -66,7 +66,7 @@ def test_the_curve_is_of_the_losses_of_each_document():
     text = Text(stream, begins=[0, 100, 110, 250])
     measure = GapCurve(context=CONTEXT, k=K, blocks=3)
     result = measure.run(network, text)
-    assert measure.readings(network) == [0, *(LENGTH * n // 4 for n in (1, 2, 4, 8, 16, 64))]
+    assert measure.fitting_gaps(network) == [0, *(LENGTH * n // 4 for n in (1, 2, 4, 8, 16, 64))]
     rows = {(row["gap"], row["document"]): row["loss"] for row in result.tables["gap"]}
     block = stream[110 : 110 + CONTEXT + K + 1][None]
     with torch.inference_mode():
@@ -75,10 +75,10 @@ def test_the_curve_is_of_the_losses_of_each_document():
             assert rows[gap, 2] == pytest.approx(float(expected), rel=1e-5)
         assert rows["no context", 2] == pytest.approx(float(network.losses(block[:, -K - 1 :]).mean()), rel=1e-5)
     assert {row.length for row in result.sums if row.protocol == f"gap{K}"} == {
-        gap + CONTEXT + K for gap in measure.readings(network)
+        gap + CONTEXT + K for gap in measure.fitting_gaps(network)
     }
-    assert GapCurve([10, 99], CONTEXT, K).readings(hugging_face_network(tiny("gpt2"))) == [0, 10, 99]
-    assert GapCurve([10, 101], CONTEXT, K).readings(hugging_face_network(tiny("gpt2"))) == [0, 10]
+    assert GapCurve([10, 99], CONTEXT, K).fitting_gaps(hugging_face_network(tiny("gpt2"))) == [0, 10, 99]
+    assert GapCurve([10, 101], CONTEXT, K).fitting_gaps(hugging_face_network(tiny("gpt2"))) == [0, 10]
     with pytest.raises(UserError, match="expected one with Offset"):
         measure.run(hugging_face_network(tiny("bloom")), text)
 

@@ -8,16 +8,8 @@ import torch
 hf = pytest.importorskip("transformers")
 
 LENGTH = 64
-BASE: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": LENGTH,
-    "pad_token_id": 0,
-}
+BASE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 4}
+BASE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "pad_token_id": 0}
 LOCAL_GLOBAL = ["sliding_attention"] * 3 + ["full_attention"]
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": LENGTH}
 DEFAULT = {"rope_type": "default", "rope_theta": 1000.0}
@@ -27,60 +19,48 @@ FACTORS = [1.0 + i / 4 for i in range(8)]
 def scaled(kind: str, **options: Any) -> dict[str, Any]:
     original = {} if kind in ("linear", "dynamic") else {"original_max_position_embeddings": LENGTH}
     longest = LENGTH // 2 if kind == "dynamic" else 4 * LENGTH
-    rope = {"rope_type": kind, "rope_theta": 1000.0, "factor": 4.0} | original | options
-    return {"rope_parameters": rope, "max_position_embeddings": longest}
+    return with_rope({"rope_type": kind, "rope_theta": 1000.0, "factor": 4.0} | original | options, longest)
 
 
 WINDOW = {"sliding_window": 8, "layer_types": LOCAL_GLOBAL}
+QWEN2 = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+GEMMA2 = {"head_dim": 16, "query_pre_attn_scalar": 16}
+GEMMA3 = {"sliding_attention": DEFAULT, "full_attention": YARN | {"rope_theta": 5000.0}}
+OLMO3 = {"sliding_attention": DEFAULT, "full_attention": YARN}
+PHI3 = {"original_max_position_embeddings": LENGTH, "sliding_window": None}
+LLAMA4: dict[str, Any] = {"intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 8}
+LLAMA4 |= {"no_rope_layers": [1, 1, 1, 0], "floor_scale": 8, "attn_scale": 0.1}
+GPT_OSS = {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 8}
+GPT_OSS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
+
+
+def with_rope(rope: dict[str, Any], longest: int = LENGTH, **options: Any) -> dict[str, Any]:
+    return {"rope_parameters": rope, "max_position_embeddings": longest} | options
+
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {"rope_parameters": DEFAULT}),
+    "llama": ("Llama", with_rope(DEFAULT)),
     "llama+yarn": ("Llama", scaled("yarn")),
     "llama+linear": ("Llama", scaled("linear")),
     "llama+dynamic": ("Llama", scaled("dynamic")),
     "llama+llama3": ("Llama", scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
-    "mistral": ("Mistral", {"sliding_window": 8, "rope_parameters": DEFAULT}),
-    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2} | scaled("yarn")),
+    "mistral": ("Mistral", with_rope(DEFAULT, sliding_window=8)),
+    "qwen2": ("Qwen2", QWEN2 | scaled("yarn")),
     "qwen3": ("Qwen3", {"head_dim": 16} | scaled("yarn")),
-    "gemma2": (
-        "Gemma2",
-        {"head_dim": 16, "rope_parameters": DEFAULT, "sliding_window": 8, "query_pre_attn_scalar": 16},
-    ),
-    "gemma3": (
-        "Gemma3Text",
-        {"head_dim": 16, "query_pre_attn_scalar": 16, "max_position_embeddings": 4 * LENGTH}
-        | {"rope_parameters": {"sliding_attention": DEFAULT, "full_attention": YARN | {"rope_theta": 5000.0}}}
-        | WINDOW,
-    ),
-    "olmo2": ("Olmo2", {"rope_parameters": DEFAULT}),
-    "olmo3": (
-        "Olmo3",
-        {"rope_parameters": {"sliding_attention": DEFAULT, "full_attention": YARN}}
-        | {"max_position_embeddings": 4 * LENGTH}
-        | WINDOW,
-    ),
+    "gemma2": ("Gemma2", GEMMA2 | with_rope(DEFAULT, sliding_window=8)),
+    "gemma3": ("Gemma3Text", GEMMA2 | with_rope(GEMMA3, 4 * LENGTH) | WINDOW),
+    "olmo2": ("Olmo2", with_rope(DEFAULT)),
+    "olmo3": ("Olmo3", with_rope(OLMO3, 4 * LENGTH) | WINDOW),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 1, 1, 0]} | scaled("yarn")),
-    "cohere2": ("Cohere2", WINDOW | {"rope_parameters": DEFAULT}),
-    "phi3": (
-        "Phi3",
-        scaled("longrope", factor=None, short_factor=[1.0] * 8, long_factor=FACTORS)
-        | {"original_max_position_embeddings": LENGTH, "sliding_window": None},
-    ),
-    "gpt_neox": ("GPTNeoX", {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}}),
-    "stablelm": ("StableLm", {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.25}}),
-    "glm4": ("Glm4", {"head_dim": 16, "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}}),
-    "exaone4": ("Exaone4", WINDOW | {"rope_parameters": DEFAULT, "sliding_window_pattern": 4}),
+    "cohere2": ("Cohere2", WINDOW | with_rope(DEFAULT)),
+    "phi3": ("Phi3", scaled("longrope", factor=None, short_factor=[1.0] * 8, long_factor=FACTORS) | PHI3),
+    "gpt_neox": ("GPTNeoX", with_rope(DEFAULT | {"partial_rotary_factor": 0.5})),
+    "stablelm": ("StableLm", with_rope(DEFAULT | {"partial_rotary_factor": 0.25})),
+    "glm4": ("Glm4", {"head_dim": 16} | with_rope(DEFAULT | {"partial_rotary_factor": 0.5})),
+    "exaone4": ("Exaone4", WINDOW | with_rope(DEFAULT, sliding_window_pattern=4)),
     "ministral3": ("Ministral3", {"head_dim": 16} | scaled("yarn", llama_4_scaling_beta=0.1)),
-    "llama4": (
-        "Llama4Text",
-        {"head_dim": 16, "intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 8}
-        | {"no_rope_layers": [1, 1, 1, 0], "floor_scale": 8, "rope_parameters": DEFAULT, "attn_scale": 0.1},
-    ),
-    "gpt_oss": (
-        "GptOss",
-        {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}
-        | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
-        | scaled("yarn", truncate=False),
-    ),
+    "llama4": ("Llama4Text", {"head_dim": 16} | LLAMA4 | with_rope(DEFAULT)),
+    "gpt_oss": ("GptOss", {"head_dim": 16} | GPT_OSS | scaled("yarn", truncate=False)),
     "gpt2": ("GPT2", {"n_positions": LENGTH, "n_embd": 64, "n_layer": 4, "n_head": 4}),
     "bloom": ("Bloom", {"n_layer": 4, "n_head": 4}),
 }

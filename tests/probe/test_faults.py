@@ -52,28 +52,18 @@ def rebuilt(name: str, change: Callable[[dict[str, Any]], dict[str, Any]], only:
     return build(name, rope_parameters={k: change(v) if not only or k == only else v for k, v in parameters.items()})
 
 
-def has_yarn(name: str) -> bool:
-    return any(p.get("rope_type") == "yarn" for p in kinds(name).values())
-
-
-def unscaled(p: dict[str, Any]) -> dict[str, Any]:
-    # Ministral 3 has its temperature among the parameters of RoPE
-    return p | {"rope_type": "default"}
-
-
 def frequencies_when(model: Any, condition: Callable[[torch.Tensor], bool], factor: float = 3.0) -> Any:
     """The model whose frequencies are others where a condition on the positions of a call is met."""
     for rotary in rotaries(model):
 
         def forward(x: Any, position_ids: Any, *args: Any, old: Any = rotary.forward, rotary: Any = rotary, **k: Any):
-            met = condition(position_ids)
-            for b in buffers(rotary) if met else ():
+            changed = buffers(rotary) if condition(position_ids) else []
+            for b in changed:
                 b.mul_(factor)
-            try:
-                return old(x, position_ids, *args, **k)
-            finally:
-                for b in buffers(rotary) if met else ():
-                    b.div_(factor)
+            angles = old(x, position_ids, *args, **k)
+            for b in changed:
+                b.div_(factor)
+            return angles
 
         rotary.forward = forward
     return model
@@ -81,11 +71,7 @@ def frequencies_when(model: Any, condition: Callable[[torch.Tensor], bool], fact
 
 def other_positions(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     for rotary in rotaries(model):
-
-        def forward(x: Any, position_ids: Any, *args: Any, old: Any = rotary.forward, **k: Any):
-            return old(x, change(position_ids), *args, **k)
-
-        rotary.forward = forward
+        rotary.forward = lambda x, position_ids, *a, old=rotary.forward, **k: old(x, change(position_ids), *a, **k)
     if hasattr(model.base_model, "wpe"):
         model.base_model.wpe.register_forward_pre_hook(lambda m, a: (change(a[0]),))
     return model
@@ -93,20 +79,14 @@ def other_positions(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) 
 
 def set_frequencies(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     model = build(name)
-    for rotary in rotaries(model):
-        for b in buffers(rotary):
-            b.copy_(value(b))
+    for b in (b for rotary in rotaries(model) for b in buffers(rotary)):
+        b.copy_(value(b))
     return model
-
-
-def bare(b: torch.Tensor) -> torch.Tensor:
-    return 1000.0 ** (-torch.arange(len(b)) / len(b))
 
 
 def patterned(name: str, change: Callable[[list[int]], list[int]]) -> Any:
     """The model with another pattern of layers without positions."""
-    pattern = FAMILIES[name][1].get("no_rope_layers")
-    if pattern is not None:
+    if pattern := FAMILIES[name][1].get("no_rope_layers"):
         return build(name, no_rope_layers=change(pattern))
     model = build(name)
     local = [k == "sliding_attention" for k in model.config.layer_types]
@@ -139,18 +119,12 @@ def from_zero(model: Any) -> Any:
     def restart(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
         if cache is not None and cache.get_seq_length():
-            kwargs["position_ids"] = torch.arange(
-                (kwargs.get("input_ids") if "input_ids" in kwargs else args[0]).shape[1]
-            )[None]
+            tokens = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+            kwargs["position_ids"] = torch.arange(tokens.shape[1])[None]
         return args, kwargs
 
     model.base_model.register_forward_pre_hook(restart, with_kwargs=True)
     return model
-
-
-def window_dropped(model: Any) -> Any:
-    module = module_of(model)
-    return patch.object(module, "create_sliding_window_causal_mask", module.create_causal_mask)
 
 
 def window_changed(name: str, by: int) -> Any:
@@ -160,26 +134,28 @@ def window_changed(name: str, by: int) -> Any:
 
 
 WITH_ROPE = [n for n in FAMILIES if n not in ("gpt2", "bloom")]
-YARN = [n for n in WITH_ROPE if has_yarn(n)]
+YARN = [n for n in WITH_ROPE if any(p.get("rope_type") == "yarn" for p in kinds(n).values())]
 WINDOWS = [n for n in FAMILIES if FAMILIES[n][1].get("sliding_window")]
 PATTERNS = ["smollm3", "cohere2", "exaone4", "llama4"]
 SCALED = [n for n in WITH_ROPE if any("factor" in p and p["factor"] for p in kinds(n).values())]
+WITH_LOCAL, LOCAL = ["gemma3", "olmo3"], "sliding_attention"
 OWN_ROTARY = [n for n in WITH_ROPE if n not in ("llama+linear", "llama+dynamic", "llama+llama3")]
 
 
-def doubled(p: dict[str, Any]) -> dict[str, Any]:
-    return p | {"factor": 2 * p["factor"]} if p.get("factor") else p
+REBUILT = [n for n in SCALED if n not in ("gemma3", "phi3", "llama+dynamic")]
+
+
+def changed(**changes: Any) -> Callable[[str], Any]:
+    """Other parameters of RoPE than in the configuration."""
+    return lambda n: rebuilt(n, lambda p: p | changes)
 
 
 FAULTS: dict[str, tuple[list[str], Callable[[str], Any]]] = {
-    "YaRN left out": (YARN, lambda n: rebuilt(n, lambda p: unscaled(p))),
-    "YaRN in window layers": (
-        ["gemma3", "olmo3"],
-        lambda n: rebuilt(n, lambda p: rope(n)["full_attention"], "sliding_attention"),
-    ),
-    "β swapped": (YARN, lambda n: rebuilt(n, lambda p: p | {"beta_fast": 1.0, "beta_slow": 32.0})),
-    "wrong θ": (WITH_ROPE, lambda n: rebuilt(n, lambda p: p | {"rope_theta": 2000.0})),
-    "wrong factor": (SCALED, lambda n: rebuilt(n, doubled)),
+    "YaRN left out": (YARN, changed(rope_type="default")),
+    "YaRN in window layers": (WITH_LOCAL, lambda n: rebuilt(n, lambda p: rope(n)["full_attention"], LOCAL)),
+    "β swapped": (YARN, changed(beta_fast=1.0, beta_slow=32.0)),
+    "wrong θ": (WITH_ROPE, changed(rope_theta=2000.0)),
+    "wrong factor": (SCALED, lambda n: rebuilt(n, lambda p: p | ({"factor": 8.0} if p.get("factor") else {}))),
     "window dropped": (WINDOWS, build),
     "window too long by one": (WINDOWS, lambda n: window_changed(n, 1)),
     "window too short by one": (WINDOWS, lambda n: window_changed(n, -1)),
@@ -187,14 +163,14 @@ FAULTS: dict[str, tuple[list[str], Callable[[str], Any]]] = {
         [*OWN_ROTARY, "gpt2"],
         lambda n: other_positions(build(n), lambda ids: ids % 20),
     ),
-    "a norm after the rotation": (OWN_ROTARY, lambda n: build(n)),
+    "a norm after the rotation": (OWN_ROTARY, build),
     "a cache that counts from 0": ([*OWN_ROTARY, "gpt2"], lambda n: from_zero(build(n))),
     "layers without positions rotated": (PATTERNS, lambda n: patterned(n, lambda p: [1] * len(p))),
     "pattern of layers without positions inverted": (PATTERNS, lambda n: patterned(n, lambda p: [1 - x for x in p])),
     "`inv_freq` zeroed at load": (OWN_ROTARY, lambda n: set_frequencies(n, torch.zeros_like)),
     "`inv_freq` rebuilt unscaled at load": (
-        [n for n in SCALED if n not in ("gemma3", "phi3", "llama+dynamic")],
-        lambda n: set_frequencies(n, bare),
+        REBUILT,
+        lambda n: set_frequencies(n, lambda b: 1000.0 ** (-torch.arange(len(b)) / len(b))),
     ),
     "prefill and decoding with different frequencies": (
         OWN_ROTARY,
@@ -228,7 +204,12 @@ def test_a_scaling_that_transformers_loses_when_it_reads_a_gguf_file_is_found(tm
     assert "without yarn" in probe_model(lost, config).faults[0]
 
 
-PATCHES = {"a norm after the rotation": norm_after_rotation, "window dropped": window_dropped}
+PATCHES: dict[str, Callable[[Any], Any]] = {
+    "a norm after the rotation": norm_after_rotation,
+    "window dropped": lambda model: patch.object(
+        module_of(model), "create_sliding_window_causal_mask", module_of(model).create_causal_mask
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from kerple.compare.statistics import against_baseline, estimate
+from kerple.compare.estimates import estimate
+from kerple.compare.statistics import against_baseline
 from results.judge.error_rates import Plan
 from results.judge.questions import answers
 from results.judge.statements import ALPHA, Number, Part, verdict

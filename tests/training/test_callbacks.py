@@ -58,28 +58,22 @@ def test_it_is_written_by_minutes_by_steps_and_at_the_end(options, steps, tmp_pa
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 10
 
 
-def test_provenance_of_each_start(tmp_path: Path) -> None:
-    for _ in range(2):
+def test_provenance_of_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, new = tmp_path / "provenance", ["src/new.py", "b.py"]
+    for number, diff, added in (("0", "", []), ("1", "+ changed\n", new), ("2", "", new)):
+        output = {"rev-parse": "f00d\n", "diff": diff, "ls-files": "".join(f"{name}\n" for name in added)}
+        monkeypatch.setattr(provenance, "git", lambda *arguments, output=output: output[arguments[0]])
         fit(tmp_path, Line(), Provenance())
-    assert sorted(p.name for p in (tmp_path / "provenance").iterdir()) == ["0", "1"]
-    shutil.rmtree(tmp_path / "provenance" / "0")  # a user tidies up
-    fit(tmp_path, Line(), Provenance())
-    assert sorted(p.name for p in (tmp_path / "provenance").iterdir()) == ["1", "2"]
-    run = json.loads((tmp_path / "provenance" / "1" / "run.json").read_text())
+        run = json.loads((folder / number / "run.json").read_text())
+        assert (run["revision"], run["changed"], run["added"]) == ("f00d", bool(diff or added), added)
+        patch = folder / number / "changes.patch"
+        assert (patch.read_text() if patch.exists() else "") == diff
+        if number == "1":
+            shutil.rmtree(folder / "0")  # a user deletes it, and the next number still grows
+    assert sorted(p.name for p in folder.iterdir()) == ["1", "2"]
     assert run["command"][1:]
     assert run.keys() >= {"started", "devices", "resumed_from"}
-    assert f"torch=={version('torch')}" in (tmp_path / "provenance" / "1" / "lock.txt").read_text().splitlines()
-
-
-@pytest.mark.parametrize(("diff", "added"), [("", []), ("+ changed\n", ["src/new.py", "b.py"])])
-def test_a_start_says_what_git_says(diff: str, added: list[str], tmp_path: Path, monkeypatch) -> None:
-    output = {"rev-parse": "f00d\n", "diff": diff, "ls-files": "".join(f"{name}\n" for name in added)}
-    monkeypatch.setattr(provenance, "git", lambda *arguments: output[arguments[0]])
-    fit(tmp_path, Line(), Provenance())
-    run = json.loads((tmp_path / "provenance/0/run.json").read_text())
-    assert (run["revision"], run["changed"], run["added"]) == ("f00d", bool(diff or added), added)
-    patch = tmp_path / "provenance/0/changes.patch"
-    assert (patch.read_text() if patch.exists() else "") == diff
+    assert f"torch=={version('torch')}" in (folder / "1" / "lock.txt").read_text().splitlines()
 
 
 class Draws(Callback):

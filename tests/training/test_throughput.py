@@ -61,7 +61,7 @@ def cost(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "cost.json").read_text())
 
 
-def test_rate_counts_targets_and_leaves_out_validation_and_the_start(tmp_path: Path) -> None:
+def test_rate_counts_the_targets_of_whole_steps_without_validation_and_the_start(tmp_path: Path) -> None:
     callback = Throughput()
     run = fit(tmp_path, callback, accumulate_grad_batches=2, val_check_interval=6, limit_val_batches=2)
     # 4 sequences of 4 targets in 1 s; the interval with the first step and validations between steps leave no trace
@@ -102,9 +102,3 @@ def test_the_backend_of_attention_is_written_with_its_reason(tmp_path: Path) -> 
     attend(*torch.zeros(3, 1, 1, 4, 8), option="blocks")  # before the run
     fit(tmp_path, Throughput(), 4, Attending())
     assert [backend["name"] for backend in cost(tmp_path)["attention"]] == ["sdpa", "reference"]
-
-
-def test_a_step_of_several_batches_is_counted_once(tmp_path: Path) -> None:
-    callback = Throughput()
-    fit(tmp_path, callback, steps=4, accumulate_grad_batches=4)
-    assert callback.rates == [16.0]  # for 2 steps of 4 batches, of 1 s each

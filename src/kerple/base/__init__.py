@@ -1,1 +1,1 @@
-"""What every layer may use: errors, atomic writes, folders of runs, precision, cluster, safe reading of checkpoints."""
+"""Functions for every layer: errors, files, folders of runs, precision, clusters, safe reading of checkpoints."""

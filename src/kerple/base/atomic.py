@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-# seconds without a change after which a temporary file must be one that a killed process left behind
-STALE_AFTER = 3600.0
+STALE_AFTER = 3600.0  # seconds after which an unchanged temporary file counts as abandoned
 
 
 @contextmanager
 def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a temporary file for writing, which replaces ``path`` at the end of the context, or is removed on an error.
+    """Open a temporary file for writing. It replaces ``path`` at the end of the context, or is removed on an error.
 
-    A kill at any time leaves either the previous file or the new one.
+    If the process is killed at any time, ``path`` is either the previous file or the new one.
 
     Args:
         path: Path of the file. Its folder is made if it is missing.
-        durable: Whether the same holds for a power cut. This waits for the disk twice.
+        durable: Whether this also holds after a power cut. The function then waits for the disk twice.
 
     Raises:
-        OSError: The file cannot be written; the previous file is intact.
+        OSError: The file cannot be written. The previous file is intact.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for other in path.parent.glob(f".{escape(path.name)}.*.part"):  # another process may still be writing it
@@ -42,7 +41,7 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # none if a write failed, else the temporary one
+            error.filename = str(path)  # not that of the temporary file
         raise
     if durable:
         folder = os.open(path.parent, os.O_RDONLY)
@@ -53,6 +52,6 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def write(path: Path, content: bytes | str, durable: bool = True) -> None:
-    """Write a file with this content; text is written as UTF-8. Arguments and errors are those of `writing`."""
+    """Write a file with this content, text as UTF-8. Arguments and errors are those of `writing`."""
     with writing(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)

@@ -16,19 +16,19 @@ def cores() -> int:
 
 @contextmanager
 def connect_to_ray(setting: str, alternative: str) -> Iterator[Any]:
-    """Connect this process to a Ray cluster for the time of the context, which yields the module `ray`.
+    """Connect this process to a Ray cluster during the context, which yields the module `ray`.
 
-    The cluster is that of RAY_ADDRESS, or one that runs on this machine, or else one that is started here and stopped
-    at the end of the context. This package is sent to the machines of the cluster. They need the packages that it
-    depends on, in the same versions. A process that is connected to a cluster already stays connected, and that cluster
-    must have this package installed.
+    The environment variable RAY_ADDRESS names the cluster. Without it, Ray uses a cluster that runs on this machine, or
+    starts one and stops it at the end of the context. This package is sent to the machines of the cluster, which need
+    its dependencies in the same versions. If the process is already connected to a cluster, it stays connected, and
+    this package must be installed there.
 
     Args:
-        setting: Name of the option that chose Ray, for messages.
-        alternative: The option that does without Ray, for messages.
+        setting: Name of the option that selected Ray, for messages.
+        alternative: The option that avoids Ray, for messages.
 
     Raises:
-        UserError: Ray's cluster does not answer.
+        UserError: The cluster does not answer.
         ModuleNotFoundError: Ray is not installed.
     """
     import ray

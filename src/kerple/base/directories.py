@@ -1,4 +1,4 @@
-"""Folders of runs: each run writes to a folder of its own, which it locks, and never overwrites an earlier run."""
+"""Folders of runs: a run locks the folder that it writes to, and never overwrites an earlier run."""
 
 import fcntl
 import os
@@ -14,17 +14,18 @@ from typing import TextIO
 from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
-LAST = Path("checkpoints", "last.ckpt")  # in the folder of a fit: what a stopped run resumes from
-BEGINNINGS = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")  # of names that a start writes
-# launchers set one or more of these
+LAST = Path("checkpoints", "last.ckpt")  # in the folder of a fit: the checkpoint from which it resumes
+# files that a run writes before its first step have names that begin with one of these
+BEGINNINGS = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")
+# launchers set one or more of these variables to the number of the process
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
-_held: list[TextIO] = []
-_made: set[Path] = set()  # folders that were not there before
+_held: list[TextIO] = []  # the lock files of the folders that this process has locked
+_made: set[Path] = set()  # the folders that this process has made
 
 
 def last_checkpoint(preferred: Path) -> Path | None:
-    """The last checkpoint in the newest version of a folder that holds one, or None."""
+    """The last checkpoint of the newest version of a folder that has one, or None."""
     paths = (path / LAST for path in reversed(_versions(preferred)))
     return next(filter(Path.is_file, paths), None)
 
@@ -34,19 +35,19 @@ def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
 
     Args:
         preferred: The folder. If it is not empty, the run gets a new version of it: ``…_v1``, ``…_v2``, …
-        ckpt_path: ``last`` resumes in the newest version that holds a last checkpoint. The path of a checkpoint inside
-            a version resumes in that version. Otherwise a new version is begun.
+        ckpt_path: ``last`` resumes in the newest version that has a last checkpoint. The path of a checkpoint inside
+            a version resumes in that version. Any other value starts a new version.
 
     Returns:
-        A folder to which no run has written, or the folder to resume in. It stays locked until `unlock`.
+        The folder to resume in, or one to which no run has written. It stays locked until `unlock`.
 
     Raises:
         UserError: Another process has locked the folder to resume in, or a new folder cannot be made.
     """
     checkpoint = (last_checkpoint(preferred) if ckpt_path == "last" else ckpt_path) or ""
     for path in _versions(preferred) if checkpoint else []:
-        # by name and by place, because `checkpoints` or the whole folder may be a link
-        if any(Path(at(checkpoint)).is_relative_to(at(path)) for at in (os.path.abspath, os.path.realpath)):
+        # compared before and after links are resolved, because `checkpoints` or the whole folder may be a link
+        if any(Path(form(checkpoint)).is_relative_to(form(path)) for form in (os.path.abspath, os.path.realpath)):
             return resume_directory(path)
     return _unused(preferred)
 
@@ -61,10 +62,10 @@ def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
 
 
 def unlock(refused: bool = False) -> None:
-    """Unlock the folders that this process has locked, as its end does too, and remove those it has made for nothing.
+    """Unlock the folders that this process has locked, and remove those that it has made and left empty.
 
     Args:
-        refused: Whether to remove those too in which there is only what a start writes.
+        refused: Whether to also remove folders that have only files of `BEGINNINGS`.
     """
     for folder in _made:
         if _is_empty(folder) or (refused and all(path.name.startswith(BEGINNINGS) for path in folder.glob("*"))):
@@ -73,7 +74,7 @@ def unlock(refused: bool = False) -> None:
     _held.clear()
 
 
-# a child process that outlives this one, such as a worker of a loader, must not keep the folders locked
+# a child process, such as a worker of a loader, may outlive this one and must not keep the folders locked
 os.register_at_fork(after_in_child=_held.clear)
 os.register_at_fork(after_in_child=_made.clear)
 
@@ -107,9 +108,9 @@ def _unused(preferred: Path) -> Path:
     for path in chain([preferred], (preferred.with_name(f"{preferred.name}_v{n}") for n in count(1))):
         if (existed := path.exists()) and not _is_empty(path):
             continue
-        with suppress(FileNotFoundError):  # another run was refused, and has removed the folder
+        with suppress(FileNotFoundError):  # another run has removed the folder
             if _make_and_lock(path) is None:
-                if _is_empty(path) and os.fstat(_held[-1].fileno()).st_nlink:  # else another run was here meanwhile
+                if _is_empty(path) and os.fstat(_held[-1].fileno()).st_nlink:  # else another run was faster
                     if not existed:
                         _made.add(path.absolute())
                     return path
@@ -122,7 +123,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _make_and_lock(path: Path) -> str | None:
-    """Make a folder if it is missing, and lock it; return None, or the process that holds the lock already."""
+    """Make a folder if it is missing, and lock it. Return None, or the process that already holds the lock."""
     try:
         os.fspath(path).encode()
         path.mkdir(parents=True, exist_ok=True)
@@ -137,15 +138,15 @@ def _make_and_lock(path: Path) -> str | None:
 
 
 def this_process() -> str:
-    """A line that names this process, for the file of a lock that it holds."""
+    """A line that names this process, for a lock file."""
     return f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
 
 
 def _lock(path: Path) -> str | None:
-    """Lock a folder; return None, or the process that holds the lock already.
+    """Lock a folder. Return None, or the process that already holds the lock.
 
-    The lock's file names the process that holds it. `filelock` cannot be used, because it empties the file when it
-    asks for the lock.
+    The lock file names the process that holds the lock. `filelock` empties this file before it has the lock, so it is
+    not used here.
     """
     file = (path.absolute() / LOCK).open("a+", encoding="utf-8", errors="replace")
     try:
@@ -153,7 +154,7 @@ def _lock(path: Path) -> str | None:
     except BlockingIOError:
         file.seek(0)
         return file.read().strip() or "another process"
-    except OSError:  # the file system has no locks, so other processes cannot be kept out
+    except OSError:  # the file system has no locks
         pass
     file.truncate(0)
     file.write(this_process())
@@ -163,5 +164,5 @@ def _lock(path: Path) -> str | None:
 
 
 def _is_first_process() -> bool:
-    """Whether this is the first process of a run, which chooses the folder for all of them."""
+    """Whether this is the first process of a run, which chooses the folder for all processes."""
     return all(os.environ.get(name, "0") == "0" for name in RANKS)

@@ -1,4 +1,4 @@
-"""Import of all modules of a package, whose classes then have names on the command line."""
+"""Import of all modules of a package, so that their classes have names on the command line."""
 
 from contextlib import suppress
 from importlib import import_module
@@ -8,7 +8,7 @@ from kerple.base.errors import UserError
 
 
 def import_modules(package: str, skip: tuple[str, ...] = ()) -> None:
-    """Import every module of a package but those of these names; one that lacks an optional package is left out."""
+    """Import the modules of a package, except those in ``skip`` and those whose optional dependencies are missing."""
     for module in iter_modules(import_module(package).__path__):
         with suppress(UserError):
             if module.name not in skip:

@@ -10,10 +10,10 @@ from kerple.base.errors import UserError
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The content of a file of JSON, if its name ends in .json, or of YAML.
+    """The content of a file, which is read as JSON if its name ends in .json, and else as YAML.
 
     Raises:
-        UserError: The file cannot be read, or it holds anything but a mapping.
+        UserError: The file cannot be read, or does not hold a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The precision ``auto``: bf16-mixed if the device multiplies bf16 in hardware, and fp32 otherwise."""
+"""The precision ``auto``: bf16-mixed if the device multiplies bf16 in hardware, else fp32."""
 
 import os
 from typing import Any
@@ -8,20 +8,19 @@ import torch
 FAST, SAFE = "bf16-mixed", "32-true"
 AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply bf16
 INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF16", "sve_bf16": "SVE BF16"}
-# oneDNN multiplies matrices on the CPU; this variable can forbid it some of the processor's instructions
+# environment variable that limits the instructions of oneDNN, which multiplies matrices on the CPU
 LIMIT = "ONEDNN_MAX_CPU_ISA"
 LIMITS_WITH_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX10", "ALL", "DEFAULT")
 EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long as in fp32"
 
 
 def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
-    """Choose the precision for a device; return it and the reason in a few words.
+    """Choose the precision for a device. Return it and the reason in a few words.
 
-    On the CPU the instructions decide, because bf16 is emulated without them. A training step of the demo's model took
-    0.54 to 0.63 of fp32's time with AVX512-BF16 (AMD Zen 4); on the same processor it took 1.7 times as long with
-    AVX-512 alone, and 10 times as long with AVX2. Only oneDNN uses these instructions: ``ONEDNN_MAX_CPU_ISA`` switches
-    them off, ``ATEN_CPU_CAPABILITY`` does not (0.56 of the time with ``avx2``). This was timed by hand; no record of it
-    is kept.
+    On the CPU the instructions decide, because bf16 is emulated without them. On an AMD Zen 4, the time of a training
+    step of the demo in bf16, relative to fp32, was 0.54 to 0.63 with AVX512-BF16, 1.7 with AVX-512, and 10 with AVX2.
+    (Timed by hand, without a record.) ``ONEDNN_MAX_CPU_ISA`` can switch these instructions off;
+    ``ATEN_CPU_CAPABILITY`` cannot.
 
     Args:
         accelerator: The Trainer's option. With ``auto`` and ``gpu``, a CUDA device is used if there is one.
@@ -40,13 +39,13 @@ def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
 
 
 def emulated(precision: Any, accelerator: Any = "auto") -> bool:
-    """Whether this precision makes a CPU compute in bf16 without instructions for it."""
+    """Whether a CPU has to emulate bf16 with this precision."""
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
     return on_cpu and str(precision).startswith("bf16") and not _bf16_instructions()
 
 
 def _bf16_instructions() -> str:
-    """Name of the instructions that multiply bf16 on this CPU; empty if there are none or they are switched off."""
+    """Name of the instructions that multiply bf16 on this CPU, empty if it has none or they are switched off."""
     limit = os.environ.get(LIMIT, "DEFAULT").upper()
     if not limit.startswith(LIMITS_WITH_BF16) or not torch.backends.mkldnn.is_available():
         return ""

@@ -1,4 +1,4 @@
-"""The progress of a run in a small JSON file, which the run writes and `compare` reads."""
+"""Progress of a run: lines on the terminal, and a small JSON file that `compare` reads."""
 
 import json
 import math
@@ -17,10 +17,10 @@ FILE = "progress.json"  # in the folder of a fit or a test
 
 
 class Progress:
-    """Prints a line every few seconds that says which step or block is done, and writes a file with the same.
+    """Prints the number of completed steps or blocks every few seconds, and writes it to a file.
 
     Args:
-        path: The file, None for no file.
+        path: The file, or None for no file.
         every: Seconds between two lines.
         file_every: Seconds between two writes of the file.
     """
@@ -36,11 +36,11 @@ class Progress:
         self._written = 0.0
 
     def advance(self, done: int, more: Callable[[float], dict[str, Any]] = lambda seconds: {}) -> None:
-        """Take note that ``done`` steps or blocks are done; print and write it if enough time has passed.
+        """Set the number of completed steps or blocks, and print and write it if enough time has passed.
 
         Args:
-            done: Their number.
-            more: Function from the seconds since the beginning to further entries, called only if they are written.
+            done: Number of completed steps or blocks.
+            more: Function from the seconds since `begin` to further entries. It is called only if they are written.
         """
         now, last = time.monotonic(), done >= self._total
         if not (last or now - self._written >= self.file_every):
@@ -56,10 +56,10 @@ class Progress:
             write_progress(self.path, **state)
         if last or now - self._printed >= self.every:
             self._printed = now
-            print(line(state), flush=True)
+            print(progress_line(state), flush=True)
 
     def over(self, items: Sequence[T]) -> Iterator[T]:
-        """Yield the blocks of a test, and count them."""
+        """Yield the blocks of a test and count them."""
         self.begin("testing", len(items))
         for number, item in enumerate(items):
             yield item
@@ -67,20 +67,20 @@ class Progress:
 
 
 def write_progress(path: Path, **content: Any) -> None:
-    """Replace the content of the file atomically. Errors of the disk are ignored: a run does not need this file.
+    """Replace the content of the file atomically. Errors of the disk are ignored, because a run does not need the file.
 
     Args:
         path: The file.
-        **content: ``stage``, such as training; the steps or blocks that are ``done``, and their ``total``; those done
-            since this start, ``done_since_start``, and the ``seconds`` for them; and, as far as they are known,
-            ``seconds_left``, ``loss`` and ``tokens_per_second``.
+        **content: ``stage``, such as training; the numbers ``done`` and ``total`` of steps or blocks; the number
+            ``done_since_start`` of this process and its ``seconds``; if known, ``seconds_left``, ``loss`` and
+            ``tokens_per_second``.
     """
     with suppress(OSError):
         write(path, json.dumps(content), durable=False)
 
 
 def read_progress(path: Path) -> dict[str, Any]:
-    """The content of the file, empty if there is none."""
+    """The content of the file, empty if it cannot be read."""
     try:
         return read_mapping(path)
     except UserError:
@@ -88,23 +88,23 @@ def read_progress(path: Path) -> dict[str, Any]:
 
 
 def duration(seconds: float) -> str:
-    """A number of seconds as text, such as 45 s, 3 min or 2 h 05 min."""
+    """A duration as text, such as 45 s, 3 min or 2 h 05 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def line(content: dict[str, Any]) -> str:
+def progress_line(content: dict[str, Any]) -> str:
     """The content of the file as one line of text."""
     if "done" not in content:
         return str(content.get("stage", "starting"))
     unit = "step" if content["stage"] == "training" else "block"
-    position = math.ceil(content["done"])  # a long block can be done in part
+    position = math.ceil(content["done"])  # a block may be done in part
     parts = [content["stage"]]
     parts += [f"{unit} {position:,} of {content['total']:,}"] if content["total"] > 0 else []
     left = content.get("seconds_left", 0)
-    parts += [f"{duration(left)} left"] if left >= 0.5 else []  # none at the end
+    parts += [f"{duration(left)} left"] if left >= 0.5 else []  # nothing at the end
     parts += [f"loss {content['loss']:.3f}"] if "loss" in content else []
     parts += [f"{content['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in content else []
     return ", ".join(parts)

@@ -1,16 +1,16 @@
-"""Search for the configurations that this package ships, from any working folder."""
+"""Paths of the configurations in this package, which can be named from any working folder."""
 
 from pathlib import Path
 
 import kerple
 
-OPTIONS = ("--config", "-c", "--model", "--data", "--trainer")  # whose value may be a file
+FILE_OPTIONS = ("--config", "-c", "--model", "--data", "--trainer")  # their values may be files
 
 
 def config_path(path: str) -> str:
-    """The path of a configuration: the user's own file if it exists, else the shipped file of that name, else ``path``.
+    """Path of a configuration: the user's file if it exists, else the file of this package, else ``path`` itself.
 
-    For example, ``configs/demo.yaml`` is the shipped demo in any folder that has no such file.
+    For example, ``configs/demo.yaml`` is the demo of this package in any folder without such a file.
     """
     if Path(path).exists() or Path(path).parts[:1] != ("configs",):
         return path
@@ -22,13 +22,13 @@ def config_path(path: str) -> str:
 
 
 def with_shipped_configs(arguments: list[str]) -> list[str]:
-    """The arguments of a command line, with the file that `config_path` returns for each FILE of ``--config FILE``."""
+    """The arguments of a command line, in which each FILE of ``--config FILE`` is replaced by `config_path`."""
     replaced: list[str] = []
     for argument in arguments:
         option, equals, value = argument.partition("=")
-        if replaced and replaced[-1] in OPTIONS:
+        if replaced and replaced[-1] in FILE_OPTIONS:
             replaced.append(config_path(argument))
-        elif equals and option in OPTIONS:
+        elif equals and option in FILE_OPTIONS:
             replaced.append(f"{option}={config_path(value)}")
         else:
             replaced.append(argument)

@@ -1,4 +1,4 @@
-"""Digests of the source of the user's own classes, by which a change of them is noticed."""
+"""Digests of the source code of the user's classes, which show that a class has changed."""
 
 import ast
 import hashlib
@@ -10,21 +10,21 @@ from typing import Any
 
 import kerple
 
-SOURCES = "sources"  # key of the digests in a checkpoint
-LIBRARIES = ("kerple", "pytorch_lightning", "torch")  # a run records their versions
+SOURCE_DIGESTS = "sources"  # key of the digests in a checkpoint
+RECORDED_PACKAGES = ("kerple", "pytorch_lightning", "torch")  # a run records their versions, so they need no digest
 
 
 def own_classes(config: dict[str, Any]) -> list[str]:
-    """Import paths of the classes in a configuration with dotted keys that are not of this project or a library."""
+    """Import paths of the user's classes in a configuration with dotted keys."""
     named = {str(value) for key, value in config.items() if key.endswith("class_path")}
-    return sorted(name for name in named if "." in name and name.partition(".")[0] not in LIBRARIES)
+    return sorted(name for name in named if "." in name and name.partition(".")[0] not in RECORDED_PACKAGES)
 
 
 def source_digests(config: dict[str, Any]) -> dict[str, str]:
-    """sha256 of the source of each of these classes, with its base classes, by import path.
+    """sha256 of the source code of each of the user's classes and its base classes, by import path.
 
-    The source of a class is its definition and all definitions in its module that it uses, directly or through others.
-    Comments, formatting and whatever else is in the module do not count, nor do other modules that it imports.
+    The source code of a class is its definition and all definitions in its module that it uses, directly or indirectly.
+    Comments, formatting, the rest of the module and imported modules are not part of it.
     """
     digests = {}
     for name in own_classes(config):
@@ -35,11 +35,13 @@ def source_digests(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _source(kind: type) -> str:
-    if kind.__module__.partition(".")[0] in {*LIBRARIES, *sys.stdlib_module_names}:
+    if kind.__module__.partition(".")[0] in {*RECORDED_PACKAGES, *sys.stdlib_module_names}:
         return ""
     definitions: dict[str, list[ast.stmt]] = {}
     for statement in ast.parse(inspect.getsource(sys.modules[kind.__module__])).body:
-        named = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]  # some of them it defines
+        named = [
+            node.id for node in ast.walk(statement) if isinstance(node, ast.Name)
+        ]  # the names that it defines are among them
         for name in [statement.name] if isinstance(statement, ast.ClassDef | ast.FunctionDef) else named:
             definitions.setdefault(name, []).append(statement)
     waiting, used = [kind.__name__], dict[str, str]()
@@ -53,7 +55,7 @@ def _source(kind: type) -> str:
 
 
 def package_digest() -> str:
-    """sha256 of the source files of this package, with their paths in it."""
+    """sha256 of the source files of this package and their paths."""
     root = Path(kerple.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Templates of pages, which are files of this package."""
+"""Templates of pages, which are files in this package."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ def render_template(package: str, template: str, /, **values: Any) -> str:
     """Fill in a template.
 
     Args:
-        package: The package whose folder has it.
-        template: Name of its file; in ``.html.jinja`` values are escaped.
+        package: The package whose folder contains the template.
+        template: Name of its file. In ``.html.jinja`` files, values are escaped.
         values: Its variables.
     """
     escape = select_autoescape(("html.jinja",))

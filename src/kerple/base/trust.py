@@ -1,13 +1,13 @@
-"""Reading of checkpoints and of configurations in them, without running anything that they contain.
+"""Reading of checkpoints and their configurations, without running any code that they contain.
 
 A checkpoint is loaded by `torch.load(weights_only=True)`: tensors and plain containers. Its configuration is a nested
-mapping of numbers and texts, from which `test` and other commands build the model and its data. jsonargparse, which
-does that, imports whatever a ``class_path`` names, and any text where it expects a class or a function; it also opens
-texts that look like files there. Therefore it gets a copy of the configuration, in which
+mapping of numbers and texts, from which `test` and other commands build the model and its data with jsonargparse.
+jsonargparse imports any class that a ``class_path`` names. Where it expects a class or a function, it also imports a
+text, or opens it as a file. It therefore gets a copy of the configuration, in which
 
 - a class is one of a fixed set of classes that are already imported, under its own full name,
 - every option is one that the class has, and
-- an option has a text as its value only if its type consists of texts and numbers.
+- the value of an option is a text only if the type of the option consists of texts and numbers.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,37 +29,37 @@ from kerple.base.errors import UserError
 CONFIG = "config"  # key of the configuration in a checkpoint
 PLAIN = {int, float, bool, str, complex, type(None), Path, PathLike, timedelta}
 CONTAINERS = {list, tuple, dict, set, frozenset, Collection, Iterable, Mapping, Sequence, Union, UnionType}
-LIBRARIES = ("pytorch_lightning", "lightning", "pl_bolts")  # their callbacks are left out: they act only in training
-FOLDERS = ("cache", "keys")  # options that say where files are written
+TRAINING_ONLY = ("pytorch_lightning", "lightning", "pl_bolts")  # callbacks of these packages are left out of a test
+FOLDERS = ("cache", "keys")  # options that name folders to write to
 
 
 def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
-    """Load a checkpoint whose tensors stay on the disk until they are used.
+    """Load a checkpoint. Its tensors stay on the disk until they are used.
 
-    A checkpoint has to be loaded by this function before any other. Lightning's loaders of sharded checkpoints, which
-    are folders, and of those for FSDP have picklers of their own, which run code.
+    Every checkpoint has to be loaded by this function first. Lightning's loaders of sharded checkpoints unpickle, and
+    so could run code.
 
     Args:
         path: Path of a local file.
-        device: Device of the tensors; ``meta`` leaves their numbers out.
+        device: Device of the tensors; ``meta`` does not read their values.
 
     Raises:
-        UserError: There is no such file, or it holds anything but tensors, numbers, texts and containers of them.
+        UserError: The file is missing, or has values other than tensors, numbers, texts and containers of these.
     """
     if not Path(path).is_file():
         raise UserError(f"ckpt_path: got {path}, which is not a file; expected a checkpoint written by `fit`")
-    unicode = str(path).encode(errors="ignore").decode() == str(path)  # torch cannot map a file of another path
+    unicode = str(path).encode(errors="ignore").decode() == str(path)  # torch cannot memory-map other paths
     try:
         content = torch.load(path, map_location=device, weights_only=True, mmap=unicode)
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}")
-    except Exception as error:  # a damaged file can raise any error
+    except Exception as error:  # torch can raise any error for a damaged file
         raise not_a_checkpoint(path, error) from error
     return content
 
 
 def not_a_checkpoint(path: str | Path, error: Exception) -> UserError:
-    """The error that says that a file is no checkpoint of this project, and why."""
+    """The error about a file that is not a checkpoint of this project, with the reason."""
     reason = (str(error).splitlines() or [""])[0][:200]
     return UserError(f"ckpt_path: {path} is not a checkpoint written by `fit` ({type(error).__name__}: {reason})")
 
@@ -69,31 +69,31 @@ class Classes:
     """The classes that a file may name.
 
     Args:
-        classes: Classes that are offered.
-        trusted: Packages whose own classes a file may name too, and URLs that it may read, because the user says so.
-        model: Class whose options the section ``model`` of a configuration has.
+        classes: Classes that every file may name.
+        trusted: Packages whose classes a file may also name, and URLs that it may read, as the user allows.
+        model: Class whose options are the section ``model`` of a configuration.
     """
 
     classes: Iterable[type]
     trusted: tuple[str, ...] = ()
     model: type = object
-    by_name: dict[tuple[str, str], type] = field(init=False, repr=False)  # by package and name, made from `classes`
+    by_name: dict[tuple[str, str], type] = field(init=False, repr=False)  # by package and name
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {(_package(c.__module__), c.__name__): c for c in self.classes})
 
     def config(self, path: str | Path) -> dict[str, Any]:
-        """The configuration in a checkpoint, in a form that is safe to parse.
+        """The configuration in a checkpoint, reduced to values that are safe to parse.
 
         Args:
             path: Path of a checkpoint that `fit` has written.
 
         Returns:
-            The sections ``model`` and ``data``; the seed and the experiment; and of the section ``trainer`` the
-            callbacks but those of libraries, the precision and ``limit_test_batches``.
+            The sections ``model`` and ``data``, the seed and the experiment. The section ``trainer`` has only the
+            callbacks that are not of `TRAINING_ONLY`, the precision and ``limit_test_batches``.
 
         Raises:
-            UserError: The file is no such checkpoint, or it names a class that is not offered.
+            UserError: The file is not a checkpoint of `fit`, or names a class that is not accepted.
         """
         content = load(path, "meta")
         try:
@@ -120,14 +120,14 @@ class Classes:
         return safe_config
 
     def instance(self, node: Any, option: str) -> dict[str, Any]:
-        """``class_path`` and ``init_args`` of an offered class.
+        """``class_path`` and ``init_args`` of an accepted class.
 
         Args:
-            node: Its name, or a mapping of ``class_path`` and ``init_args``, from any source.
-            option: Name of the option that has this value, for messages.
+            node: Its name, or a mapping of ``class_path`` and ``init_args``.
+            option: Name of the option, for messages.
 
         Raises:
-            UserError: The class is not offered, or has no such option.
+            UserError: The class is not accepted, or has no such option.
         """
         node = {"class_path": node} if isinstance(node, str) else node
         if not isinstance(node, dict) or not {"class_path"} <= node.keys() <= {"class_path", "init_args"}:
@@ -139,7 +139,7 @@ class Classes:
         }
 
     def find(self, name: Any, option: str) -> type:
-        """The class of this name. Only modules of trusted packages are imported to find it."""
+        """The class of this name. To find it, only modules of trusted packages are imported."""
         module, _, last = str(name).rpartition(".")
         package = _package(module or "kerple")
         if (package, last) in self.by_name:
@@ -151,17 +151,17 @@ class Classes:
             kind = getattr(import_module(module), last)
         except (ImportError, AttributeError) as error:
             raise UserError(f"{option}: names {name!s:.100}, which cannot be imported ({error})") from error
-        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # an imported class is another's
+        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # not one that the package imports
             raise UserError(f"{option}: names {name!s:.100}, expected a class that {package} defines")
         return kind
 
     def options(self, owner: type, node: Any, option: str) -> dict[str, Any]:
-        """The options of a class, without those that say where files are written."""
+        """The options of a class, without those that name folders to write to."""
         if not isinstance(node, dict):
             raise UserError(f"{option}: got {node!r:.100}, expected options by name")
         types = _types(owner)
         if unknown := [name for name in node if name not in types]:
-            raise UserError(f"{option}: got {unknown[0]!s:.100}, which is no option of {owner.__name__}")
+            raise UserError(f"{option}: got {unknown[0]!s:.100}, which is not an option of {owner.__name__}")
         return {
             name: self.value(value, types[name], f"{option}.{name}")
             for name, value in node.items()
@@ -169,7 +169,7 @@ class Classes:
         }
 
     def value(self, node: Any, annotation: Any, option: str) -> Any:
-        """A number, a text, an offered class, or a list or mapping of these, for an option of this type."""
+        """A value for an option of this type: a number, a text, an accepted class, or a list or mapping of these."""
         leaves = list(_leaves(annotation))
         plain = node in leaves or all(leaf in PLAIN or type(leaf) in PLAIN for leaf in leaves)
         if isinstance(node, list | tuple):
@@ -188,7 +188,7 @@ class Classes:
 
 @cache  # reads the source of the class, which takes milliseconds
 def _types(owner: type) -> dict[str, Any]:
-    """Names and types of the options of a class, also of those that its `__init__` passes on to another class."""
+    """Names and types of the options of a class, including those that its `__init__` passes on to another class."""
     return {option.name: option.annotation for option in get_signature_parameters(owner)}
 
 
@@ -197,7 +197,7 @@ def _package(module: str) -> str:
 
 
 def _of_a_library(callback: Any) -> bool:
-    return isinstance(callback, dict) and _package(str(callback.get("class_path"))) in LIBRARIES
+    return isinstance(callback, dict) and _package(str(callback.get("class_path"))) in TRAINING_ONLY
 
 
 def _leaves(annotation: Any) -> Iterator[Any]:

@@ -1,7 +1,7 @@
-"""The commands of `python run.py`: each is a module, and the others are their parts."""
+"""The commands of `python run.py`, each a module of the same name, and modules that they share."""
 
 import os.path
 import sys
 
 PROGRAM = {"kerple": "kerple", "__main__.py": "python -m kerple"}.get(os.path.basename(sys.argv[0]), "python run.py")
-"""The program as it was called, for usage lines."""
+"""Name of the program in usage lines, as the user called it."""

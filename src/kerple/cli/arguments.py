@@ -1,5 +1,6 @@
-"""Parsing of a command line; the message about a mistake is that of the parser."""
+"""Parsing of a command line, with one error message for a wrong option."""
 
+import argparse
 import inspect
 import re
 from argparse import ArgumentError
@@ -13,7 +14,7 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.base.errors import UserError, unknown
 from kerple.cli import PROGRAM
 
-# what the parser says of a wrong strategy, of an option that does not exist, and of the class that lacks the option
+# messages of jsonargparse: a wrong strategy, an unknown option, and the class that does not have the option
 STRATEGY = re.compile(r'key "model\.position":.*?(?: class: (.*?)\. Got value| path string): (.*)')
 OPTION = re.compile(
     r"(?:unrecognized arguments: --|accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I
@@ -22,8 +23,30 @@ CLASS = re.compile(r"class_path[= ]'([\w.]+)'")
 
 
 def command_parser(command: str, description: str | None = None) -> ArgumentParser:
-    """An empty parser for the options of a command."""
+    """A parser for a command, to which its options are added."""
     return ArgumentParser(prog=f"{PROGRAM} {command}", description=description, exit_on_error=False, allow_abbrev=False)
+
+
+def add_folder_arguments(parser: ArgumentParser, experiment: str, name: str) -> None:
+    """Add the options of the folder of a run, with the default of ``experiment`` and the pattern of its name."""
+    parser.add_argument("--experiment", default=experiment, help="Folder of a group of runs, inside --logs.")
+    parser.add_argument("--logs", default="logs", help="Folder of all runs.")
+    text = f"Folder of the results; null: <logs>/<experiment>/{name}, or a new version of it."
+    parser.add_argument("--run_dir", type=str | None, default=None, help=text)
+
+
+def peek(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
+    """Read some options before all arguments are parsed: their values by name, and the other arguments.
+
+    The value of ``config`` is a list. Any other value is a string, or None if the option is missing.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        if name == "config":
+            parser.add_argument("--config", "-c", action="append", default=[])
+        else:
+            parser.add_argument(f"--{name}")
+    return parser.parse_known_args(arguments)
 
 
 def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser | None = None) -> Namespace:
@@ -32,29 +55,28 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
     Args:
         parser: Parser of the command, with ``exit_on_error=False``.
         arguments: Arguments of the command line.
-        command: Parser that has the command's options, if it is one inside of ``parser``.
+        command: The subparser with the command's options, if ``parser`` has subcommands.
 
     Raises:
-        UserError: If they do not parse. The parser raises other errors than its own for some nested options, and
-            accepts some mistakes.
+        UserError: If an argument is wrong.
     """
     try:
         config = parser.parse_args(arguments)
     except (ArgumentError, TypeError, ValueError) as error:
         raise _mistake(" ".join(str(error).split()), command or parser) from error
-    options = config.get(str(config.get("subcommand")), config)  # those of `fit` are below the name of the command
+    options = config.get(str(config.get("subcommand")), config)  # options of `fit` are below the subcommand
     for option in ("trainer", "model.position"):
-        # the parser also accepts a list, and a function where a class builds what a function returns
+        # the parser also accepts lists and functions for these options
         if isinstance(value := options.get(option), list) or inspect.isroutine(value):
             raise UserError(f"{option}: got {value}, expected a mapping of options, or a class")
     return config
 
 
 def _mistake(message: str, parser: ArgumentParser) -> UserError:
-    """The error of a command line about which the parser says this, with a suggestion for a name that is misspelt."""
+    """The error for a message of the parser, with a suggestion for a misspelt name."""
     if option := OPTION.search(message):
         names: Any = re.findall(r"--([\w.-]+)", parser.format_help())
-        # the class is named before its option, except that of a strategy
+        # the message names the class before its option, except for a strategy
         if kinds := CLASS.findall(message[: option.start()])[::-1] + CLASS.findall(message):
             message = f"{option[1]} is no option of {kinds[0]}"
             names = inspect.signature(cast("Any", locate(kinds[0]))).parameters

@@ -1,4 +1,4 @@
-"""`python run.py check --model.position my_file.Mine`: check all properties of a strategy, and print the outcomes."""
+"""`python run.py check --model.position my_file.Mine`: checks all properties of a strategy and prints the outcomes."""
 
 import sys
 from collections.abc import Callable
@@ -11,19 +11,8 @@ from kerple.testing import PROPERTIES, Subject, outcomes
 OUTCOMES = {True: "holds", False: "FAILS", None: "does not apply"}
 
 
-class Model:
-    """The section ``model`` of the command line.
-
-    Args:
-        position: Positional strategy, by class name or import path, with its own options below it.
-    """
-
-    def __init__(self, position: Callable[[Shape], Position]) -> None:
-        self.build = position
-
-
 def main(arguments: list[str]) -> None:
-    """Check the properties one after the other, and print a line for each.
+    """Check the properties in order, and print a line for each.
 
     Args:
         arguments: Arguments of the command line.
@@ -33,13 +22,13 @@ def main(arguments: list[str]) -> None:
         UserError: If the strategy cannot be built, or raises an error.
     """
     parser = command_parser("check", __doc__)
-    parser.add_class_arguments(Model, "model")
-    config = parse(parser, arguments)
-    build = parser.instantiate_classes(config).model.build
-    Subject(build).position()  # raises here for a wrong option, which every property would report otherwise
+    text = "positional strategy, by class name or import path; its options are below it"
+    parser.add_argument("--model.position", type=Callable[[Shape], Position], required=True, help=text)
+    build = parser.instantiate_classes(parse(parser, arguments)).model.position
+    Subject(build).position()  # a wrong option raises here, and not once per property
     failed = 0
     for outcome in outcomes(build):
-        if outcome.error and not isinstance(outcome.error, AssertionError):  # most properties would meet it
+        if outcome.error and not isinstance(outcome.error, AssertionError):  # the error would occur in most properties
             raise UserError(outcome.why) from outcome.error
         lengths = f" ({', '.join(map(str, outcome.lengths))} tokens)" if outcome.lengths else ""
         reason = f": {outcome.why}" if outcome.why else ""

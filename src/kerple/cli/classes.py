@@ -17,10 +17,10 @@ from kerple.training.language_model import LanguageModel
 
 
 def classes(trust: str = "") -> Classes:
-    """Strategies, tasks, data, measures and callbacks of this project, and torch's optimisers and schedules.
+    """Allowed classes: strategies, tasks, data, measures and callbacks of this project, and optimisers of torch.
 
     Args:
-        trust: Packages and URLs that the user trusts too, separated by commas.
+        trust: Further packages and URLs that the user trusts, separated by commas.
     """
     bases: tuple[type, ...] = (Position, Task, LightningDataModule, Callback, Measure, Optimizer, LRScheduler)
     ours = [kind for base in bases for kind in _subclasses(base) if kind.__module__.startswith(("kerple.", "torch."))]

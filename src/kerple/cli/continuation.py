@@ -1,4 +1,4 @@
-"""The text that a trained model writes after a prompt, printed during generation."""
+"""The continuation of a prompt by a trained model, printed during generation."""
 
 import sys
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from jsonargparse import Namespace
 
 from kerple.base.errors import UserError
 from kerple.cli.torch_settings import configure_torch
-from kerple.cli.trained import Text, end_token, load_trained
+from kerple.cli.trained import TextData, end_token, load_trained
 from kerple.model.generation import generate
 from kerple.positions.visibility import Visibility
 from kerple.tasks import TaskData
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded text of an incomplete character
 
 
 def print_continuation(options: Namespace) -> None:
-    """Print a prompt, and then each generated token.
+    """Print a prompt, followed by each generated token.
 
     Args:
         options: Options of `kerple.cli.predict`.
@@ -53,7 +53,7 @@ def print_continuation(options: Namespace) -> None:
         generator=random,
     )
     following = pieces(data, start, (int(token) for token in new), end)
-    first = next(following, "")  # raises here if a number is out of range, before anything is printed
+    first = next(following, "")  # an option out of range raises here, before any output
     try:
         for piece in chain([options.prompt + first], following):
             sys.stdout.write(piece)
@@ -62,12 +62,19 @@ def print_continuation(options: Namespace) -> None:
         sys.stdout.write("\n")
 
 
-def pieces(data: Text, start: list[int], tokens: Iterator[int], end: int) -> Iterator[str]:
-    """Yield the text of the tokens that follow those of ``start`` until ``end``, in pieces of whole characters."""
+def pieces(data: TextData, start: list[int], tokens: Iterator[int], end: int) -> Iterator[str]:
+    """Yield the text of tokens in pieces of complete characters.
+
+    Args:
+        data: Decodes the tokens.
+        start: Ids of the prompt.
+        tokens: Ids of the continuation.
+        end: Id that ends the continuation; its text and later text are not part of it.
+    """
     context, pending = start, list[int]()
 
     def new() -> str:
-        # decoded after the tokens before them, because some tokenizers drop the space before a text's first word
+        # with the previous tokens, because some tokenizers drop the space before the first word of a text
         return data.decode(context + pending)[len(data.decode(context)) :]
 
     for token in tokens:

@@ -1,4 +1,4 @@
-"""`python run.py export --ckpt_path … --to FOLDER`: writes a run as a model of transformers."""
+"""`python run.py export --ckpt_path … --to FOLDER`: exports a checkpoint as a model of transformers."""
 
 import json
 from pathlib import Path
@@ -28,15 +28,15 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If the checkpoint cannot be read, the folder is not empty, or the strategy needs places, which
-            only a task has.
+        UserError: If the checkpoint cannot be read, the folder is not empty, or the strategy needs the places of a
+            task.
     """
     parser = command_parser("export", __doc__)
-    parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
-    parser.add_argument("--to", type=str, required=True, help="new folder, which AutoModelForCausalLM loads")
+    parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint of `fit`")
+    parser.add_argument("--to", type=str, required=True, help="new folder for AutoModelForCausalLM")
     dtype = Literal["float32", "float16"]
-    parser.add_argument("--dtype", type=dtype, default="float32", help="of the weights, those of the strategy aside")
-    parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
+    parser.add_argument("--dtype", type=dtype, default="float32", help="dtype of the weights except the strategy's")
+    parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may use: a,b,c")
     options = parse(parser, arguments)
     need()
     from kerple.hf.exporter import TRAINED_ON, export
@@ -55,5 +55,5 @@ def main(arguments: list[str]) -> None:
     steps = trust.load(options.ckpt_path)["global_step"]
     write(Path(options.to) / "README.md", CARD.format(steps=steps, **about))
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
-    needed = needs.get(name, "nothing of ours is needed")
+    needed = needs.get(name, "without this package")
     print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needed})")

@@ -3,12 +3,12 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from kerple.base.atomic import write
 from kerple.base.directories import resume_directory
 from kerple.base.errors import UserError
 from kerple.base.progress import duration
+from kerple.base.templates import render_template
 from kerple.cli.arguments import command_parser, parse
 from kerple.data.options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
@@ -21,50 +21,46 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments after the command.
 
     Raises:
-        UserError: If there is no such model, no method applies to it or is within the bound, the text is too short,
-            or the memory does not suffice.
+        UserError: If the model cannot be read, no method applies to it or meets the bound, the text is too short, or
+            the memory is too small.
     """
     parser = command_parser("extend", __doc__)
-    parser.add_argument("model", help="a folder, a .gguf file, smollm2-135m or a name on the hub")
-    parser.add_argument("--to", type=int, required=True, help="N, the number of tokens to reach")
+    parser.add_argument("model", help="a folder, a .gguf file, smollm2-135m, or a name on the hub")
+    parser.add_argument("--to", type=int, required=True, help="number of tokens N to reach")
     parser.add_argument("--length", type=int | None, default=None, help="training length L; null: the configuration's")
     parser.add_argument("--bound", type=float, default=0.5, help="largest rise of the loss at L tokens, in percent")
-    parser.add_argument("--minutes", type=float, default=60.0, help="time from which the numbers of blocks follow")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time that determines the number of blocks")
     parser.add_argument("--precision", default="auto", help="precision of arithmetic: 32-true, bf16-mixed, 16-mixed")
     parser.add_argument("--run_dir", type=str | None, default=None, help="null: logs/extend/<model>-<N>")
-    parser.add_class_arguments(ShardOptions, "data")
+    parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"})  # those of the model
     parser.set_defaults({"data.corpus": "code"})
-    name = parse(parser, arguments).model
-    from kerple.hf.source import find_model, read_tokenizer
-
-    source = find_model(name)
-    defaults = {"tokenizer": f"{MODEL_PREFIX}{name}", "vocabulary": vocabulary_size(read_tokenizer(source))}
-    options = parse(parser, [*(f"--data.{option}={value}" for option, value in defaults.items()), *arguments])
-    _extend(options, source)
-
-
-def _extend(options: Any, source: Any) -> None:
+    options = parse(parser, arguments)
     from kerple.cli.torch_settings import configure_torch
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
     from kerple.data.text import ShardText
     from kerple.extend.methods import methods
-    from kerple.extend.outcome import link, outcome, render
+    from kerple.extend.outcome import outcome
     from kerple.extend.search import TEST, VALIDATION, Search
     from kerple.hf.adapter import config_length
+    from kerple.hf.memory import check_memory
+    from kerple.hf.model_folder import link, unpack
+    from kerple.hf.model_tokenizer import check_tokenizer, read_tokenizer
     from kerple.hf.rope import scaled
-    from kerple.hf.source import check_tokenizer, model_name, read_model_config, source_digest
+    from kerple.hf.source import find_model, model_name, read_model_config, source_digest
     from kerple.measure.runner import Runner
 
     configure_torch()
+    source = find_model(options.model)
     config = read_model_config(source)
     length = options.length or config_length(config) or 0
     if not 1 < length < options.to or options.bound < 0:
         given = f"{options.to}, length {length or None} and bound {options.bound:g}"
         raise UserError(f"to: got {given}, expected to > length, the training length in tokens, and bound >= 0")
     found, reasons = methods(config, length, options.to)
-    data, runner = ShardOptions(**options.data.as_dict()), Runner.detect(None, options.precision)
+    runner, vocabulary = Runner.detect(None, options.precision), vocabulary_size(read_tokenizer(source))
     folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"))
+    data = ShardOptions(tokenizer=f"{MODEL_PREFIX}{options.model}", vocabulary=vocabulary, **options.data.as_dict())
     if data.corpus is not None:
         prepare(data)
     shards = Folder(data.location)
@@ -73,9 +69,10 @@ def _extend(options: Any, source: Any) -> None:
     settings = {"model": options.model, "weights": source_digest(source), "precision": runner.precision}
     settings |= {"length": length, "target": options.to, **{split: text.digest for split, text in texts.items()}}
     records = folder / "records" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-    path = options.model if source.gguf is None else _unpacked(source, config, folder / "unpacked")
+    path = options.model if source.gguf is None else unpack(source, config, folder / "unpacked")
     search = Search(path, found, length, options.to, options.bound / 100, records, texts, runner)
-    search.check_memory(config)
+    search.network(found[0])  # the estimate counts the weights once more, for our own network
+    check_memory(config, options.to, runner.device.type)
     blocks, seconds = search.plan(options.minutes)
     print(f"{len(found)} methods, {blocks} blocks of {options.to:,} tokens: about {duration(seconds)}", flush=True)
     best, *_ = ranked = search.choose(blocks)
@@ -85,22 +82,7 @@ def _extend(options: Any, source: Any) -> None:
         config = scaled(config, best.scaling, best.factor, length, best.rope_options)
         link(path, config, folder / "model")
     values |= {"folder": str(folder), "rope_parameters": getattr(config, "rope_parameters", None)}
-    findings, page = render(values)
-    write(folder / "extend.html", page)
+    findings = render_template("kerple.extend", "findings.txt.jinja", **values)
+    write(folder / "extend.html", render_template("kerple.extend", "page.html.jinja", **values, findings=findings))
     write(folder / "extend.json", json.dumps(values, indent=1))
     print(f"{findings}written to {folder}")
-
-
-def _unpacked(source: Any, config: Any, folder: Path) -> str:
-    """A folder with the model of a GGUF file as safetensors, which is made if it is missing."""
-    from transformers import AutoTokenizer
-
-    from kerple.hf.source import read_model
-
-    if not (folder / "tokenizer.json").exists():  # is written last
-        model = read_model(source, config)
-        model.hf_quantizer = None  # its weights are unpacked, but transformers would not save them
-        del model.config.quantization_config
-        model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(source.location, **source.files).save_pretrained(folder)
-    return str(folder)

@@ -6,9 +6,9 @@ import yaml
 
 from kerple.base.errors import UserError
 from kerple.base.precision import SAFE, emulated
+from kerple.cli.arguments import peek
 from kerple.cli.classes import classes
 from kerple.cli.lightning import CLI
-from kerple.cli.parser import peek
 from kerple.cli.torch_settings import configure_torch
 from kerple.positions import names
 from kerple.training.language_model import LanguageModel
@@ -16,7 +16,7 @@ from kerple.training.trainer import print_once
 
 
 def run(arguments: list[str], description: str) -> None:
-    """Fit, validate or test.
+    """Run `fit`, `validate` or `test`.
 
     Args:
         arguments: The command and its arguments.
@@ -27,21 +27,21 @@ def run(arguments: list[str], description: str) -> None:
     """
     configure_torch()
     command = arguments[0]
-    if command != "fit":  # the warning is about validate and test, which print their checkpoint
+    if command != "fit":  # the commands print their checkpoint, so this warning is redundant
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
     kinds = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
-    if arguments[-1] in kinds:  # the parser would print the options of the base class, which has none
+    if arguments[-1] in kinds:  # the parser would show the base class, which has no options
         raise UserError(f"{arguments[-1]}: got no class, expected one of {', '.join(kinds[arguments[-1]])}")
     CLI(LanguageModel, checkpoint_first(arguments), description, arguments)
 
 
 def checkpoint_first(arguments: list[str]) -> list[str]:
-    """Insert the configuration of a checkpoint before the arguments, so that the arguments win.
+    """Insert the configuration of a checkpoint before the arguments, which replace it.
 
-    For `test` and `validate` it is that of ``--ckpt_path``; for `fit` the architecture of ``--weights``.
+    For `test` and `validate` it is that of ``--ckpt_path``; for `fit` it is the architecture of ``--weights``.
 
     Raises:
-        UserError: There is no checkpoint, it cannot be read, or ``--weights`` is given for a test.
+        UserError: If the checkpoint does not exist or cannot be read, or ``--weights`` is an option of a test.
     """
     command, *rest = arguments
     options, _ = peek(rest, "ckpt_path", "weights", "trust")
@@ -52,10 +52,10 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
     if command == "fit" or {"-h", "--help"} & set(rest):
         return arguments
     if options.weights is not None:
-        raise UserError(f"weights: got {options.weights}, which is an option of `fit`; expected --ckpt_path alone")
+        raise UserError(f"weights: got {options.weights}, expected --ckpt_path instead; --weights is for `fit` only")
     if options.ckpt_path is None:
-        raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {command}; add --ckpt_path FILE")
-    # its devices and parallel strategy are left out, because they are those of another machine
+        raise UserError(f"ckpt_path: got none, expected a checkpoint to {command}; add --ckpt_path FILE")
+    # without devices and parallel strategy, which depend on the machine
     config = classes(options.trust or "").config(options.ckpt_path)
     if emulated(precision := config["trainer"].get("precision")):
         config["trainer"]["precision"] = SAFE

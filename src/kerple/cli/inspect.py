@@ -1,4 +1,4 @@
-"""`python run.py inspect data/…`: shows what a folder of shards holds, and compares it with the manifest."""
+"""`python run.py inspect data/…`: prints statistics and a sample of a folder of shards, and verifies its checksums."""
 
 import random
 
@@ -12,21 +12,21 @@ from kerple.data.shards import Folder, verify
 
 
 def main(arguments: list[str]) -> None:
-    """Print statistics and a decoded sample, and compare all checksums.
+    """Print statistics and a decoded sample, and verify all checksums.
 
     Args:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: An argument is out of range, or a file differs from the manifest.
+        UserError: If an argument is out of range, or a file differs from the manifest.
     """
     parser = command_parser("inspect", __doc__)
     parser.add_argument("directory", type=str, help="folder of shards, with a manifest.json")
-    parser.add_argument("--split", default="train", choices=SPLITS, help="split the sample is drawn from")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens of the sample")
-    parser.add_argument("--seed", type=int, default=None, help="draw the same sample again")
+    parser.add_argument("--split", default="train", choices=SPLITS, help="split of the sample")
+    parser.add_argument("--tokens", type=int, default=200, help="number of tokens of the sample")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the sample; default: a random one")
     parser.add_argument("--documents", action="store_true", help="list the test documents with their overlap")
-    parser.add_argument("--no-verify", action="store_true", help="do not read all shards to compare checksums")
+    parser.add_argument("--no-verify", action="store_true", help="do not verify checksums, which reads all shards")
     options = parse(parser, arguments)
     if options.tokens < 0:
         raise UserError(f"tokens: got {options.tokens}, expected 0 or more")
@@ -37,11 +37,11 @@ def main(arguments: list[str]) -> None:
     print(sample(folder, options.split, options.tokens, options.seed))
     if not options.no_verify:
         verify(folder)
-        print("every checksum is right")
+        print("all checksums are correct")
 
 
 def show(folder: Folder) -> None:
-    """Print the statistics of a folder's manifest, and how much its test text overlaps with the training text."""
+    """Print the statistics of a folder's manifest, and the overlap of its test text with the training text."""
     manifest, tested = folder.manifest, folder.test_documents()
     rows = []
     for split in manifest.splits.values():
@@ -52,17 +52,17 @@ def show(folder: Folder) -> None:
     print(f"{printable(str(folder.directory))}\n{pd.DataFrame(rows, list(manifest.splits), names).to_string()}")
     for line in (
         f"vocabulary {manifest.vocabulary}, {manifest.dtype}, end of text {manifest.end_of_text}",
-        f"prepared from {manifest.settings}",
+        f"settings {manifest.settings}",
         f"left out: {manifest.left_out or 'nothing'}",
         f"sha256 of the text {manifest.text}",
-        f"of its {len(tested)} test documents, {(tested.overlap > 0.5).sum()} share more than half of their runs of 32 "
-        f"tokens with the training text, the mean document {tested.overlap.mean():.2%}",
+        f"overlap (fraction of runs of 32 tokens that the training text contains): mean {tested.overlap.mean():.2%}, "
+        f"above 50% in {(tested.overlap > 0.5).sum()} of {len(tested)} test documents",
     ):
         print(printable(line))
 
 
 def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> str:
-    """Decode `count` tokens from a random position in a split, below a line that names the position."""
+    """Decode ``count`` tokens from a random position in a split, after a line with the position."""
     stream, documents = folder.stream(split), folder.documents(split)
     count = min(count, len(stream))
     start = random.Random(seed).randint(0, len(stream) - count)
@@ -72,5 +72,5 @@ def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> s
 
 
 def printable(text: str) -> str:
-    """The text with question marks for what UTF-8 cannot encode, such as bytes of a path that are not Unicode."""
+    """The text with question marks for characters that UTF-8 cannot encode, such as bytes of a path."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The entry point: `python run.py`, or `kerple`. The modules of a command are imported only when it is called."""
+"""The entry point of `python run.py` and `kerple`. The modules of a command are imported when it is called."""
 
 import io
 import locale
@@ -13,26 +13,26 @@ from typing import Any
 
 from kerple.base.directories import unlock
 from kerple.base.errors import NO_ROOM, UserError, unknown
-from kerple.base.shipped_configs import OPTIONS, with_shipped_configs
+from kerple.base.shipped_configs import FILE_OPTIONS, with_shipped_configs
 from kerple.cli import PROGRAM
 
 DEMO = ["compare", "--config", "configs/compare/demo.yaml", "--parallel", "2"]
 COMMANDS = {
-    "demo": "train four strategies for a minute or two each, and compare them far beyond the training length",
-    "prepare": "build the token shards of a data config, nothing else",
+    "demo": "train four strategies for a minute or two each, and compare them beyond the training length",
+    "prepare": "build the token shards of a configuration",
     "fit": "train a model",
     "test": "measure a checkpoint: perplexity at each length, accuracies, analyses",
-    "validate": "the validation loss of a checkpoint",
-    "probe": "check what the positions of a model of transformers, or of a run, really do",
-    "compare": "strategies × seeds with everything else equal, and one report",
-    "extend": "which extension of the context suits a pretrained model, and whether any helps",
-    "export": "a run as a model of transformers, a stock Llama where it can be",
+    "validate": "compute the validation loss of a checkpoint",
+    "probe": "check the position encoding of a pretrained model or a checkpoint",
+    "compare": "train and test strategies × seeds, and write one report",
+    "extend": "select an extension of the context of a pretrained model",
+    "export": "export a checkpoint as a model of transformers, as a Llama if possible",
     "predict": "continue a prompt with a trained model",
-    "plan": "what a fit will take: parameters, FLOPs, memory, hours, before anything runs",
-    "inspect": "statistics, a decoded sample and checksums of token shards",
-    "check": "check that your own positional strategy has every property",
+    "plan": "compute parameters, FLOPs, memory and hours of a fit before it runs",
+    "inspect": "print statistics and a sample of token shards, and verify their checksums",
+    "check": "check the properties of your own positional strategy",
 }
-PRINTING = {"predict", "inspect", "plan", "check"}  # their result is what they print; of a run it is in files
+PRINTING = {"predict", "inspect", "plan", "check"}  # their output is their result, so a failed write is an error
 LIGHTNING = ("fit", "test", "validate")
 HELP = "\n".join(
     [
@@ -43,7 +43,7 @@ HELP = "\n".join(
         *(f"  {name:9} {text}" for name, text in COMMANDS.items()),
         "",
         f"{PROGRAM} COMMAND --help lists the options of a command.",
-        "--debug, anywhere, shows the traceback of every error.",
+        "--debug, at any position, shows the traceback of every error.",
     ]
 )
 
@@ -51,14 +51,14 @@ HELP = "\n".join(
 def main(arguments: list[str] | None = None) -> None:
     """Run one command.
 
-    A mistake of the user, a full disk or a full GPU ends it with one line on standard error and exit status 2. Any
-    other error is a fault of this program or a library, and has a traceback. With ``--debug`` all errors have one.
+    A wrong option, a full disk or a full GPU ends the command with one line on standard error and exit status 2. Any
+    other error is a bug and has a traceback. With ``--debug`` all errors have a traceback.
 
     Args:
         arguments: The command and its arguments; None for those of the process.
     """
     if arguments is None and not sys.flags.utf8_mode and locale.getencoding().upper() != "UTF-8":
-        # libraries read and print text in the encoding of the locale, which lacks most characters
+        # libraries use the encoding of the locale, which cannot represent most characters
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
     if arguments is None:
         threading.excepthook = _thread_failed
@@ -67,14 +67,14 @@ def main(arguments: list[str] | None = None) -> None:
             file = io.BufferedWriter(_Dropping(stream.fileno(), "w", closefd=False))
             options = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
             setattr(sys, name, io.TextIOWrapper(file, **options))
-    if os.getcwd() not in sys.path:  # it is there with `python run.py`, but not with `kerple`
-        sys.path.append(os.getcwd())  # for users' own strategies; last, so that no file there hides a library
+    if os.getcwd() not in sys.path:  # for users' own strategies with `kerple`; `python run.py` adds it
+        sys.path.append(os.getcwd())  # last, so that no file in it replaces a library
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["demo"]:
         arguments = DEMO + arguments[1:]
     arguments = with_shipped_configs(arguments)
     if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file, each update of a bar is a line
+        os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file, each update of a progress bar is a line
     if debug := "--debug" in arguments:
         arguments.remove("--debug")
     if arguments[:1] in (["-h"], ["--help"], ["help"]):
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 class _Dropping(io.FileIO):
-    """A file descriptor that drops what cannot be written: a pipe is closed, a terminal is gone, a disk is full."""
+    """A file that drops output without an error if a pipe or terminal is closed or a disk is full."""
 
     def write(self, content: Any) -> int:
         with suppress(OSError):
@@ -105,7 +105,7 @@ class _Dropping(io.FileIO):
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
-    """Print a traceback, unless the disk is full, which TensorBoard's writer raises in the main thread too."""
+    """Print a traceback, except for a full disk, which TensorBoard's writer also raises in the main thread."""
     if getattr(failure.exc_value, "errno", None) not in NO_ROOM:
         threading.__excepthook__(failure)
 
@@ -113,8 +113,8 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
 def _call(arguments: list[str]) -> None:
     command = arguments[0] if arguments else "nothing"
     flat = [part for argument in arguments for part in argument.split("=", 1)]
-    for option, value in pairwise(flat):  # before anything that takes seconds is imported
-        if option in OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
+    for option, value in pairwise(flat):  # before imports that take seconds
+        if option in FILE_OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
             raise UserError(f"{option.lstrip('-')}: got {value}, which does not exist")
         if option == "--model.position" and value.isidentifier():
             names = import_module("kerple.positions").names()
@@ -131,12 +131,12 @@ def _call(arguments: list[str]) -> None:
 
 
 def _mistake(error: Exception) -> str | None:
-    """The message of an error that the user can mend; None for a fault of this program or a library."""
+    """The message of an error that the user can correct; None for a bug."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("kerple"):
         package = error.name.partition(".")[0]
-        return f"{package} is not installed, and this command needs it; install it with: pip install {package}"
+        return f"{package} is not installed, but this command needs it; install it with: pip install {package}"
     if type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch"):  # of a GPU
-        return f"{error} Lower data.batch_size and raise trainer.accumulate_grad_batches by the same factor"
+        return f"{error} Divide data.batch_size and multiply trainer.accumulate_grad_batches by the same factor"
     if isinstance(error, OSError) and error.errno in NO_ROOM:
-        return f"{error.filename or 'disk'}: {error.strerror}; free some space, what was saved before is intact"
+        return f"{error.filename or 'disk'}: {error.strerror}; free some space; earlier files are intact"
     return str(error) if isinstance(error, UserError | ArgumentError) else None

@@ -1,4 +1,4 @@
-"""`python run.py plan --config …`: computes the cost of a fit before it runs; the flags are those of `fit`."""
+"""`python run.py plan --config …`: computes the cost of a fit before it runs, from the options of `fit`."""
 
 import logging
 from typing import Any
@@ -15,30 +15,30 @@ from kerple.cli.parser import fit_parser
 from kerple.model.cost import CHIPS, Chip, count_parameters, flops, memory
 from kerple.training.language_model import LanguageModel
 
-EFFICIENCY = 0.4  # share of a chip's peak: the goal for an H100 (docs/gpu-kernels.md), not a measurement
+PEAK_FRACTION = 0.4  # fraction of a chip's peak: the goal for an H100 (docs/gpu-kernels.md), not a measurement
 NODE = 8  # devices in a node
 NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s each
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def main(arguments: list[str]) -> None:
-    """Print parameters, tokens, FLOPs, memory by part, steps and hours.
+    """Print parameters, steps, tokens, FLOPs, memory by part, and hours.
 
     Args:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If a flag is out of range, or the configuration is not one of `fit`.
+        UserError: If an option is out of range, or the configuration is not valid for `fit`.
     """
     parser = fit_parser()
     parser.prog, parser.description = f"{PROGRAM} plan", __doc__
-    parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="devices to plan for: A100,H100")
-    parser.add_argument("--devices", type=str, default="", help=f"how many: 1,8; left out: 1,{NODE},{8 * NODE}")
-    parser.add_argument("--efficiency", type=float, default=EFFICIENCY, help="measured share of a chip's peak")
+    parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="kinds of devices: A100,H100")
+    parser.add_argument("--devices", type=str, default="", help=f"numbers of devices; default: 1,{NODE},{8 * NODE}")
+    parser.add_argument("--efficiency", type=float, default=PEAK_FRACTION, help="measured fraction of a chip's peak")
     _, *arguments = checkpoint_first(["fit", *arguments])  # the architecture of --weights
     options = parse(parser, arguments)
     if not 0 < options.efficiency <= 1:
-        raise UserError(f"efficiency: got {options.efficiency}, expected a share of the peak in (0, 1]")
+        raise UserError(f"efficiency: got {options.efficiency}, expected a fraction of the peak in (0, 1]")
     chips = {chip.name: chip for chip in CHIPS}
     if unknown := [name for name in options.chips.split(",") if name not in chips]:
         raise UserError(f"chips: got {unknown[0]!r}, expected some of {', '.join(chips)}")
@@ -46,12 +46,12 @@ def main(arguments: list[str]) -> None:
     if any(not n.isdecimal() or int(n) < 1 for n in numbers):
         raise UserError(f"devices: got {options.devices!r}, expected numbers such as 1,8")
     devices = [int(n) for n in numbers]
-    logging.getLogger("kerple").setLevel(logging.WARNING)  # without the choice of attention, as nothing is trained
+    logging.getLogger("kerple").setLevel(logging.WARNING)  # hides the choice of attention, because nothing is trained
     for table in tables(options, [chips[name] for name in options.chips.split(",")], devices, options.efficiency):
         print(table, end="\n\n")
     print(
-        f"Hours are arithmetic: FLOPs over the data sheet's peak times {options.efficiency:.2f}, and the exchange of "
-        "gradients as far as the backward pass does not hide it. Nothing of it was measured."
+        f"Hours are computed, not measured: FLOPs / ({options.efficiency:.2f} × peak of the data sheet), plus the "
+        "part of the gradient exchange that does not overlap with the backward pass."
     )
 
 
@@ -63,7 +63,7 @@ def build_model(config: Namespace) -> LanguageModel:
 
 
 def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency: float) -> list[str]:
-    """The tables that are printed: the work, the memory of a device, and the hours; for 1, 8 and 64 devices if none."""
+    """The tables of work, memory of a device, and hours. Without numbers of devices, the hours are for 1, 8 and 64."""
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
         if not isinstance(data.get(name), int):
@@ -97,7 +97,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
     sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
     sharding = ", without sharding" if "shard" in str(trainer.strategy).lower() else ""
-    # DDP sends a strategy's parameters in its first bucket; those that all layers share are ready last
+    # no overlap if all layers share a strategy: DDP sends its parameters first, but their gradients are ready last
     overlap = not (shared and count.get("positions"))
     return [
         _text("Work", rows),
@@ -107,13 +107,13 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
 
 
 def device_count(devices: Any) -> int:
-    """Number of devices of a node that the Trainer's option means; 1 if the option leaves it to the machine."""
+    """Number of devices per node in the option ``trainer.devices``; 1 if the option is automatic."""
     numbers = devices if isinstance(devices, list) else str(devices).rstrip(",").split(",")
     return max(len(numbers), int(devices) if str(devices).isdecimal() else 1)
 
 
 def moments(model: LanguageModel) -> float:
-    """Mean number of moments per parameter: two with AdamW, one for the blocks' matrices with Muon."""
+    """Mean number of optimiser moments per parameter: 2 with AdamW, 1 for matrices of blocks with Muon."""
     if not model.muon:
         return 2.0
     matrices = sum(p.numel() for group in model._muon_groups() for p in group["params"])
@@ -127,7 +127,7 @@ def _text(title: str, rows: dict[str, str]) -> str:
 def _hours(
     total: float, needed: dict[str, int], steps: int, chips: list[Chip], devices: list[int], overlap: bool
 ) -> str:
-    """The table of hours: whether a training step fits on a chip, and the time on each number of devices."""
+    """The table of hours: whether a training step fits in memory, and the time on each number of devices."""
     table = pd.DataFrame(index=[chip.name for chip in chips])
     table["fits"] = ["yes" if needed["total"] < 0.9 * chip.memory else "no: accumulate" for chip in chips]
     for n in devices:
@@ -135,8 +135,8 @@ def _hours(
         for chip in chips:
             compute = total / steps / n / chip.flops  # seconds per step
             rate = chip.link if n <= NODE else NETWORK
-            exchange = 2 * needed["gradients"] * (n - 1) / n / rate  # a ring sends all but one n-th twice
+            exchange = 2 * needed["gradients"] * (n - 1) / n / rate  # a ring sends (n - 1) / n of the gradients twice
             hidden = overlap * compute * 2 / 3  # the backward pass
             hours.append(f"{steps * (compute + max(0.0, exchange - hidden)) / 3600:.2f}")
         table[f"{n} × = {-(-n // NODE)} node{'s' if n > NODE else ''}"] = hours
-    return f"Hours, the tokens shared by all devices\n{table.to_string()}"
+    return f"Hours, with tokens divided over all devices\n{table.to_string()}"

@@ -1,6 +1,5 @@
-"""`python run.py prepare --config …`: prepares the shards of a configuration, and nothing else."""
+"""`python run.py prepare --config …`: prepares the shards of a configuration without training."""
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import yaml
 
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
-from kerple.cli.arguments import command_parser, parse
+from kerple.cli.arguments import command_parser, parse, peek
 from kerple.cli.inspect import show
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import prepare
@@ -18,26 +17,24 @@ DATA = "TokenShards"
 
 
 def main(arguments: list[str]) -> None:
-    """Prepare the shards that are missing, and print a summary.
+    """Prepare missing shards, and print a summary.
 
-    The options are those of `TokenShards` and are written as for `fit`: ``--data.corpus`` or
+    The options are those of `TokenShards`, with the names that they have in `fit`: ``--data.corpus`` or
     ``--data.init_args.corpus``.
 
     Args:
         arguments: Arguments of the command. Of a configuration, only the section `data` is used.
 
     Raises:
-        UserError: A configuration cannot be read or has no section `data`, or its data is not `TokenShards`.
+        UserError: If a configuration cannot be read or has no section `data`, or its data is not `TokenShards`.
     """
     parser = command_parser("prepare", __doc__)
-    parser.add_argument("-c", "--config", action="config", help="file with a section `data`; what follows it wins")
+    parser.add_argument("-c", "--config", action="config", help="file with a section `data`; later options replace it")
     parser.add_class_arguments(ShardOptions, "data")
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("-c", "--config", action="append", default=[])
-    first.add_argument("--data", "--data.class_path", dest="kind", default=None)
-    files, rest = first.parse_known_args(arguments)
-    sections = [_data_section(path) for path in files.config]
-    for kind in [files.kind] if files.kind else [section.get("class_path", DATA) for section in sections]:
+    named, rest = peek(arguments, "config", "data", "data.class_path")
+    sections = [_data_section(path) for path in named.config]
+    kinds = [kind for kind in (named.data, vars(named)["data.class_path"]) if kind]
+    for kind in kinds or [section.get("class_path", DATA) for section in sections]:
         if str(kind).rpartition(".")[2] != DATA:
             raise UserError(f"data: got {kind}, which has no shards to prepare; expected {DATA}")
     configs = [

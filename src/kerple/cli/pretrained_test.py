@@ -15,7 +15,7 @@ from kerple.base.errors import UserError
 from kerple.base.imports import import_modules
 from kerple.base.mapping import read_mapping
 from kerple.base.progress import FILE, Progress
-from kerple.cli.arguments import parse
+from kerple.cli.arguments import add_folder_arguments, parse
 from kerple.data.options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.measure.measure import Measure
@@ -26,18 +26,19 @@ SHARDS = "TokenShards"
 
 @dataclass
 class ModelOptions:
-    """How to read a causal language model of transformers.
+    """Options to read a causal language model of transformers.
 
     Args:
-        length: Training length in tokens; null for that in the model's configuration.
-        scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk``, ``yarn`` or ``llama3``; null for its own.
-        factor: Length for which the scaling is meant, as a multiple of the training length.
-        position: Strategy in place of the model's own, without weights that the model lacks. The model is then tested
-            as our own network, in fp32, as is one that this project has exported.
-        dtype: Dtype of the weights in memory. Scores and losses are fp32 or better.
-        trust_remote_code: Whether code that comes with the model may run.
-        bos: Whether every segment begins with a BOS token, if the model's tokenizer adds one to a text. The token is
-            not scored, every window keeps it, and lengths do not count it.
+        length: Training length in tokens; null for the length in the model's configuration.
+        scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk``, ``yarn`` or ``llama3``; null for the
+            scaling in the model's configuration.
+        factor: Target length of the scaling, as a multiple of the training length.
+        position: Strategy that replaces the model's own; it must add no parameters. The model is then tested as a
+            network of this project in fp32, like an exported model.
+        dtype: Dtype of the weights in memory. Logits and losses have at least fp32.
+        trust_remote_code: Whether code in the model's folder may run.
+        bos: Whether every segment begins with a BOS token if the tokenizer adds one to a text. The BOS token is not
+            scored, is in every window, and does not count towards lengths.
     """
 
     length: int | None = None
@@ -51,15 +52,15 @@ class ModelOptions:
 
 @dataclass
 class RunnerOptions:
-    """Where measurements run, in the words of Lightning's Trainer.
+    """Options of the measurements, with the names of Lightning's Trainer.
 
     Args:
-        accelerator: Device; ``auto`` takes a GPU if there is one.
-        devices: Number of devices of this process, 1. Several processes share the work under torchrun.
-        precision: Precision of arithmetic; ``auto`` takes what suits the device.
+        accelerator: Device; ``auto`` is a GPU if one is available.
+        devices: Number of devices of this process, 1. With torchrun, several processes share the work.
+        precision: Precision of arithmetic; ``auto`` selects it for the device.
         callbacks: The measurements.
-        logger: Whether TensorBoard's file is written.
-        use_distributed_sampler: Has no effect; configurations of Lightning may have it.
+        logger: Whether TensorBoard events are written.
+        use_distributed_sampler: Has no effect; accepted because configurations of Lightning have it.
     """
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
@@ -77,7 +78,7 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments after the command, ``--hf MODEL`` among them.
 
     Raises:
-        UserError: If there is no such model, or it does not support an option.
+        UserError: If the model does not exist, or it does not support an option.
     """
     options = _parse(arguments)
     from kerple.cli.torch_settings import configure_torch
@@ -93,31 +94,35 @@ def main(arguments: list[str]) -> None:
 
 
 def configuration(arguments: list[str]) -> str:
-    """The configuration, as YAML, that `main` would use; nothing is built.
+    """The resolved configuration of `main` as YAML, without loading the model.
 
     Raises:
-        UserError: If there is no such model, or it does not support an option.
+        UserError: If the model does not exist, or it does not support an option.
     """
     return _dump(_parse(arguments))
 
 
 def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], directory: Path) -> None:
-    """Prepare the text, load the model, measure, and write what was found into the folder."""
+    """Prepare the text, load the model, measure, and write the results into the folder."""
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
     from kerple.data.text import ShardText
     from kerple.hf.exporter import TRAINED_ON
+    from kerple.hf.model_tokenizer import check_tokenizer
     from kerple.hf.pretrained import read_network
-    from kerple.hf.source import check_tokenizer, find_model
+    from kerple.hf.source import find_model
     from kerple.measure.runner import Runner
 
     trainer, data = options.trainer, ShardOptions(**options.data.as_dict())
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
     precision = "32-true" if trainer.precision == 32 else trainer.precision
     runner = Runner.detect(device, precision)
-    if runner.rank == 0:  # other processes do not know the version of the folder
+    if runner.rank == 0:  # other ranks may have another version of the folder in ``directory``
         runner = replace(runner, progress=Progress(directory / FILE).over)
-        for path in (directory / "config.yaml", directory.parent / "config.yaml"):  # a report reads that of the run
+        for path in (
+            directory / "config.yaml",
+            directory.parent / "config.yaml",
+        ):  # a report reads that of the parent folder
             if path.parent.resolve() != Path.cwd() and not path.exists():
                 write(path, _dump(options))
     network = read_network(options.hf, **vars(model)).to(runner.device)
@@ -130,7 +135,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     config = Path(source.location) / "config.json"
     trained = read_mapping(config).get(TRAINED_ON) if config.is_file() else None
     if isinstance(trained, dict) and trained.get("test") != folder.manifest.splits["test"].sha256:
-        print(f"the text of {folder.directory} is not that of the run that was exported: {trained.get('corpus')}")
+        print(f"warning: the text in {folder.directory} is not that of the exported run: {trained.get('corpus')}")
     shards = ShardText(folder, "test")
     for measure in measures:
         measure.check(network, shards)
@@ -152,15 +157,16 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
 
 
 def _parse(arguments: list[str]) -> Namespace:
-    """The options; those that follow from the model (tokenizer, vocabulary, length) are defaults."""
-    import_modules("kerple.measure", skip=("metrics", "task_accuracy"))  # they need torchmetrics and a task
+    """The options; tokenizer, vocabulary and length of the model are defaults."""
+    import_modules("kerple.measure", skip=("metrics", "task_accuracy"))  # these need torchmetrics and a task
     parser = _parser()
-    options = parse(parser, arguments)  # mistakes are reported before anything else is imported
+    options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     if not options.hf:
-        raise UserError("hf: got nothing, expected a folder, a .gguf file or a name on the hub")
+        raise UserError("hf: got none, expected a folder, a .gguf file or a name on the hub")
     from kerple.hf import need
     from kerple.hf.adapter import config_length
-    from kerple.hf.source import find_model, read_model_config, read_tokenizer
+    from kerple.hf.model_tokenizer import read_tokenizer
+    from kerple.hf.source import find_model, read_model_config
 
     source = find_model(options.hf)
     need()
@@ -182,19 +188,12 @@ def _parser() -> ArgumentParser:
     parser.add_class_arguments(ModelOptions, "model")
     parser.add_class_arguments(ShardOptions, "data")
     parser.add_class_arguments(RunnerOptions, "trainer")
-    parser.add_argument("--experiment", default="pretrained", help="First folder below --logs: what belongs together.")
-    parser.add_argument("--logs", default="logs", help="Root of all runs.")
-    parser.add_argument(
-        "--run_dir",
-        type=str | None,
-        default=None,
-        help="Folder of the results; null: <logs>/<experiment>/<model>/test, or a new version of it.",
-    )
+    add_folder_arguments(parser, "pretrained", "<model>/test")
     return parser
 
 
 def _load(text: str) -> Any:
-    """YAML in which the data may be given as a class, as for `fit`: only `TokenShards` has text."""
+    """Load YAML. The data may be a class with options, as for `fit`, but only `TokenShards` has text."""
     content = yaml.safe_load(text)
     data = content.get("data") if isinstance(content, dict) else None
     if isinstance(data, dict) and "class_path" in data:
@@ -205,7 +204,7 @@ def _load(text: str) -> Any:
 
 
 def _dump(options: Namespace) -> str:
-    """The resolved configuration, with the keys that a run of `test` has."""
+    """The resolved configuration as YAML, with the keys of a configuration of `fit`."""
     config = yaml.safe_load(_parser().dump(options, skip_none=False))
     config["model"] = {"path": config.pop("hf")} | config["model"]
     config["data"] = {"class_path": f"kerple.data.{SHARDS}", "init_args": config["data"]}

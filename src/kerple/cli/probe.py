@@ -1,4 +1,4 @@
-"""`python run.py probe MODEL`: checks what the positions of a model really do, and writes a page and JSON."""
+"""`python run.py probe MODEL`: checks the position encoding of a model, and writes a page and JSON."""
 
 from pathlib import Path
 from typing import Any
@@ -8,28 +8,29 @@ from kerple.cli.arguments import command_parser, parse
 
 
 def main(arguments: list[str]) -> None:
-    """Check a model; the exit status is 1 if a check fails.
+    """Check a model.
 
     Args:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If there is no such model, it cannot be read, or it does not fit into memory.
+        SystemExit: With status 1 if a check fails.
+        UserError: If the model does not exist, cannot be read, or does not fit into memory.
     """
     parser = command_parser("probe", __doc__)
     parser.add_argument("model", type=str, help="a folder, a .gguf file, a name on the hub or a checkpoint of `fit`")
-    parser.add_argument("--layers", type=bool, default=True, help="configuration and forward pass of each layer")
+    parser.add_argument("--layers", type=bool, default=True, help="compare configuration and forward pass of layers")
     parser.add_argument("--invariances", type=bool, default=True, help="shift, prefix, cache, padding, batch, sdpa")
-    parser.add_argument("--gap", type=bool, default=False, help="far positions in a minute: a jump before the targets")
+    parser.add_argument("--gap", type=bool, default=False, help="loss after a jump of positions, in about a minute")
+    parser.add_argument("--window", type=bool, default=False, help="distance beyond which text does not lower the loss")
     parser.add_argument(
-        "--window", type=bool, default=False, help="where text stops helping beyond the training length"
+        "--length", type=int | None, default=None, help="longest length; null: twice the training length"
     )
-    parser.add_argument("--length", type=int | None, default=None, help="longest length; null: twice that of training")
     parser.add_argument("--blocks", type=int, default=4, help="number of documents that --window reads")
     parser.add_argument("--text", type=str, default="modules", help="the text: a name, file or folder, as data.corpus")
-    parser.add_argument("--to", type=str, default="", help="folder of the page; left out: logs/probe/<model>")
-    parser.add_argument("--trust_remote_code", type=bool, default=False, help="run code that comes with the model")
-    parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may name: a,b,c")
+    parser.add_argument("--to", type=str, default="", help="folder of the page; default: logs/probe/<model>")
+    parser.add_argument("--trust_remote_code", type=bool, default=False, help="run code in the model's folder")
+    parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
     options = parse(parser, arguments)
     from kerple.hf import need
     from kerple.hf.source import model_name
@@ -59,11 +60,11 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
 
     Args:
         path: Folder, GGUF file, name on the hub, or a checkpoint of `fit`.
-        trust_remote_code: Whether code that comes with the model may run.
-        trust: Packages whose classes a checkpoint may name, separated by commas.
+        trust_remote_code: Whether code in the model's folder may run.
+        trust: Packages whose classes a checkpoint may use, separated by commas.
 
     Raises:
-        UserError: If there is no such model, it cannot be read, or it does not fit into memory.
+        UserError: If the model does not exist, cannot be read, or does not fit into memory.
     """
     if is_zipfile(path):
         from kerple.cli.classes import classes
@@ -82,7 +83,7 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
 
 
 def network_and_text(model: Any, path: str, corpus: str) -> tuple[Any, Any]:
-    """The model as a network to measure, and a corpus in its tokens; of a run, the test text that it has."""
+    """The model as a `Network`, and a corpus in its tokens; for a checkpoint, its test text."""
     from kerple.hf.adapter import hugging_face_network
 
     network = model.network if hasattr(model, "network") else hugging_face_network(model)
@@ -92,7 +93,8 @@ def network_and_text(model: Any, path: str, corpus: str) -> tuple[Any, Any]:
 
         data = load_trained(path)[1]
         return network, ShardText(data.folder, "test") if hasattr(data, "folder") else data
-    from kerple.hf.source import bos_token, find_model, read_tokenizer
+    from kerple.hf.model_tokenizer import bos_token, read_tokenizer
+    from kerple.hf.source import find_model
     from kerple.probe.on_text import corpus_text
 
     source = find_model(path)

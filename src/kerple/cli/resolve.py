@@ -1,4 +1,4 @@
-"""The resolved configurations of a comparison's runs, and digests of what they name."""
+"""Resolved configurations of the runs of a comparison, and digests of the files and classes in them."""
 
 import hashlib
 import json
@@ -15,26 +15,26 @@ from kerple.base.errors import UserError
 from kerple.base.sources import source_digests
 from kerple.cli.arguments import parse
 from kerple.compare import records
-from kerple.compare.comparison import Job
-from kerple.compare.runs import flat
+from kerple.compare.configuration import flat
+from kerple.compare.job import Job
 
 POSITION = "--model.position"
 
 
 def resolve(job: Job) -> Job:
-    """The run with the resolved configurations of its fit and its test; a pretrained model has only that of its test.
+    """The run with the resolved configurations of fit and test; a pretrained model has only that of the test.
 
     Raises:
-        UserError: If the run's arguments do not parse; the message is the parser's.
+        UserError: If an argument of the run is wrong.
     """
     try:
         if not job.fit_flags:
-            from kerple.cli.pretrained_test import configuration  # it needs packages that fits do not
+            from kerple.cli.pretrained_test import configuration  # needs optional packages
 
             return replace(job, tested=_of_run(configuration(job.test_flags)))
         config, tested, position = _shared(tuple(job.fit_flags), tuple(job.test_flags))
         own = {"position": _position(position, *job.position_flags)}
-        if tested["model"]["position"] == config["model"]["position"]:  # else the test has a strategy of its own
+        if tested["model"]["position"] == config["model"]["position"]:  # otherwise the test replaces the strategy
             tested = tested | {"model": tested["model"] | own}
         return replace(job, config=config | {"model": config["model"] | own}, tested=tested)
     except (ArgumentError, UserError) as error:
@@ -43,12 +43,12 @@ def resolve(job: Job) -> Job:
 
 @cache
 def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """What runs that differ only in their strategy share: configurations of fit and test, and the strategy's flag."""
+    """Configurations of fit and test of runs that differ only in their strategy, and the flag of the strategy."""
     from kerple.cli.fit import checkpoint_first
     from kerple.cli.parser import fit_parser
 
     parser = fit_parser()
-    _, *arguments = checkpoint_first(["fit", f"{POSITION}=NoPE", *fit])  # for files that name none
+    _, *arguments = checkpoint_first(["fit", f"{POSITION}=NoPE", *fit])  # a default for files without a strategy
     config = _of_run(parser.dump(parse(parser, arguments), skip_none=False))
     given = parser.parse_args(arguments, defaults=False).model.position
     try:
@@ -61,7 +61,7 @@ def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any]
 
 @cache
 def _position(*flags: str) -> dict[str, Any]:
-    """The resolved strategy of these flags. To resolve it alone takes a tenth of the time of a whole configuration."""
+    """The resolved strategy of these flags, in a tenth of the time of a whole configuration."""
     from kerple.positions import Position, Shape
 
     parser = ArgumentParser(exit_on_error=False)
@@ -77,7 +77,7 @@ def _of_run(text: str) -> dict[str, Any]:
 
 
 def with_inputs(job: Job) -> Job:
-    """The run with digests of what its configuration only names."""
+    """The run with digests of the models and the user's own classes in its configuration."""
     models = {str(job.training[key]) for key in ("weights", "model.path") if job.training.get(key)}
     of_test = {f"{records.OF_TEST}{name}": digest for name, digest in source_digests(flat(job.test)).items()}
     return replace(job, inputs={path: _digest(path) for path in models} | source_digests(job.training) | of_test)
@@ -85,7 +85,7 @@ def with_inputs(job: Job) -> Job:
 
 @cache
 def _digest(path: str) -> str:
-    """sha256 of a model: a checkpoint, or what `kerple.hf.source.find_model` finds."""
+    """sha256 of a checkpoint, or of a model of `kerple.hf.source.find_model`."""
     if Path(path).is_file():
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -95,7 +95,7 @@ def _digest(path: str) -> str:
 
 
 def with_precision(job: Job) -> Job:
-    """The run with the precision that ``auto`` means on this machine."""
+    """The run with the precision of this machine in place of ``auto``."""
     from kerple.base.precision import choose_precision
 
     trainer = job.config.get("trainer", {})
@@ -106,7 +106,10 @@ def with_precision(job: Job) -> Job:
 
 
 def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
-    """Checksum of the data of a configuration, which is prepared before several runs start with it; None for a task.
+    """Prepare the data of a configuration, before several runs read it.
+
+    Returns:
+        The checksum of the data; None for a task.
 
     Raises:
         UserError: If the data module cannot be built, or its data cannot be prepared.

@@ -7,31 +7,31 @@ import warnings
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 
-# warnings in every run, about which a user has nothing to do
+# warnings in every run that require no action
 HARMLESS = (
-    "The dirpath has changed",  # a test writes into a folder of its own
+    "The dirpath has changed",  # a test has its own folder
     r"`isinstance\(treespec, LeafSpec\)`",
-    ".*does not have many workers",  # memory-mapped shards need none
-    ".*is not supported by the model summary",  # about an estimate of megabytes that is not used
+    ".*does not have many workers",  # memory-mapped shards need no workers
+    ".*is not supported by the model summary",  # about an estimate of memory that is not used
 )
 
 
 def configure_torch() -> None:
-    """Choose TF32 on a GPU and reproducible products on a CPU, and silence warnings and all processes but the first.
+    """Set TF32 on a GPU and deterministic products on a CPU, and filter warnings and log messages.
 
-    Resumption bit for bit needs deterministic matrix products. MKL gives them only in its reproducible
-    mode, and only if it does not choose the number of threads.
+    Exact resuming needs deterministic matrix products. MKL provides them only in its reproducible mode, and only with a
+    fixed number of threads. Only rank 0 logs information.
     """
-    if torch.cuda.is_available():  # TF32; on the CPU "high" is a slower path, four times at width 64
+    if torch.cuda.is_available():  # TF32; on a CPU "high" is slower, four times at width 64
         torch.set_float32_matmul_precision("high")
-    os.environ.setdefault("MKL_CBWR", "AUTO")  # read at the first product
-    torch.set_num_threads(torch.get_num_threads())  # a fixed number stops MKL from choosing one
-    # Lightning's tips advertise its other products
+    os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL reads it at the first product
+    torch.set_num_threads(torch.get_num_threads())  # otherwise MKL chooses a number for each product
+    # tips of Lightning are advertisements
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
-    # it says of every checkpoint that it holds more than weights
+    # a message for every checkpoint that contains more than weights
     logging.getLogger("pytorch_lightning.trainer.connectors.checkpoint_connector").setLevel(logging.WARNING)
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)
     logger = logging.getLogger("kerple")
     logger.setLevel(logging.WARNING if getattr(rank_zero_only, "rank", 0) else logging.INFO)
-    logger.handlers = [logging.StreamHandler()]  # to the standard error of now: notebooks and tests replace it
+    logger.handlers = [logging.StreamHandler()]  # the present standard error, which notebooks and tests replace

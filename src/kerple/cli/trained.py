@@ -1,4 +1,4 @@
-"""A trained model, with its data module, from a checkpoint."""
+"""Loading of a trained model and its data module from a checkpoint."""
 
 from jsonargparse import ArgumentError
 from pytorch_lightning.cli import LightningArgumentParser
@@ -12,19 +12,19 @@ from kerple.data import TokenShards
 from kerple.tasks import TaskData
 from kerple.training.language_model import LanguageModel
 
-Text = TokenShards | TaskData  # the data modules that can encode and decode
+TextData = TokenShards | TaskData  # data modules that can encode and decode
 
 
-def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[LanguageModel, Text]:
+def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[LanguageModel, TextData]:
     """Load the model of a checkpoint, in evaluation mode, and its data module, which can encode and decode.
 
     Args:
-        path: Path of a checkpoint that `fit` has written.
-        packages: Packages, beside this one, whose classes it may name, separated by commas.
+        path: Path of a checkpoint of `fit`.
+        packages: Further packages whose classes it may use, separated by commas.
         device: Device of the model.
 
     Raises:
-        UserError: If there is no such checkpoint, or its data is missing.
+        UserError: If the checkpoint does not exist or cannot be read, or its data is missing.
     """
     config = classes(packages).config(path)
     parser = LightningArgumentParser(exit_on_error=False)
@@ -32,9 +32,9 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
     try:
         with unwrapped(parser):
             loaded = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
-    except (ArgumentError, ValueError, TypeError) as error:  # of the parser, or of a class
+    except (ArgumentError, ValueError, TypeError) as error:  # from the parser or from a class
         raise UserError(f"ckpt_path: {path}: {error}") from error
-    if not isinstance(loaded.data, Text):  # a user's own data module
+    if not isinstance(loaded.data, TextData):  # a user's own data module
         raise UserError(f"ckpt_path: {path} was trained on {type(loaded.data).__name__}, which cannot encode a prompt")
     loaded.data.setup("predict")
     content = trust.load(path)
@@ -46,6 +46,6 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
     return loaded.model.to(device).eval(), loaded.data
 
 
-def end_token(data: Text) -> int:
+def end_token(data: TextData) -> int:
     """Id of the token that ends a text or an answer."""
     return data.end if isinstance(data, TaskData) else data.manifest.end_of_text

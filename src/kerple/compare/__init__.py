@@ -1,1 +1,1 @@
-"""Comparison of strategies × seeds with everything else equal: its description, its runs, its records."""
+"""Comparison of strategies × seeds that share all other options: description, runs, records, statistics, report."""

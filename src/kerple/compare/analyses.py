@@ -1,4 +1,4 @@
-"""Tables of the analyses for which the report has no figure, including those that a user has added."""
+"""Tables of the analyses that have no figure in the report, including those of the user."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,19 +9,24 @@ from kerple.compare.tables import MOST_COLUMNS
 
 
 def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
-    """Yield a table of means over seeds for each analysis, and last a list of the analyses that are too large for one.
+    """Yield a table of means over seeds for each analysis, and a list of the analyses with too many columns for one.
 
-    The columns with decimal numbers are measurements. The other columns, such as a layer or a length, say what was
-    measured; a column that has the same value in every row is left out.
+    Columns of floats are measurements. The other columns, such as a layer or a length, identify a measurement. A column
+    with the same value in every row is left out.
 
     Args:
         tables: The table of each analysis by its name, with columns strategy and seed, and part if there are several.
+
+    Yields:
+        Tables with a row per strategy (and part) and a column per measurement.
     """
     larger = {}
     for name, table in tables.items():
         runs = [column for column in ("part", "strategy") if column in table]
         columns = table.columns.drop([*runs, "seed"])
-        filled = columns[table[columns].notna().any()]  # reasons for skipping are empty if nothing was skipped
+        filled = columns[
+            table[columns].notna().any()
+        ]  # a column of reasons for skipping is empty if nothing was skipped
         measured = [column for column in filled if pd.api.types.is_float_dtype(table[column])]
         keys = [column for column in filled if column not in measured and table[column].nunique() > 1]
         once = not table.duplicated([*runs, "seed", *keys]).any()

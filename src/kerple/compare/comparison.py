@@ -1,23 +1,23 @@
-"""Description of a comparison, as its configuration file gives it, and its runs, a `Job` a strategy and seed."""
+"""`Comparison`: the content of a comparison's file, which describes one `Job` per strategy, seed and part."""
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kerple.base.errors import UserError
 from kerple.base.shipped_configs import config_path, with_shipped_configs
-from kerple.compare.runs import Run, flat, record_folders
+from kerple.compare.job import Job
+from kerple.compare.run_folders import record_folders
 
-SET_BY_COMPARE = {  # flags that would replace what a comparison sets itself, and what to use instead
+SET_BY_COMPARE = {  # flags that a comparison sets for every run, and their replacement
     "run_dir": "use runs and test_folder",
-    "ckpt_path": "stopped runs are resumed, and each run's last checkpoint is tested, without it",
+    "ckpt_path": "leave it out: a stopped run is resumed, and the last checkpoint of each run is tested",
     "model.position": "use position and options of a strategy",
 }
-RESERVED = ("checkpoints", "logs", "tensorboard")  # folders of a run that its test must not take for its own
+RESERVED = ("checkpoints", "logs", "tensorboard")  # folders in a run that cannot be the folder of its test
 
 
 @dataclass
@@ -26,12 +26,12 @@ class Strategy:
 
     Args:
         position: Class name of the positional strategy; null for the label.
-        options: Options of the strategy, for instance ``{floor: 0.05}``.
-        flags: Further flags of `fit` for this strategy alone, for instance ``{data.length: 128}``.
-        hf: A pretrained model in place of a position: a folder, a GGUF file or a name. It is not fitted, and tested
-            once instead of for each seed. Its options are those of `kerple.hf.pretrained.read_network`, for instance
-            ``{scaling: yarn, factor: 2}``, its flags those of `test`.
-        seeds: Number of the comparison's seeds that it is trained with, the first ones; null for all.
+        options: Options of the strategy, such as ``{floor: 0.05}``.
+        flags: Further flags of `fit` for this strategy only, such as ``{data.length: 128}``.
+        hf: A pretrained model in place of a position: a folder, a GGUF file or a name. It is not fitted, and it is
+            tested once instead of once per seed. Its options are those of `kerple.hf.pretrained.read_network`, such as
+            ``{scaling: yarn, factor: 2}``. Its flags are those of `test`.
+        seeds: Number of seeds, the first ones of the comparison; null for all.
     """
 
     position: str | None = None
@@ -47,29 +47,29 @@ class Comparison:
 
     Args:
         name: Name of the comparison and of its folders.
-        base: Configurations of every fit; later ones win. Empty if nothing is fitted.
-        strategies: The strategies by their labels; ``KerpleLog: {}`` is the strategy of that name with its defaults.
+        base: Configurations of every fit; later ones replace earlier ones. Empty if nothing is fitted.
+        strategies: The strategies by label. ``KerpleLog: {}`` is the strategy of that name with its defaults.
         seeds: Seeds of the initialisation and the order of data.
-        baseline: Label of the strategy against which the others are tested.
-        flags: Flags of every fit, which win over the configurations.
+        baseline: Label of the strategy with which the others are compared.
+        flags: Flags of every fit; they replace options of the configurations.
         parts: Further flags by the name of a part, such as a task or a corpus: ``{sort: {data.task: Sort}}``. Every
             strategy and seed has a run in each part, and one report has the results of all.
-        test: Flags of every test, which win over the checkpoint; ``config`` among them is the path of a configuration.
-        test_folder: Name of the folder in a run that its test writes to. So two comparisons can test the same runs in
-            two ways.
-        seeded: Flags of `fit` that are set to the seed.
+        test: Flags of every test; they replace options of the checkpoint. ``config`` is the path of a configuration.
+        test_folder: Name of the folder of the test in each run. Two comparisons with different names can test the
+            same runs with different options.
+        seeded: Flags of `fit` whose value is the seed.
         runs: Folder of the runs; null for logs/compare/<name>.
         output: Folder of the report; null for results/<name>.
-        reuse_from: Folders of other reports, whose committed runs are reused for the same part, label and seed.
-        plan: Configuration of the comparison as it was planned. The first line of the report lists deviations from it.
+        reuse_from: Folders of other reports. Their committed runs are reused for the same part, label and seed.
+        plan: Configuration of the comparison as planned. The first line of the report lists deviations from it.
         plan_page: Page that describes the plan. Each run records the digests of the page and of the configuration.
         planned_data: Planned checksum of the data of all runs; null for any.
-        planned_code: Planned digest of the package's source, which `compare` prints; null for any.
-        looked_at: Seeds that were looked at before the plan was written.
+        planned_code: Planned digest of the package's source, see `kerple.base.sources.package_digest`; null for any.
+        looked_at: Seeds whose results were known before the plan was written.
 
     Raises:
-        UserError: If a list is empty or has an entry twice, the baseline is not among the strategies, a configuration
-            does not exist, a name cannot be that of a folder, or flags set what the comparison sets itself.
+        UserError: If a list is empty or has a seed twice, the baseline is not among the strategies, a configuration
+            does not exist, a name is not a valid name of a folder, or flags set an option that the comparison sets.
     """
 
     name: str
@@ -100,19 +100,23 @@ class Comparison:
             raise UserError(f"compare: seeds: got {self.seeds}, expected numbers from 0 to 2^32 - 1, each once")
         if self.baseline not in self.strategies:
             raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of {', '.join(self.strategies)}")
-        folders = {"strategies": [*self.strategies], "parts": [*self.parts], "test_folder": [self.test_folder]}
-        for key, names in (folders | {"name": [self.name]}).items():
+        folders = {"name": [self.name], "strategies": self.strategies, "parts": self.parts}
+        for key, names in (folders | {"test_folder": [self.test_folder]}).items():
             for name in names:
                 if Path(name).name != name or name.startswith(".") or (key == "test_folder" and name in RESERVED):
-                    raise UserError(f"compare: {key}: got {name!r}, expected a plain name of a folder of its own")
-        for path in [
-            *self.base,
-            *(flags["config"] for flags in (self.test, *self.parts.values()) if "config" in flags),
-        ]:
+                    raise UserError(
+                        f"compare: {key}: got {name!r}, expected the plain name of a folder, none of {RESERVED}"
+                    )
+        configs = (flags["config"] for flags in (self.test, *self.parts.values()) if "config" in flags)
+        for path in (*self.base, *configs):
             if not isinstance(path, str) or not Path(config_path(path)).is_file():
-                raise UserError(f"compare: got {path!r}, expected the path of a configuration, from where you are")
+                raise UserError(
+                    f"compare: got {path!r}, expected the path of a configuration, relative to {Path.cwd()}"
+                )
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
-            raise UserError(f"compare: runs: {self.runs_folder} is for records; choose another folder")
+            raise UserError(
+                f"compare: runs: got {self.runs_folder}, which is the folder of records; choose another folder"
+            )
         advice = dict.fromkeys(self.seeded, "use seeds") | SET_BY_COMPARE
         _refuse("flags", self.flags, advice)
         _refuse("test", self.test, SET_BY_COMPARE)
@@ -131,7 +135,7 @@ class Comparison:
 
     @property
     def records(self) -> dict[Path, Path]:
-        """The folders of records in which its runs may be, those of its own report first, and the report of each."""
+        """Folders of records, each with its report; those of this comparison's report are first."""
         reports = [self.report_folder, *map(Path, self.reuse_from)]
         return {folder: report for report in reports for folder in record_folders(report)}
 
@@ -140,8 +144,8 @@ class Comparison:
         """Folder of the runs."""
         return Path(self.runs or f"logs/compare/{self.name}")
 
-    def jobs(self) -> list["Job"]:
-        """All runs: those of strategies with most seeds first, seed by seed, so that the first seeds come early."""
+    def jobs(self) -> list[Job]:
+        """All runs, seed by seed; the strategies with most seeds are first."""
         chosen = {label: strategy or Strategy() for label, strategy in self.strategies.items()}
         seeds = {label: 1 if of.hf else of.seeds or len(self.seeds) for label, of in chosen.items()}
         return [
@@ -153,7 +157,7 @@ class Comparison:
             if seeds[label] == number
         ]
 
-    def _job(self, part: str, label: str, strategy: Strategy, seed: int) -> "Job":
+    def _job(self, part: str, label: str, strategy: Strategy, seed: int) -> Job:
         directory = self.runs_folder / part / label / f"seed-{seed}"
         run = (label, seed, part, directory, directory / self.test_folder)
         test = as_flags(self.test)
@@ -163,109 +167,27 @@ class Comparison:
         fit = [f"--config={config_path(path)}" for path in self.base]
         fit += as_flags(self.parts.get(part, {}))
         fit += as_flags(self.flags | strategy.flags)
-        # after all other flags, so that they win: a seed in a configuration would make all runs the same
+        # the last flags win: a seed in a configuration would give all runs the same seed
         fit += as_flags(dict.fromkeys(self.seeded, seed))
         options = {f"model.position.{key}": value for key, value in strategy.options.items()}
         return Job(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A run to be done: a fit and its test. What it leaves when it is finished is a `kerple.compare.runs.Run`.
-
-    Args:
-        label: Label of the strategy.
-        seed: Seed of the run.
-        part: Part of the comparison, empty if it has only one.
-        directory: Folder of the run. Its lock and what it prints are beside it: ``seed-1.lock``, ``seed-1.log``.
-        test_folder: Folder in it that the test writes to.
-        test_flags: Arguments of ``run.py test``, without those of checkpoint and folder.
-        fit_flags: Arguments of ``run.py fit``, without those of strategy and folder; none for a pretrained model.
-        position_flags: Arguments for its strategy.
-        config: Resolved configuration of the fit, nested; empty until it is resolved, and for a pretrained model.
-        tested: Resolved configuration of the test, nested.
-        data: Checksum of its data, None if that is not known or there is none.
-        inputs: Digests of what the configuration only names: a model's files, by its path; the source of the user's own
-            classes, by import path; and of those of the test, by ``test`` and import path.
-        plan: Digests of the files of the comparison's plan, by path.
-        parallel: Number of runs at a time.
-    """
-
-    label: str
-    seed: int
-    part: str
-    directory: Path
-    test_folder: Path
-    test_flags: list[str]
-    fit_flags: list[str] = field(default_factory=list)
-    position_flags: list[str] = field(default_factory=list)
-    config: dict[str, Any] = field(default_factory=dict)
-    tested: dict[str, Any] = field(default_factory=dict)
-    data: str | None = None
-    inputs: dict[str, str] = field(default_factory=dict)
-    plan: dict[str, str] = field(default_factory=dict)
-    parallel: int = 1
-
-    @cached_property
-    def training(self) -> dict[str, Any]:
-        """What the run was trained with, with dotted keys; of a pretrained model, which is not, that of its test."""
-        return flat(self.config or self.tested)
-
-    @cached_property
-    def test(self) -> dict[str, Any]:
-        """The options of the test that the fit lacks or has otherwise, nested."""
-        return _changed(self.config, self.tested)
-
-    @property
-    def name(self) -> str:
-        """Name of the run in messages."""
-        return f"{self.part} {self.label} seed {self.seed}".strip()
-
-    @property
-    def checkpoint(self) -> Path:
-        """The checkpoint from which a stopped fit resumes, and which is tested."""
-        return self.directory / "checkpoints" / "last.ckpt"
-
-    @property
-    def as_run(self) -> Run:
-        """The run as reports read it; its files exist only once it is finished."""
-        return Run(self.label, self.seed, self.test_folder, self.part)
-
-    def beside(self, suffix: str) -> Path:
-        """Path of a file beside the run's folder: its ``.lock``, or the ``.log`` of its output."""
-        return self.directory.with_name(self.directory.name + suffix)
-
-    def record(self, folder: Path) -> Path:
-        """Folder of the finished run's numbers, below a folder of records."""
-        return folder / self.part / self.label / f"seed-{self.seed}"
-
-
-def _changed(before: Any, after: dict[str, Any]) -> dict[str, Any]:
-    """The options of a nested configuration that another one lacks or has otherwise."""
-    if not isinstance(before, dict) or before.get("class_path") != after.get("class_path"):
-        return after
-    return {
-        name: _changed(before.get(name), value) if isinstance(value, dict) else value
-        for name, value in after.items()
-        if name == "class_path" or value != before.get(name)
-    }
-
-
 def _refuse(where: str, flags: Mapping[str, Any], advice: Mapping[str, str]) -> None:
-    """Raise a UserError if a flag is one that the comparison sets itself, or an option below such a flag.
+    """Raise a UserError if a flag, or an option below it, is set by the comparison.
 
     Args:
         where: Name of the setting that has the flags.
         flags: The flags.
-        advice: For each flag that the comparison sets, what to use instead.
+        advice: The flags that the comparison sets, each with its replacement.
     """
     for key in flags:
         for flag, instead in advice.items():
-            if re.match(rf"{re.escape(flag)}(\.|$)", key.replace(".init_args.", ".")):  # flags may leave it out
-                raise UserError(f"compare: {where}: got {key}, which is set for every run; {instead} instead")
+            if re.match(rf"{re.escape(flag)}(\.|$)", key.replace(".init_args.", ".")):  # optional in flags
+                raise UserError(f"compare: {where}: got {key}, which compare sets for every run; {instead}")
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
-    """Command line flags with these values; values other than text are written as JSON, which is also YAML."""
+    """Command line flags with these values. Values other than strings are JSON, which is also YAML."""
     flags = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
     return with_shipped_configs(flags)

@@ -1,4 +1,4 @@
-"""Figures of the loss and of the context gain by position in a long segment."""
+"""Figures of the loss by position in a long segment, and of the context gain by distance."""
 
 from collections.abc import Iterator
 
@@ -8,25 +8,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from kerple.compare.estimates import Estimate
 from kerple.compare.figures import INTERVAL, LEGEND, Styles, literal, plain, styles_of
-from kerple.compare.statistics import Estimate
 
-POINTS = 32  # of a position-wise curve
-PER_OCTAVE = 2  # points of a gain against distance
+POINTS = 32  # of a curve of the loss by position
+PER_OCTAVE = 2  # points per octave of distance of a curve of the gain
 COLUMNS = {"loss": "mean loss (nats per token)", "gain": "windowed - full (nats per token)"}
 
 
 def context_figures(table: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
     """Yield (name, figure) of the loss by position, and of the context gain by distance beyond the window.
 
-    Bands are 95% intervals over seeds and segments; one seed has none. Segments of one document are not
-    independent, so the bands are too narrow: over documents, the error of ALiBi's gain in results/earlier/since-2023 is
-    0.8 to 1.5 times as large at one distance, that of its loss 1.7 times. The tables use documents.
+    Bands are 95% intervals over seeds and segments; a single seed has no band. Segments of one document are not
+    independent, so the bands are too narrow. For ALiBi in results/earlier/since-2023, the standard error over documents
+    is 1.7 times as large for the loss, and 0.8 to 1.5 times as large for the gain. The tables use documents.
 
     Args:
-        table: Columns strategy, seed, first (position of a bin), length, window, segments, and mean and standard error
-            over segments of loss and gain; and part if the comparison has several parts, each of which has its figures.
-        strategies: All strategies of the comparison, so that each keeps its colour.
+        table: Columns strategy, seed, first (position of a bin), length, window and segments; loss, gain, loss_error
+            and gain_error, means and standard errors over segments; and part if the comparison has several parts.
+        strategies: All strategies of the comparison, which determine the colours.
     """
     table, styles = table.assign(strategy=table["strategy"].map(literal)), styles_of(strategies.map(literal))
     for part, of_part in _parts(table):
@@ -36,7 +36,7 @@ def context_figures(table: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
 
 
 def beyond_window(table: pd.DataFrame | None) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield (part, rows) of the positions beyond the window; the part is empty if there is only one."""
+    """Yield (part, rows) of the positions beyond the window. The part is empty if there is only one."""
     for part, of_part in _parts(table) if table is not None else []:
         rows = of_part[of_part["first"] >= of_part["window"]]
         if len(rows):
@@ -50,14 +50,14 @@ def _parts(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[Estimate]]:
-    """The points of one strategy's curve on the horizontal axis, and an estimate at each of them.
+    """Horizontal coordinates of the points of one strategy's curve, and an estimate at each of them.
 
     For the loss, bins are merged into `POINTS` bins of equal width. For the gain, they are merged by distance beyond
-    the window into `PER_OCTAVE` bins an octave. The standard error of a mean of bins is at most the mean of their
-    standard errors, however they are correlated; this upper bound is used.
+    the window into `PER_OCTAVE` bins per octave. The standard error of a mean of bins is at most the mean of their
+    standard errors for any correlation; this upper bound is used.
 
     Args:
-        table: The strategy's rows, of all seeds.
+        table: The rows of the strategy, of all seeds.
         column: ``loss`` or ``gain``.
     """
     width = int(np.diff(np.unique(table["first"])).min()) if table["first"].nunique() > 1 else 1
@@ -74,7 +74,7 @@ def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[E
         values, errors = by_seed[names["value"]], by_seed[names["error"]]
         seeds = len(values)
         over_seeds = float(values.var(ddof=1) / seeds) if seeds > 1 else np.nan
-        # all seeds read the same text: its variance does not shrink with their number
+        # all seeds read the same text, so more seeds do not reduce its variance
         text = float((errors**2).mean())
         points.append(float(group["middle"].mean()))
         segments = int(group["segments"].min())
@@ -102,13 +102,13 @@ def _axes(ax: Axes, table: pd.DataFrame, column: str) -> None:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(lambda x, _: f"{x:.0f}")
         ax.axhline(0, color="black", linewidth=0.8)
-        # a strategy that collapses has said so when it leaves the axis; a small gain would not be seen beside it
+        # limits keep small gains visible; the curve of a strategy that collapses leaves the axis
         low, high = ax.get_ylim()
         gains = [max(np.asarray(line.get_ydata(), dtype=np.float64).tolist()) for line in ax.lines]
         ax.set_ylim(max(low, -3 * max(*gains, 0.005)), min(high, 4 * max(*gains, 0.005)))
     else:
         ax.axvline(window, color="black", linewidth=0.8, linestyle=":")
-        later = table[table["first"] >= window / 2]["loss"]  # the first tokens of a segment have hardly any context
+        later = table[table["first"] >= window / 2]["loss"]  # without the first tokens, which have little context
         if np.isfinite(later.min()):
             ax.set_ylim(later.min() - 0.1, min(later.max(), later.min() + 1) + 0.1)
     where = f"distance beyond the {window} tokens of the window" if column == "gain" else "position in the segment"

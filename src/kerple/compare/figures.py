@@ -15,27 +15,27 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from kerple.compare.statistics import in_tokens, lower_is_better
 from kerple.compare.tables import METRIC_NAMES
 
-# The first seven are of Okabe and Ito, which colour-blind readers can tell apart. The others have dashes beside them.
+# the first seven are Okabe and Ito's palette for colour-blind readers; the others also differ in their dashes
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 COLOURS += ["#7A1FE0", "#6B6B00", "#C00060", "#808080", "#7A3B1E", "#00008B", "#E030E0"]
-DASHES = ("-", "--", ":", "-.")  # of seven curves each
+DASHES = ("-", "--", ":", "-.")  # each for seven curves
 MARKERS = "osD^vP*X"
 Styles = dict[str, dict[str, Any]]
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
-LEGEND: Any = {"loc": "outside right center", "frameon": False, "fontsize": 9, "handlelength": 3.2}  # dashes are seen
+LEGEND: Any = {"loc": "outside right center", "frameon": False, "fontsize": 9, "handlelength": 3.2}  # shows dashes
 DEVIATION, INTERVAL = "band: one standard\ndeviation over seeds", "band: 95% interval"
-HEADROOM = 4.0  # the axis ends at this multiple of the best value
+HEADROOM = 4.0  # ratio of the end of the axis to the best value
 
 
 def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> Iterator[tuple[str, Figure]]:
-    """Yield (name, figure) of each metric against length, and of its ratio to the baseline; a panel per protocol.
+    """Yield (name, figure) of each metric against length, and of its ratio to the baseline, with a panel per protocol.
 
-    Bits per byte have no figure if there is one of perplexity, whose curves are the same on another axis.
+    If perplexity has a figure, bits per byte have none, because their curves have the same shape.
 
     Args:
         summary: A row for each strategy, metric, protocol and length.
         trained: Training length of each protocol, or None.
-        baseline: The strategy to which ratios are taken.
+        baseline: The strategy in the denominator of ratios.
     """
     summary = summary.assign(strategy=summary["strategy"].map(literal))
     styles = styles_of(summary["strategy"])
@@ -51,11 +51,11 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
 
 
 def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
-    """Yield (name, figure) of each run's loss at the longest length and its gain of far context there.
+    """Yield (name, figure) of loss against gain from far context at the longest length, with a point per run.
 
     Args:
-        results: Results of the runs; a part has no figure without far context and the protocol ``full``.
-        strategies: All strategies of the comparison, so that each keeps its colour.
+        results: Results of the runs. A part without far context or without the protocol ``full`` has no figure.
+        strategies: All strategies of the comparison, which determine the colours.
     """
     styles, results = styles_of(strategies), results[results["metric"] == "ppl"]
     losses = results.pivot(index=["length", "strategy", "seed"], columns="protocol", values="value").apply(np.log)
@@ -71,7 +71,7 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
         for strategy, of in points.groupby("strategy", sort=False):
             ax.plot(of["loss"], of["gain"], label=literal(strategy), **styles[str(strategy)] | {"linestyle": ""})
         ax.axhline(0, color="black", linewidth=0.8)
-        # a strategy that collapses is outside; small gains would not be seen beside it
+        # limits keep small gains visible; a strategy that collapses is outside
         ax.set_ylim(bottom=max(ax.get_ylim()[0], -max(points["gain"].max(), 0.01)))
         ax.set_xlim(right=min(ax.get_xlim()[1], points["loss"].min() + 0.4))
         ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")
@@ -82,7 +82,7 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
 
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
-    """Write a figure as PNG and SVG, and return the path of the SVG. The files do not depend on the time of writing."""
+    """Write a figure as PNG and SVG, and return the path of the SVG. The files contain no time stamp."""
     path = folder / f"{name.replace('/', '_')}.svg"
     figure.savefig(path.with_name(f"{path.stem}.png"), dpi=150, metadata={"Software": None})
     with rc_context({"svg.hashsalt": name}):
@@ -91,23 +91,23 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
 
 
 def literal(strategy: str) -> str:
-    """A label that matplotlib shows literally: it treats dollars as formulas, and hides labels that begin with _."""
+    """A label that matplotlib shows literally. It reads $ as a formula, and hides labels that begin with _."""
     return re.sub("^_", " _", str(strategy).replace("$", r"\$"))
 
 
 def plain(ax: Axes) -> None:
-    """Give axes a faint grid, and no frame at the top and the right."""
+    """Draw a faint grid, and no frame at the top and the right."""
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def styles_of(strategies: pd.Series) -> Styles:
-    """Colour, dashes and marker of each strategy, in the order in which they first occur."""
+    """Colour, dashes and marker of each strategy, in the order of their first rows."""
     return {strategy: style(i) for i, strategy in enumerate(dict.fromkeys(strategies))}
 
 
 def style(i: int) -> dict[str, Any]:
-    """Colour, dashes and marker of the i-th strategy, which no other of the first 28 has."""
+    """Colour, dashes and marker of the i-th strategy; the first 28 are distinct."""
     color, linestyle = COLOURS[i % len(COLOURS)], DASHES[i // 7 % len(DASHES)]
     return {"color": color, "linestyle": linestyle, "marker": MARKERS[i % len(MARKERS)]}
 
@@ -141,7 +141,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
 
 
 def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
-    """Draw a metric in one panel; return the range of the vertical axis that it needs."""
+    """Draw a metric in one panel, and return the range of its vertical axis."""
     mean, spread = panel["mean"], panel["std"].fillna(0)
     low, high = mean - spread, mean + spread
     _curves(ax, panel.assign(middle=mean, low=low, high=high), styles)
@@ -155,7 +155,7 @@ def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float
 
 
 def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
-    """Draw ratios in one panel, in per cent; return the range of the vertical axis that they need."""
+    """Draw ratios in one panel, in percent, and return the range of its vertical axis."""
     middle, low, high = (100 * (panel[column] - 1) for column in ("ratio", "ratio_low", "ratio_high"))
     _curves(ax, panel.assign(middle=middle, low=low, high=high), styles)
     ax.axhline(0, color="black", linewidth=0.8)
@@ -171,7 +171,7 @@ def _curves(ax: Axes, panel: pd.DataFrame, styles: Styles) -> None:
 
 
 def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
-    if len(lengths) > 1 and np.median(np.divide(lengths[1:], lengths[:-1])) >= 1.4:  # lengths that grow by factors
+    if len(lengths) > 1 and np.median(np.divide(lengths[1:], lengths[:-1])) >= 1.4:  # geometric lengths
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_locator(FixedLocator(lengths if len(lengths) <= 8 else lengths[:: -(-len(lengths) // 8)]))
         ax.xaxis.set_minor_locator(NullLocator())
@@ -180,7 +180,7 @@ def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if trained is not None and lengths[0] <= trained <= lengths[-1]:
         ax.axvline(trained, color="black", linewidth=0.8, linestyle=":")
-        # above the frame, where it hides no curve
+        # above the frame, where no curve is
         ax.annotate(
             "trained", (trained, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), textcoords="offset points",
             fontsize=7, ha="center",
@@ -188,7 +188,7 @@ def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
 
 
 def plain_log_ticks(ax: Axes) -> None:
-    """Ticks of a logarithmic y axis at round numbers, written out."""
+    """Set ticks of a logarithmic y axis at round numbers, without exponents."""
     low, high = ax.get_ylim()
     steps = np.array([1, 1.2, 1.5, 2, 3, 4, 5, 7]) if high / low < 20 else np.array([1, 2, 5])
     ticks = [t for p in range(-4, 9) for t in steps * 10.0**p if low <= t <= high]

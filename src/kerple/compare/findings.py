@@ -1,4 +1,4 @@
-"""What a comparison shows, in sentences, and how sure that is."""
+"""Sentences with the main results of a comparison and their significance."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,14 +11,14 @@ from kerple.compare.tables import METRIC_NAMES, context_gains, number
 
 
 def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
-    """Yield the sentences at the top of a page: who is best at the longest length, and whom distant text helps.
+    """Yield the sentences at the top of a page: the best strategy at the longest length, and the context gain there.
 
-    They are of the first metric, and of the first protocol of each part, such as a task or a corpus.
+    They describe the first metric, and the first protocol of each part, such as a task or a corpus.
 
     Args:
         summary: A row for each strategy and cell, with tests against the baseline.
         runs: The runs that are summarised.
-        baseline: The strategy against which the others are tested.
+        baseline: The strategy with which the others are compared.
     """
     of_metric = summary[summary["metric"] == summary["metric"].iloc[0]]
     several = of_metric["protocol"].nunique() > 1
@@ -30,7 +30,7 @@ def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
         if part not in parts:
             yield prefix + " ".join(_at_longest(cells, baseline, runs.trained[label]))
         if label.split()[-1].startswith("windowed"):
-            yield from (prefix + sentence for sentence in _distant(runs.blocks, label))
+            yield from (prefix + sentence for sentence in _context_gain(runs.blocks, label))
         parts.add(part)
 
 
@@ -54,17 +54,17 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
     yield f"{value}."
     others = rows[rows["fewest_seeds"] > 0]
     if others["p_holm"].isna().all():
-        yield "With one seed nothing is tested: another seed may order the strategies otherwise."
+        yield "One seed allows no test: the ranking may not be reproducible."
         return
     differs, better = others["significant"].astype(bool), (others["difference"] < 0) == lower
     yield (
         f"Against {baseline}, over {int(rows['seeds'].max())} seeds, {_are(others.index[differs & better])} better and "
         f"{_are(others.index[differs & ~better])} worse (p < 0.05 after Holm's correction); "
-        f"{_are(others.index[~differs])} not told apart from it."
+        f"the difference of {', '.join(others.index[~differs]) or 'none'} is not significant."
     )
 
 
-def _distant(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
+def _context_gain(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
     """Yield a sentence on the context gain at the longest length."""
     gains = context_gains(blocks, windowed)
     longest = max((length for _, length in gains), default=0)
@@ -77,7 +77,7 @@ def _distant(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
         groups = [
             ("lowers the loss of", helped),
             ("raises the loss of", harmed),
-            ("is not shown to change that of", neither),
+            ("has no significant effect on that of", neither),
         ]
         effects = [f"{effect} {', '.join(strategies)}" for effect, strategies in groups if strategies]
         yield f"At length {longest:,}, text farther away than {width} tokens {'; it '.join(effects)} (95% intervals)."

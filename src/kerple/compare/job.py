@@ -1,188 +1,91 @@
-"""Execution of a `Job` in a process of its own, which fits and then tests it.
+"""`Job`: description of one run of a comparison."""
 
-The folder of the run is its state: a checkpoint is resumed, a fit that has ended is tested, what is finished is left
-alone. The process holds the run's lock, so that it is waited for if it outlives the one that started it.
-"""
-
-import contextlib
-import fcntl
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-import kerple
-from kerple.base.atomic import write
-from kerple.base.directories import this_process
-from kerple.base.errors import UserError
-from kerple.base.mapping import read_mapping
-from kerple.base.sources import own_classes
-from kerple.compare import records
-from kerple.compare.comparison import Job
-from kerple.measure import results
-
-SOURCES = Path(kerple.__file__).parents[1]
-CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name("__main__.py")
-PATIENCE = 60.0  # seconds in which a run that is asked to stop has to save its checkpoint
-hurry = threading.Event()  # a second signal has asked to stop
+from kerple.compare.configuration import flat
+from kerple.compare.runs import Run
 
 
-def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes]":
-    """Start the process of a run. What it prints is appended to the run's log.
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A fit and its test. When they are finished, `kerple.compare.runs.Run` describes the results.
 
     Args:
-        job: The run.
-        threads: Number of CPU threads, unless OMP_NUM_THREADS says another.
-        program: Arguments of Python: a program that calls `work`.
+        label: Label of the strategy.
+        seed: Seed of the run.
+        part: Part of the comparison; empty if it has only one.
+        directory: Folder of the run. Its lock and its output are next to it: ``seed-1.lock``, ``seed-1.log``.
+        test_folder: Folder of the test, inside the folder of the run.
+        test_flags: Arguments of ``run.py test``, except checkpoint and folder.
+        fit_flags: Arguments of ``run.py fit``, except strategy and folder; empty for a pretrained model.
+        position_flags: Arguments of the strategy.
+        config: Resolved configuration of the fit, nested; empty before `resolve` and for a pretrained model.
+        tested: Resolved configuration of the test, nested.
+        data: Checksum of the data; None if it is not known or the run reads none.
+        inputs: Digests of a model's files by its path, and of the source of the user's own classes by import path.
+            The keys of classes that only the test uses begin with ``test``.
+        plan: Digests of the files of the comparison's plan, by path.
+        parallel: Number of runs at a time.
     """
-    try:
-        with locked(job, patient=False):
-            pass
-    except UserError as busy:
-        print(f"{job.name} waits: {busy}", flush=True)
-    log, task = job.beside(".log"), job.beside(f".{job.test_folder.name}.task.json")
-    write(task, json.dumps(asdict(job), default=str))
-    paths = filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])
-    environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-    environment |= os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, *program, str(task)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            process_group=0,  # Ctrl-C is for the parent, which asks this process to save and end
-        )
+
+    label: str
+    seed: int
+    part: str
+    directory: Path
+    test_folder: Path
+    test_flags: list[str]
+    fit_flags: list[str] = field(default_factory=list)
+    position_flags: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    tested: dict[str, Any] = field(default_factory=dict)
+    data: str | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    plan: dict[str, str] = field(default_factory=dict)
+    parallel: int = 1
+
+    @cached_property
+    def training(self) -> dict[str, Any]:
+        """Configuration of the fit with dotted keys; for a pretrained model, configuration of the test."""
+        return flat(self.config or self.tested)
+
+    @cached_property
+    def test(self) -> dict[str, Any]:
+        """Options of the test that the fit lacks or that have another value there, nested."""
+        return _changed(self.config, self.tested)
+
+    @property
+    def name(self) -> str:
+        """Name of the run in messages."""
+        return f"{self.part} {self.label} seed {self.seed}".strip()
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint from which a stopped fit resumes, and which is tested."""
+        return self.directory / "checkpoints" / "last.ckpt"
+
+    @property
+    def as_run(self) -> Run:
+        """The run for a report. Its files exist only when it is finished."""
+        return Run(self.label, self.seed, self.test_folder, self.part)
+
+    def beside(self, suffix: str) -> Path:
+        """Path of a file next to the run's folder, such as its ``.lock`` or ``.log``."""
+        return self.directory.with_name(self.directory.name + suffix)
+
+    def record(self, folder: Path) -> Path:
+        """Folder of the record of this run, below a folder of records."""
+        return folder / self.part / self.label / f"seed-{self.seed}"
 
 
-def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
-    """Wait for the end of a run; the message if it is not finished then, with the end of what it printed."""
-    status, log = process.wait(), job.beside(".log")
-    if not status and records.finished(job):
-        return None
-    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-    return f"{job.name}: ended with status {status}, see {log}:\n{tail}"
-
-
-def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
-    """Have runs save what they can and end; one that takes longer than `PATIENCE`, or until `hurry`, is killed."""
-    for process in processes:
-        process.terminate()
-    end = time.monotonic() + PATIENCE
-    while any(process.poll() is None for process in processes):
-        if hurry.wait(0.05) or time.monotonic() > end:
-            for process in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # its workers too
-                process.wait()
-
-
-def work(main: Callable[[list[str]], None]) -> None:
-    """Finish the run that the file of this process's argument describes, whatever the state of the run's folder is.
-
-    Args:
-        main: Runs one command of ``run.py``.
-    """
-    content = read_mapping(Path(sys.argv[1]))
-    job = Job(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
-    with locked(job):
-        if not records.finished(job):  # else another comparison has done it meanwhile
-            _finish(job, lambda *arguments: _call(main, arguments))
-
-
-def _call(main: Callable[[list[str]], None], arguments: tuple[str, ...]) -> None:
-    # Lightning starts the other ranks of a run by this command line
-    sys.argv = [str(CHECKOUT if CHECKOUT.is_file() else INSTALLED), *arguments]
-    print("$", *sys.argv, flush=True)
-    main([*arguments])
-
-
-def _finish(job: Job, call: Callable[..., None]) -> None:
-    resumed = job.checkpoint.is_file()
-    # another test of this run is complete; otherwise a fit that has ended is called once more, and ends at once
-    tested_before = resumed and any(records.described(path.parent) for path in job.directory.glob(f"*/{results.ABOUT}"))
-    if job.config and not tested_before:
-        if not resumed:
-            remove(job.directory)
-        records.begin(job, resumed)
-        # a path instead of "last", which would take the newest version of this folder, even one made by hand
-        checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
-        call("fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
-    if (job.test_folder / results.ABOUT).exists() and records.described(job.test_folder) is None:  # made by hand
-        job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
-    remove(job.test_folder)
-    what, options = f"--ckpt_path={job.checkpoint}", job.test
-    if not job.config:
-        what = f"--hf={job.training['model.path']}"
-        options = options | {"model": {key: value for key, value in options["model"].items() if key != "path"}}
-    file = _file(job, f".{job.test_folder.name}.test.yaml", options)
-    call("test", what, *_trust(job.training), file, f"--run_dir={job.test_folder}")
-    records.complete(job)
-
-
-def _file(job: Job, suffix: str, config: dict[str, Any]) -> str:
-    """The argument of a configuration, which is written beside the run's folder."""
-    path = job.beside(suffix)
-    write(path, yaml.safe_dump(config, sort_keys=False))
-    return f"--config={path}"
-
-
-def _trust(config: dict[str, Any]) -> list[str]:
-    """The flag by which a test may import the user's own classes that the comparison names, as the fit did."""
-    packages = sorted({name.split(".")[0] for name in own_classes(config)})
-    return [f"--trust={','.join(packages)}"] if packages else []
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder, if there is one."""
-    if folder.exists():
-        shutil.rmtree(folder)
-
-
-def forget(job: Job) -> None:
-    """Remove a run that was begun with another configuration than the comparison has now.
-
-    Raises:
-        UserError: If a process is at work in it.
-    """
-    with locked(job, patient=False):
-        remove(job.directory)
-
-
-@contextlib.contextmanager
-def locked(job: Job, patient: bool = True) -> Iterator[None]:
-    """Context in which no other process works on the run.
-
-    Args:
-        job: The run.
-        patient: Whether to wait for a process that works on it; if not, there is an error.
-
-    Raises:
-        UserError: If another process works on the run and ``patient`` is false.
-    """
-    path = job.beside(".lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8", errors="replace") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise UserError(f"{job.directory} is in use by {holder}; wait for its end or stop it") from error
-        except OSError:  # the file system has no locks, so other processes cannot be kept out
-            pass
-        file.truncate(0)
-        file.write(this_process())
-        file.flush()
-        yield
+def _changed(before: Any, after: dict[str, Any]) -> dict[str, Any]:
+    """The options of ``after`` that ``before`` lacks or that have another value there, nested."""
+    if not isinstance(before, dict) or before.get("class_path") != after.get("class_path"):
+        return after
+    return {
+        name: _changed(before.get(name), value) if isinstance(value, dict) else value
+        for name, value in after.items()
+        if name == "class_path" or value != before.get(name)
+    }

@@ -1,4 +1,4 @@
-"""`Table`: a table that can be written as Markdown, LaTeX and HTML."""
+"""`Table`: a table with Markdown, LaTeX and HTML as output formats."""
 
 import html
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-PAGE_COLUMNS = 6  # columns with a mean and a deviation that fit on a page
+PAGE_COLUMNS = 6  # columns of a mean and a deviation that fit on a page
 DAGGER = "†"
 LATEX_ESCAPES = str.maketrans(
     {
@@ -32,11 +32,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that can be written as Markdown, LaTeX and HTML.
+    """A table with a title and a note, which can be written as Markdown, LaTeX and HTML.
 
     Args:
         title: Title above the table.
-        body: The cells; the index holds the strategies, the columns their headings.
+        body: The cells, `Cell` or str. The index has the labels of rows, the columns have headings.
         note: Text below the table.
     """
 
@@ -52,9 +52,9 @@ class Table:
         return f"### {without_tags(self.title)}\n\n{table}\n" + (f"\n{without_tags(self.note)}\n" if self.note else "")
 
     def latex(self) -> str:
-        """The table as a LaTeX float; it needs the packages booktabs and graphicx.
+        """The table as a LaTeX float, for the packages booktabs and graphicx.
 
-        Columns that do not fit on a page are set in further tables below. A table that is still too wide is scaled.
+        Columns that do not fit on a page are in further tables below. A table that is still too wide is scaled.
         """
         body = self._text(_latex, r"\textbf{{{}}}")
         caption = _latex(f"{self.title}. {self.note}".strip())
@@ -69,7 +69,7 @@ class Table:
         return body.to_html(escape=False, border=0, justify="right")
 
     def _text(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
-        """Cells, index and columns as text of a markup language, escaped, because labels may contain anything."""
+        """Cells, index and columns as escaped text of a markup language. Labels may contain any character."""
 
         def render(cell: Cell | str) -> str:
             cell = cell if isinstance(cell, Cell) else Cell(str(cell))
@@ -88,7 +88,7 @@ def _latex(text: str) -> str:
 
 
 def without_tags(text: str) -> str:
-    """Text in which Markdown sees no HTML and one line; names in it may come from the files of a stranger."""
+    """Text on one line without HTML tags in Markdown. Names in it may come from untrusted files."""
     return re.sub(r"<(?=\S)", "&lt;", text.replace("\n", " "))
 
 

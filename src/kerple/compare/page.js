@@ -1,20 +1,20 @@
-// The page's own behaviour: figures whose legend shows the values at a length, and tables that are sorted by a click.
+// Interactive figures whose legend shows the values at a length, and tables that a click on a column header sorts.
 "use strict";
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const NICE = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10];
-const MOST_BANDS = 6; // bands of more curves would hide each other; then the name under the pointer has its band
-const MOST_SEEDS = 5; // that fit into a row of the legend; of more, the lowest and the highest
+const MOST_BANDS = 6; // more bands hide each other; then only the name under the pointer has a band
+const MOST_SEEDS = 5; // values in a row of the legend; of more seeds, the lowest and the highest value
 const number = (x) => (!isFinite(x) ? "∞" : x >= 1000 ? x.toFixed(0) : x >= 100 ? x.toFixed(1) : x >= 10 ? x.toFixed(2) : x.toFixed(3));
 const signed = (x, digits) => `${x > 0 ? "+" : ""}${x.toFixed(digits)}`;
 const percent = (x) => `${signed(x, 1)}%`;
 
-// What a curve shows on each axis: [values, low, high], in the units of the axis.
+// Values of a curve on each axis: [middle, low, high], in the unit of the axis.
 const AXES = {
   log: { label: "logarithmic", log: true, of: (s) => [s.mean, minus(s), plus(s)] },
   linear: { label: "linear", of: (s) => [s.mean, minus(s), plus(s)] },
   start: {
-    label: "relative to its own at the shortest length", percent: true,
+    label: "relative to the value at the shortest length", percent: true,
     of: (s) => [s.mean, minus(s), plus(s)].map((v) => v.map((x) => (x === null || !s.mean[0] ? null : 100 * (x / s.mean[0] - 1)))),
   },
   baseline: {
@@ -58,7 +58,7 @@ class Figure {
     const axis = AXES[this.axis], values = this.shown().flatMap((c) => c.middle).filter((y) => y !== null);
     if (!values.length) return [0, 1];
     let low = Math.min(...values), high = Math.max(...values);
-    // beyond these bounds, a curve has said what it has to say
+    // limits keep small differences visible; a curve may leave the axis
     if (axis.log) high = Math.min(high, low + Math.log10(4));
     else if (axis.percent) high = Math.min(high, 60), low = Math.max(low, -60);
     else if (this.axis === "gain") low = Math.max(low, -3 * Math.max(high, 0.005));
@@ -67,7 +67,7 @@ class Figure {
   }
 
   draw() {
-    this.list(); // before the figure, which gets the width that the legend leaves
+    this.list(); // first, because the width of the legend determines that of the figure
     const { protocol, metric } = this, axis = AXES[this.axis], { lengths } = protocol, last = lengths.length - 1;
     const width = (this.width = this.element.clientWidth), height = Math.max(300, Math.min(460, width * 0.6));
     const to = axis.log ? Math.log10 : (y) => y, from = axis.log ? (y) => 10 ** y : (y) => y;
@@ -117,7 +117,7 @@ class Figure {
     (focused.length || shown.length > MOST_BANDS ? focused : shown).forEach((c) => band(u, c));
   }
 
-  // The legend: a row for each strategy, which stays where it is; a click on its name hides the curve or shows it.
+  // The legend: a row for each strategy. A click on its name hides or shows the curve.
   list() {
     const { strategies, lengths } = this.protocol, columns = (this.columns = columnsOf(this.metric, this.protocol));
     const table = document.createElement("table"), head = line("th", ["", ...columns.map((c) => c.title)]);
@@ -134,7 +134,7 @@ class Figure {
     });
     table.append(this.caption, head, ...this.rows);
     this.root.querySelector(".legend").replaceChildren(table);
-    // each column is as wide as its widest values at any length, so that nothing moves with the pointer
+    // each column has the width of its widest value at any length, so that the layout does not change
     const widths = lengths.map((_, at) => (this.tell(at), [...head.children].map((cell) => cell.getBoundingClientRect().width)));
     [...head.children].forEach((cell, i) => (cell.style.width = cell.style.minWidth = `${Math.max(...widths.map((w) => w[i]))}px`));
   }
@@ -154,7 +154,7 @@ class Figure {
     this.chart.redraw(false);
   }
 
-  // Show in the legend what is known at a length; the best is bold.
+  // Show the values at the i-th length in the legend; the best value is bold.
   tell(i) {
     const { trained, lengths, strategies, tokens } = this.protocol, long = lengths[i].toLocaleString("en");
     const times = trained ? ` (${+(lengths[i] / trained).toPrecision(3)}×)` : "";
@@ -202,7 +202,7 @@ function swatch({ colour, dash }) {
   return svg;
 }
 
-// Names beside the right ends of the curves, moved apart where they would overlap; ↑ and ↓: the curve has left the figure.
+// Names at the right ends of the curves, without overlaps; ↑ and ↓ mark curves that end outside the figure.
 function labelEnds(u, curves, font, focused) {
   const ratio = devicePixelRatio, { left, top, width, height } = u.bbox, right = left + width;
   const ends = curves.flatMap((c) => {
@@ -244,7 +244,7 @@ function element(kind, text) {
   return made;
 }
 
-// The spread over seeds, or the interval of the ratio, behind a curve.
+// The band of a curve: spread over seeds, or interval of the ratio.
 function band(u, curve) {
   const points = u.data[0].map((x, i) => [x, curve.low[i], curve.high[i]]).filter(([, low, high]) => low !== null && high !== null);
   if (points.length < 2) return;
@@ -262,7 +262,7 @@ function band(u, curve) {
   u.ctx.restore();
 }
 
-// The training length: a dotted line, and its name above the frame, where no curve can be.
+// The training length: a dotted line with a label above the frame.
 function mark(u, x) {
   if (x < u.scales.x.min || x > u.scales.x.max) return;
   const left = Math.round(u.valToPos(x, "x", true)), ratio = devicePixelRatio;
@@ -297,7 +297,7 @@ function ticksLinear(low, high) {
 const every = (ticks, most) => ticks.filter((_, i) => i % Math.ceil(ticks.length / most) === 0);
 const ticksAcross = (lengths, width) => every(lengths, Math.max(3, Math.floor(width / 62)));
 
-// Sort a table's rows by a column: numbers by their value, what has none at the end; again: the other way round.
+// Sort the rows of a table by a column. Rows without a number are last. A second click reverses the order.
 function sortable(table) {
   table.querySelectorAll("thead th").forEach((head, column) => {
     head.tabIndex = 0;

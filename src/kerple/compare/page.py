@@ -1,4 +1,4 @@
-"""The report of a comparison: a folder of tables, figures and a page, which needs the runs no longer."""
+"""The report of a comparison: a folder with tables, figures and a page, which does not need the runs."""
 
 import base64
 import json
@@ -19,29 +19,28 @@ from kerple.compare.analyses import analyses
 from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures, loss_and_gain, save
 from kerple.compare.findings import findings
+from kerple.compare.inconsistencies import inconsistencies, only_positions_differ, public_configs
 from kerple.compare.markup import Table, without_tags
 from kerple.compare.page_data import page_figures
 from kerple.compare.print_figures import write_print_figures
-from kerple.compare.runs import LOCATIONS, Run, Runs
-from kerple.compare.statistics import CELL, in_tokens, summarise
+from kerple.compare.runs import Runs
+from kerple.compare.statistics import in_tokens, summarise
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
 PROTOCOLS = {
-    "full": "non-overlapping segments of the length, every target scored, attention unrestricted (the paper's)",
-    "windowed": "as full, attention limited to the last w keys in every layer; the name carries w",
-    "keep_first": "as windowed, and the first tokens of the segment are seen too; the name carries their number",
-    "sliding": "context cut to the length, the window moves by s tokens, only new targets are scored; the name has s",
-    "last": "as full, but only the last k targets of each segment are scored; the name carries k",
-    "longppl": "as full, over the key tokens alone, which an evaluator finds by their gain from a long context",
-    "far_": "the last k targets of blocks after their own text of the length, after only the last of it, as long as in "
-    "training (none), and with distant text of another document (foreign); the name carries k",
-    "niah": "what a text of the length says somewhere is asked for at its end",
+    "full": "non-overlapping segments of the length, every target scored, unrestricted attention (as in the paper)",
+    "windowed": "full with attention to the last w keys in every layer; the name contains w",
+    "keep_first": "windowed with attention to the first tokens of the segment; the name contains their number",
+    "sliding": "context of the length; the window moves by s tokens and new targets are scored; the name contains s",
+    "last": "full, but only the last k targets of each segment are scored; the name contains k",
+    "longppl": "full on the key tokens, which an evaluator model selects by their gain from a long context",
+    "far_": "the last k targets of each block, after their own text of the length (own), after its last tokens, as "
+    "many as in training (none), or with distant text of another document (foreign); the name contains k",
+    "niah": "retrieve a fact hidden in a text of the length",
 }
-POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; the last two are of pretrained models
-PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # settings that differ from run to run
 
 
-def write(
+def write_comparison(
     runs: Runs,
     folder: Path,
     *,
@@ -54,20 +53,19 @@ def write(
 ) -> Path:
     """Write the report of finished runs.
 
-    It writes ``results.csv`` (a row for each run and cell, with the same bytes for the same runs), ``summary.csv``
-    (statistics), ``costs.csv``, a CSV file for each analysis, ``table.md``, ``table.tex``, figures as PNG and SVG, and
-    ``report.html``, which needs no other file.
+    The files are ``results.csv`` (a row for each run and cell), ``summary.csv`` (statistics), ``costs.csv``, a CSV file
+    for each analysis, ``table.md``, ``table.tex``, figures as PNG and SVG, and ``report.html``, which needs no other
+    file. The same runs give the same bytes, except for the time in ``report.html``.
 
     Args:
-        runs: The runs, as `kerple.compare.runs.read_runs` returns them.
-        folder: Folder of the report, which is made if needed; files of the same names are replaced.
+        runs: The runs, see `kerple.compare.runs.read_runs`.
+        folder: Folder of the report, which is created if needed. Files of the same names are replaced.
         name: Name of the comparison.
-        baseline: The strategy against which the others are tested.
-        missing: Runs of the comparison that are not finished; the report names them.
-        deviations: Differences from the comparison's plan; the first line of the report.
-        printed: Strategies in figures for print, which are written to ``paper/*.pdf``; all if it is empty, no such
-            figures for None.
-        events: Folder of TensorBoard's events, in place of which the figures and the tables are written; None for none.
+        baseline: The strategy with which the others are compared.
+        missing: Names of unfinished runs, which the report lists.
+        deviations: Differences from the comparison's plan, the first line of the report.
+        printed: Strategies in the PDFs ``paper/*.pdf``; all for an empty list; None for no PDFs.
+        events: Folder of TensorBoard events, which are replaced by the figures and tables; None for no events.
 
     Returns:
         The path of report.html.
@@ -82,7 +80,7 @@ def write(
             digits = None if file == "results" else "%.8g"
             table.to_csv(folder / f"{file}.csv", index=False, float_format=digits)
 
-    # of far context the tables have differences; losses of so few targets do not belong beside those of all
+    # tables of far context have differences, because losses of few targets are not comparable with those of all
     shown = summary[~summary["protocol"].str.contains(r"\bfar_")]
     summary = summary if shown.empty else shown
     if printed is not None:
@@ -94,8 +92,8 @@ def write(
         if differences
         else ""
     )
-    otherwise = f"Not as planned: {'; '.join(deviations)}.\n\n" if deviations else ""
-    markdown = f"{otherwise}# {without_tags(name)}\n\n{warning}" + "\n".join(
+    first_line = f"Not as planned: {'; '.join(deviations)}.\n\n" if deviations else ""
+    markdown = f"{first_line}# {without_tags(name)}\n\n{warning}" + "\n".join(
         table.markdown() for table in (*main, *details)
     )
     (folder / "table.md").write_text(markdown, encoding="utf-8")
@@ -130,7 +128,7 @@ def write(
         figures={figure: base64.b64encode(svg.read_bytes()).decode() for figure, svg in images.items()},
         protocols=_protocols(runs),
         mixed=differences,
-        alike=_only_positions_differ(runs),
+        alike=only_positions_differ(runs),
         environments=_environments(runs),
         common=yaml.safe_dump(common, sort_keys=False),
         differing=differing,
@@ -144,7 +142,7 @@ def write(
 
 
 def _show_in_tensorboard(folder: Path, drawings: Mapping[str, Figure], tables: str) -> None:
-    """Write the figures and the tables of a comparison as TensorBoard's images and text, in place of earlier ones."""
+    """Replace the TensorBoard events in a folder by the figures and tables of a comparison."""
     from torch.utils.tensorboard import SummaryWriter  # takes seconds
 
     for earlier in folder.glob("events.*"):
@@ -167,7 +165,7 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[Tabl
         main.append(tables.tasks(runs.results, str(metric), runs.trained))
         for protocol, cells in of_metric.groupby("protocol", sort=False):
             trained = runs.trained[str(protocol)]
-            # with one tokenizer, bits per byte say the same as perplexity, so they are details
+            # bits per byte are details, because with one tokenizer they rank like perplexity
             section = details if metric == "bits_per_byte" else main
             if metric == "ppl" and str(protocol).split()[-1].startswith("windowed"):
                 main.append(tables.context_gain_table(summary, runs.blocks, str(protocol), trained))
@@ -180,62 +178,8 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[Tabl
     return [table for table in main if table], [table for table in details if table]
 
 
-def inconsistencies(runs: Runs) -> list[str]:
-    """Describe differences between runs that make a comparison meaningless; none if it is sound.
-
-    These are settings, other than the seed, in which runs of one strategy differ, because their mean has no meaning;
-    and differences between tests in what or how much they scored, because strategies then differ by more than their
-    positions.
-    """
-    inconsistencies = []
-    members: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
-    for run, config in _public(runs).items():
-        members.setdefault(run.label, []).append((run, config))
-    for label, of_label in members.items():
-        for key in dict.fromkeys(key for _, config in of_label for key in config):
-            values = {str(config.get(key)) for _, config in of_label}
-            if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label):
-                inconsistencies.append(f"{label}: {key}: {' | '.join(sorted(values))}")
-    inconsistencies += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text.items() if len(text) > 1]
-    return inconsistencies + _precisions(runs) + _unequal(runs.results)
-
-
-def _precisions(runs: Runs) -> list[str]:
-    """The precisions of training if there are several, with the runs of all but the most frequent one."""
-    members: dict[str, list[str]] = {}
-    for run, environment in runs.environments.items():
-        if "precision" in environment:
-            members.setdefault(environment["precision"], []).append(f"{run.label} seed {run.seed}")
-    usual, *others = sorted(members, key=lambda precision: -len(members[precision])) or [""]
-    odd = " | ".join(f"{precision} ({', '.join(members[precision])})" for precision in others)
-    return [f"precision: {usual} | {odd}"] if odd else []
-
-
-def _unequal(results: pd.DataFrame) -> list[str]:
-    """Protocols that scored different numbers of targets in different runs, each at the first such length."""
-    inconsistencies: dict[str, str] = {}
-    for (_, protocol, length), group in results.groupby(CELL, sort=False):
-        usual = group["count"].mode()[0]
-        counts = [f"{usual:,.0f}"]
-        for count, odd in group[group["count"] != usual].groupby("count", sort=False):
-            names = (f"{strategy} seed {seed}" for strategy, seed in zip(odd["strategy"], odd["seed"], strict=True))
-            counts.append(f"{count:,.0f} ({', '.join(names)})")
-        if len(counts) > 1:
-            inconsistencies.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(counts)}")
-    return list(inconsistencies.values())
-
-
-def _only_positions_differ(runs: Runs) -> bool:
-    firsts: dict[tuple[str, int], dict[str, Any]] = {}
-    for run, config in _public(runs).items():
-        first = firsts.setdefault((run.part, run.seed), config)
-        if any(first.get(key) != config.get(key) for key in first | config if not key.startswith(POSITIONAL)):
-            return False
-    return True
-
-
 def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
-    """Rows (protocol, meaning, lengths, targets) of all protocols in the report."""
+    """Rows (protocol, meaning, lengths, number of targets) of all protocols in the report."""
     rows = []
     for protocol, group in runs.results.groupby("protocol", sort=False):
         name = str(protocol).split()[-1]
@@ -250,7 +194,7 @@ def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
 
 
 def _environments(runs: Runs) -> list[tuple[str, str]]:
-    """Rows (entry, value) of versions and machines; if runs differ, all values are shown."""
+    """Rows (entry, value) of versions and machines. If runs differ, the value lists all values."""
     values: dict[str, dict[str, None]] = {}
     for environment in runs.environments.values():
         for key, value in environment.items():
@@ -259,23 +203,11 @@ def _environments(runs: Runs) -> list[tuple[str, str]]:
 
 
 def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """The configuration that all runs have in common, and each strategy's other settings."""
-    configs = _public(runs)
+    """The configuration that all runs share, and the other options of each strategy."""
+    configs = public_configs(runs)
     first = next(iter(configs.values()))
     common = {key: value for key, value in first.items() if all(c.get(key) == value for c in configs.values())}
     differing: dict[str, dict[str, str]] = {}
-    for run, config in configs.items():  # the first seed of a strategy stands for all
+    for run, config in configs.items():  # the first seed represents all seeds of a strategy
         differing.setdefault(run.label, {key: str(value) for key, value in config.items() if key not in common})
     return common, differing
-
-
-def _public(runs: Runs) -> dict[Run, dict[str, Any]]:
-    """The configurations without seeds and directories, which differ from run to run."""
-    return {
-        run: {
-            key: value
-            for key, value in config.items()
-            if value is not None and key not in PRIVATE and not LOCATIONS.fullmatch(key)
-        }
-        for run, config in runs.configs.items()
-    }

@@ -1,4 +1,4 @@
-"""What the figures of the page draw, for its script."""
+"""Data of the interactive figures of the page, for its script."""
 
 import math
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from kerple.compare.runs import Runs
 from kerple.compare.statistics import in_tokens, lower_is_better
 from kerple.compare.tables import METRIC_NAMES
 
-DASHES = {"-": [], "--": [8, 4], ":": [2, 3], "-.": [10, 3, 2, 3]}  # pixels that are drawn, left out, drawn, …
+DASHES = {"-": [], "--": [8, 4], ":": [2, 3], "-.": [10, 3, 2, 3]}  # pixels of line, gap, line, …
 
 
 def page_figures(summary: pd.DataFrame, runs: Runs) -> list[dict[str, Any]]:
     """The interactive figures of the page, in order: each metric against length, and the context gain by distance.
 
-    Each has a name, the axes that it can be drawn on (see page.js), whether lower is better, whether it is open at
-    first, and for each protocol its curves: the strategies' values at the lengths, which are null where there is none.
+    Each figure has a name, its vertical axes (see page.js), whether lower is better, whether it is open at first, and
+    its protocols. A protocol has the values of each strategy at each length; a missing value is null.
 
     Args:
         summary: A row for each strategy and cell, with ratios and their intervals.
@@ -60,7 +60,7 @@ def _against_length(
 
 
 def _gains(table: pd.DataFrame | None, order: list[str]) -> list[dict[str, Any]]:
-    """The figure of the context gain by distance, a protocol for each part; none without a distance beyond a window."""
+    """The figure of the context gain by distance, a protocol per part; no figure without distances beyond a window."""
     protocols = []
     for part, of_part in beyond_window(table):
         window = int(of_part["window"].iloc[0])
@@ -84,5 +84,5 @@ def _look(strategy: str, i: int) -> dict[str, Any]:
 
 
 def _numbers(values: Any) -> list[float | None]:
-    """Values for strict JSON: missing and infinite ones become None."""
+    """Values for strict JSON; missing and infinite values are None."""
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]

@@ -1,4 +1,4 @@
-"""Figures for print: PDFs as wide as a column of a paper with two, a file for each protocol."""
+"""Figures for print: PDFs with the width of a column of a two-column paper, one per protocol."""
 
 import re
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures
 from kerple.compare.runs import Runs
 
-WIDTH, AXES, ROW = 3.25, 2.2, 0.15  # inches: a column, the axes with the title of the legend, a row of the legend
-TYPE_42: Any = {"pdf.fonttype": 42, "font.size": 7}  # fonts as TrueType, which publishers ask for
+WIDTH, AXES, ROW = 3.25, 2.2, 0.15  # inches: width of a column, height of axes and legend title, height of a legend row
+TYPE_42: Any = {"pdf.fonttype": 42, "font.size": 7}  # TrueType fonts, which publishers require
 
 
 def write_print_figures(
     summary: pd.DataFrame, runs: Runs, strategies: Sequence[str], baseline: str, folder: Path
 ) -> None:
-    """Write the figures of the report as ``<folder>/<figure>.pdf``, for print. They are the same for the same runs.
+    """Write the figures of the report as ``<folder>/<figure>.pdf``, for print. The same runs give the same bytes.
 
     Args:
         summary: A row for each strategy, metric, protocol and length.
         runs: The runs that are summarised.
         strategies: The strategies to show, in the order of their colours; all if it is empty.
-        baseline: The strategy to which ratios are taken.
-        folder: Where to write; it is made if needed.
+        baseline: The strategy in the denominator of ratios.
+        folder: Folder of the PDFs, which is created if needed.
 
     Raises:
         UserError: If a strategy has no finished run.
@@ -56,10 +56,10 @@ def write_print_figures(
 
 
 def _narrow(figure: Figure) -> None:
-    """Fit a figure of one panel into a column: its legend below, and no title, which the caption has.
+    """Fit a figure of one panel into a column, with the legend below and without a title, which is in the caption.
 
-    Of three curves that follow each other the later ones are drawn above, thinner and with smaller markers, so that
-    curves that lie on one another are all seen.
+    Line width and marker size decrease over each three curves, and later curves are on top. Identical curves therefore
+    stay visible.
     """
     (ax,) = figure.axes
     band = figure.legends[0].get_title().get_text().replace("\n", " ")
@@ -70,7 +70,7 @@ def _narrow(figure: Figure) -> None:
         shade.set_alpha(min(0.15, 0.6 / len(handles)))
     ax.set_title("")
     legend: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7, "title": band, "title_fontsize": 7}
-    for columns in (3, 2, 1):  # as many as the column of the paper has room for
+    for columns in (3, 2, 1):  # the largest number that fits into the width
         figure.legends[0].remove()
         below = figure.legend(handles, labels, ncols=columns, handlelength=3, columnspacing=1, **legend)
         figure.set_size_inches(WIDTH, AXES + ROW * -(-len(labels) // columns))

@@ -1,13 +1,12 @@
-"""Whether a run is finished, and the copies of finished runs that are kept beside the report, small enough to commit.
+"""Records of finished runs, which are committed with a report, and the check whether a run is finished.
 
-A test that `compare` runs leaves in its folder all that a report reads of the run, and under ``run`` in results.json
-what has to be the same for the run to be taken for another: configuration, checksum of the data, and test. A record is
-a copy of these files.
+The folder of a test that `compare` ran has all files of the run that a report reads. The entry ``run`` in its
+results.json has the configuration, the checksum of the data and the options of the test. A run is reused for another
+if these are equal. A record is a copy of these files.
 """
 
 import json
 import platform
-import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,21 +22,22 @@ from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.base.sources import package_digest
-from kerple.compare.comparison import Job
-from kerple.compare.defaults import is_default
-from kerple.compare.runs import LOCATIONS, PACKED, flat, read_runs, recorded_runs
+from kerple.compare.configuration import differences, flat, with_class_names
+from kerple.compare.job import Job
+from kerple.compare.run_folders import PACKED, recorded_runs
+from kerple.compare.runs import read_runs
 from kerple.measure import results
 
 PRECISION = "trainer.precision"
-BEGUN = ".begun.json"  # beside a run's folder: digests of its inputs when it began, and of the code that fitted it
-OF_TEST = "test "  # before the names of inputs that only the test has
-MOST_ROWS = 10_000  # of an analysis that is kept
-# what reading a record can raise; a stranger's may hold anything
+BEGUN = ".begun.json"  # suffix of a file next to a run's folder: digests of inputs and code of the fit
+OF_TEST = "test "  # prefix of the names of inputs that only the test has
+MOST_ROWS = 10_000  # of the table of an analysis in a record
+# errors on reading a record, which may come from an untrusted person
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
 
 
 def described(folder: Path) -> dict[str, Any] | None:
-    """How a run was trained and tested, according to the folder of its test; None if `compare` has not finished it."""
+    """The entry ``run`` of a test's results, which describes training and test; None if `compare` wrote none."""
     try:
         run = read_mapping(folder / results.ABOUT).get("run")
     except UserError:
@@ -46,7 +46,7 @@ def described(folder: Path) -> dict[str, Any] | None:
 
 
 def finished(job: Job) -> bool:
-    """Whether the run was fitted and tested as the comparison describes it."""
+    """Whether the folder of a run has results with the configuration, data, inputs and test of the job."""
     run = described(job.test_folder)
     if run is None or changed_test(run, job) or job.data not in (None, run["data"]):
         return False
@@ -54,20 +54,20 @@ def finished(job: Job) -> bool:
 
 
 def changed_test(run: dict[str, Any], job: Job) -> list[str]:
-    """Differences between the test of a run and that of the job. They are no reason to train it again."""
+    """Differences between the test of a run and that of the job. They do not require another fit."""
     now = {name: value for name, value in flat(job.tested).items() if value != {}}
     asked = dict.fromkeys([*run["test"], *flat(job.test)])
     return differences(run["test"], {name: now.get(name) for name in asked})
 
 
 def changed_inputs(run: dict[str, Any], job: Job) -> list[str]:
-    """Inputs of the job that had another content when the run was made. One without a digest counts as the same."""
+    """Inputs of the job that had another content in the run. An input without a digest counts as unchanged."""
     before = run.get("inputs", {})
     return [f"{name} has changed" for name, digest in job.inputs.items() if before.get(name, digest) != digest]
 
 
 def changes(job: Job) -> list[str]:
-    """Differences between how the run in the job's folder was begun and how the comparison describes it, if any."""
+    """Differences between the fit in the job's folder, finished or not, and the fit of the job."""
     if run := described(job.test_folder):
         other = ["its data has another checksum"] if job.data not in (None, run["data"]) else []
         other += [change for change in changed_inputs(run, job) if not change.startswith(OF_TEST)]
@@ -81,7 +81,7 @@ def changes(job: Job) -> list[str]:
 
 
 def begin(job: Job, resumed: bool) -> None:
-    """Note the inputs and the code of a fit, before it begins or resumes."""
+    """Write the digests of inputs and code of a fit before it starts or resumes."""
     begun = _begun(job) if resumed else {"inputs": job.inputs}
     code = sorted({*begun.get("code", []), package_digest()})
     write(job.beside(BEGUN), json.dumps(begun | {"code": code}))
@@ -91,53 +91,28 @@ def _begun(job: Job) -> dict[str, Any]:
     return read_mapping(job.beside(BEGUN)) if job.beside(BEGUN).is_file() else {}
 
 
-def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
-    """Describe each option that differs between two configurations, with both values.
-
-    Args:
-        written: Configuration with which a run was made, with dotted keys. It may have options that are not resolved.
-        resolved: Configuration that the comparison resolves now. An option that is ``auto`` in it may have any value.
-    """
-    before, now = _named(written), _named(resolved)
-    keys = [*now, *(key for key in before if key.startswith("trainer.callbacks.") and key not in now)]
-    return [
-        f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
-        for key in keys
-        if before.get(key) != now.get(key)
-        and now.get(key) != "auto"
-        and not LOCATIONS.fullmatch(key)
-        and not (key not in before and is_default(resolved, key))  # an option that is newer than the run
-    ]
-
-
-def _named(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the names of this package's classes in place of their paths, and text for infinity."""
-    text = re.sub(r'"kerple\.(?:\w+\.)*(\w+)"', r'"\1"', json.dumps(config))
-    return json.loads(text, parse_constant=str)
-
-
 def checksum_of(data: Any) -> str | None:
-    """A checksum of all data that a data module reads; None for a task, which reads nothing.
+    """Checksum of all data that a data module reads; None for a task, which reads no data.
 
     Args:
-        data: A data module that is set up.
+        data: A data module after `setup`.
     """
     return data.checksum() if hasattr(data, "checksum") else None
 
 
 def complete(job: Job) -> None:
-    """Add to the results of a test how its run was trained and tested; with this the run counts as finished.
+    """Add the entry ``run`` to the results of a test, after which the run counts as finished.
 
     Raises:
-        UserError: If the test left no results.
+        UserError: If the test has no results.
     """
     read_runs([job.as_run])
     _, about = results.read(job.test_folder)
     config, written, cost = job.training, job.directory / "config.yaml", job.directory / "cost.json"
-    if written.is_file():  # the precision was chosen where the run began
+    if written.is_file():  # has the precision of the machine on which the run started
         config = config | {PRECISION: flat(read_mapping(written))[PRECISION]}
     about["run"] = {
-        "config": {key: value for key, value in _named(config).items() if value is not None},
+        "config": {key: value for key, value in with_class_names(config).items() if value is not None},
         "cost": read_mapping(cost) | {"parallel": job.parallel} if cost.exists() else {},
         "data": job.data,
         "inputs": job.inputs,
@@ -149,28 +124,28 @@ def complete(job: Job) -> None:
 
 
 def reuse(job: Job, record: Path) -> str | None:
-    """Make a finished run from a record, if the record is of the same run.
+    """Copy a record into the folder of a run, if it is a record of the same run.
 
     Args:
-        job: The run, whose configuration has the precision that ``auto`` means here.
+        job: The run. Its precision is that of this machine instead of ``auto``.
         record: Folder of the record.
 
     Returns:
-        None if the run was made, else why the record does not fit.
+        None if the record was copied, otherwise the reason why it was not.
     """
     try:
         run = results.read(record)[1]["run"]
         if changes_of_config := differences(run["config"], job.training):
             return f"has another configuration: {'; '.join(changes_of_config)}"
         if job.data not in (None, run["data"]):
-            # the corpora that need no download are files of the installed Python
+            # corpora without a download consist of files of the installed Python
             python = run["cost"].get("environment", {}).get("python", "unknown")
-            return f"was trained on other data; it was made with Python {python}, here is {platform.python_version()}"
+            return f"was trained on other data (with Python {python}; this is Python {platform.python_version()})"
         if changes_of_test := changed_test(run, job):
-            return f"was tested otherwise: {'; '.join(changes_of_test)}"
+            return f"has another test: {'; '.join(changes_of_test)}"
         if changed := changed_inputs(run, job):
             return "; ".join(changed)
-        read_runs([replace(job.as_run, folder=record)])  # all of it, so that a damaged one cannot spoil the report
+        read_runs([replace(job.as_run, folder=record)])  # reads all files, so that a damaged record is not copied
         _copy(record, job.test_folder)
     except UNREADABLE as error:
         return f"cannot be read ({type(error).__name__}: {error})"
@@ -178,21 +153,21 @@ def reuse(job: Job, record: Path) -> str | None:
 
 
 def write_record(job: Job, folders: Iterable[Path]) -> None:
-    """Write the record of a finished run beside its report, unless it is there or beside another report.
+    """Write the record of a finished run, unless one of the folders has it.
 
     Args:
         job: The run.
-        folders: Folders of records, the first of which is written to.
+        folders: Folders of records. A new record is written to the first.
     """
     about = (job.test_folder / results.ABOUT).read_bytes()
     places = [job.record(folder) for folder in folders]
     if not any(path.is_file() and path.read_bytes() == about for path in (place / results.ABOUT for place in places)):
-        shutil.rmtree(places[0], ignore_errors=True)  # of an earlier test, which may have had other analyses
+        shutil.rmtree(places[0], ignore_errors=True)  # an earlier test may have other analyses
         _copy(job.test_folder, places[0])
 
 
 def pack(report: Path) -> None:
-    """Move the records of a report's single runs into its archive; the same records give the same bytes."""
+    """Move the records of single runs of a report into its archive. The same records give the same bytes."""
     if not (report / "runs").is_dir():
         return
     content = BytesIO()
@@ -206,7 +181,7 @@ def pack(report: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy the files of a run that a report reads. The description is last, because a folder with it is complete."""
+    """Copy the files of a run that a report reads. The last file is results.json, which marks a complete folder."""
     for path in sorted([*source.glob("*.csv"), *source.glob("*.csv.gz")]):
         if path.name == results.TABLE:
             write(target / path.name, path.read_bytes())
@@ -218,7 +193,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def condensed(table: pd.DataFrame) -> pd.DataFrame:
-    """The table of an analysis; of more than 256 distances, only those nearest to 2^(n/4), 0 and the largest stay."""
+    """The table of an analysis. More than 256 distances are reduced to 0, those nearest to 2^(n/4), and the largest."""
     if "distance" not in table or table["distance"].nunique() <= 256:
         return table
     shown = {0, *np.unique(np.round(2 ** np.arange(0, 32, 0.25)).astype(np.int64)), table["distance"].max()}

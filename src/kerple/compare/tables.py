@@ -1,4 +1,4 @@
-"""Tables of a comparison, with a row per strategy and a column per length, as in table 3 of the paper."""
+"""Tables of a comparison with a row per strategy and a column per length, as Table 3 of Chi et al. (2022)."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kerple.compare.estimates import Estimate, by_block, difference
 from kerple.compare.markup import DAGGER, NOTHING, Cell, Table
-from kerple.compare.statistics import (
-    HIGHER_IS_BETTER,
-    LOGARITHMIC,
-    Estimate,
-    by_block,
-    difference,
-    mean_reciprocal_rank,
-)
+from kerple.compare.statistics import HIGHER_IS_BETTER, LOGARITHMIC, mean_reciprocal_rank
 
 MOST_COLUMNS = 12
 METRIC_NAMES = {
@@ -25,22 +19,22 @@ METRIC_NAMES = {
     "token_accuracy": "Token accuracy",
     "mrr": "Mean reciprocal rank",
 }
-FAR_CONTEXT = (  # what `FarContext` measures, the two readings of which it is the difference, and what it says above 0
+FAR_CONTEXT = (  # quantity of `FarContext`, the readings that are subtracted, meaning of a positive difference
     ("gain", "none", "own", "the loss is lower with distant text than without"),
     ("content", "foreign", "own", "a text's own distant text serves better than that of another document"),
     ("disturbance", "foreign", "none", "distant text of another document raises the loss"),
 )
 Gains = dict[tuple[str, int], Estimate]
-"""A difference of losses of each (strategy, length)."""
+"""Difference of losses of each (strategy, length)."""
 
 
 def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Table:
-    """Table of mean ± standard deviation over seeds; the best is bold, † marks a significant difference.
+    """Table of mean ± standard deviation over seeds. The best mean is bold, † marks a significant difference.
 
     Args:
-        chosen: The rows of a summary that are of one metric and protocol.
-        trained: Training length.
-        baseline: The strategy against which the others are tested.
+        chosen: The rows of a summary with one metric and protocol.
+        trained: Training length, or None.
+        baseline: The strategy with which the others are compared.
     """
     metric, protocol = chosen[["metric", "protocol"]].iloc[0]
     lengths, shown = chosen["length"].unique(), _shown(chosen["length"])
@@ -74,7 +68,7 @@ def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tabl
 
 
 def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table | None:
-    """Table of the ratio to the baseline with its interval; None if there is no ratio. Arguments are as above."""
+    """Table of the ratio to the baseline with its interval, or None without ratios. Arguments as `comparison`."""
     chosen = _paired(cells)
     if chosen.empty:
         return None
@@ -93,13 +87,14 @@ def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table 
 
 
 def context_gain_table(summary: pd.DataFrame, blocks: pd.DataFrame, window: str, trained: int | None) -> Table | None:
-    """Context gain: the loss with attention limited to a window less the loss in full, on the same targets at the same
-    length; None where there is nothing to subtract.
+    """Table of the context gain: loss with windowed attention minus loss with full attention, on the same targets.
+
+    It is None if no strategy has both.
 
     Args:
-        summary: Summary of the strategies, which gives the order of rows.
+        summary: Summary of the strategies, which determines the order of rows.
         blocks: Sums by block of the runs.
-        window: Label of the windowed protocol, such as ``windowed64``, behind the name of a part if there are several.
+        window: Label of the windowed protocol, such as ``windowed64``, after the name of a part if there are several.
         trained: Training length.
     """
     part, _, name = window.rpartition(" ")
@@ -112,10 +107,10 @@ def context_gain_table(summary: pd.DataFrame, blocks: pd.DataFrame, window: str,
 
 
 def far_context(summary: pd.DataFrame, blocks: pd.DataFrame, own: str, trained: int | None) -> Iterator[Table | None]:
-    """Yield tables of the gain, the content and the disturbance that `FarContext` measures; arguments are as above.
+    """Yield tables of gain, content and disturbance from `FarContext`. Other arguments as `context_gain_table`.
 
     Args:
-        own: Label of the reading of a target's own text, such as ``far_own64``, behind the name of a part.
+        own: Label of the reading of a target's own text, such as ``far_own64``, after the name of a part.
     """
     part = own.rpartition(" ")[0]
     for name, *readings, means in FAR_CONTEXT:
@@ -127,7 +122,7 @@ def far_context(summary: pd.DataFrame, blocks: pd.DataFrame, own: str, trained: 
 def _gain_table(
     title: str, names: str, means: str, gains: Gains, summary: pd.DataFrame, trained: int | None
 ) -> Table | None:
-    """Table of differences of losses; None if there are none."""
+    """Table of differences of losses, or None without differences."""
     if not gains:
         return None
     shown = _shown(pd.Series([length for _, length in gains]))
@@ -148,11 +143,11 @@ def _gain_table(
 
 
 def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
-    """The context gain of each (strategy, length) above the window, of those that have the same blocks in both.
+    """Context gain of each (strategy, length) with length > window and the same blocks in both protocols.
 
     Args:
         blocks: Sums by block of the runs.
-        window: Label of the windowed protocol, as above.
+        window: Label of the windowed protocol, as in `context_gain_table`.
     """
     part, _, name = window.rpartition(" ")
     width = int(name.removeprefix("windowed"))
@@ -160,7 +155,7 @@ def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
 
 
 def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
-    """Mean loss by one protocol less that by another, of each (strategy, length) that has the same blocks in both."""
+    """Mean loss of protocol ``first`` minus that of ``second``, of each (strategy, length) with equal blocks."""
     losses = blocks[(blocks["metric"] == "ppl") & blocks["protocol"].isin([first, second])]
     gains: Gains = {}
     cell: Any
@@ -172,9 +167,9 @@ def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
 
 
 def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
-    """Table of strategies by tasks: the mean beyond the training length, and the mean reciprocal rank over tasks.
+    """Table of strategies × tasks: mean accuracy beyond the training length, and mean reciprocal rank over tasks.
 
-    It is None for metrics other than accuracies, and for a single task.
+    It is None for other metrics, and for a single task.
     """
     chosen = results[results["metric"] == metric]
     if metric not in HIGHER_IS_BETTER or chosen["protocol"].nunique() < 2:
@@ -182,7 +177,7 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
     lengths = {trained[protocol] for protocol in chosen["protocol"].unique()}
     if None not in lengths:
         chosen = chosen[chosen["length"] > chosen["protocol"].map(trained)]
-    # of a task, the lengths of all strategies that have it: longer problems are harder
+    # the mean of a task is over lengths that all its strategies have, because longer problems are harder
     having = chosen.groupby("protocol")["strategy"].transform("nunique")
     common = chosen.groupby(["protocol", "length"])["strategy"].transform("nunique") == having
     dropped, chosen = sorted(chosen.loc[~common, "protocol"].unique()), chosen[common]
@@ -190,7 +185,7 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
         return None
     scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
     scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
-    whole = not scores.isna().any(axis=None)  # ranks among different strategies cannot be averaged
+    whole = not scores.isna().any(axis=None)  # ranks among different strategies have no mean
     columns = {c: scores[c] for c in scores}
     if whole:
         columns["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
@@ -211,7 +206,7 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
 
 
 def costs(measured: pd.DataFrame) -> Table | None:
-    """Table of position parameters, training speed and peak memory of each strategy; None if no run measured them."""
+    """Table of parameters, training speed and peak memory of each strategy; None if no run measured them."""
     if measured.empty:
         return None
     rows: dict[str, dict[str, Cell]] = {}
@@ -220,7 +215,7 @@ def costs(measured: pd.DataFrame) -> Table | None:
     parts = {part: i for i, part in enumerate(dict.fromkeys(with_part["part"]))}
     with_part = with_part.sort_values("part", key=lambda part: part.map(parts), kind="stable")
     for (part, strategy), group in with_part.groupby(["part", "strategy"], sort=False):
-        speed = pd.to_numeric(group["tokens_per_second"]).mean()  # a run of a few steps has none
+        speed = pd.to_numeric(group["tokens_per_second"]).mean()  # NaN for runs of a few steps
         row = {
             "position parameters": _span(group["position_parameters"]),
             "all parameters": _span(group["parameters"]),
@@ -234,7 +229,7 @@ def costs(measured: pd.DataFrame) -> Table | None:
 
 
 def number(mean: float, std: float) -> str:
-    """A mean with its standard deviation as text, with three or four significant digits."""
+    """A mean with its standard deviation as text of three or four significant digits."""
     if not math.isfinite(mean):
         return "∞" if mean > 0 else "–"
     digits = 3 if abs(mean) < 10 else 2 if abs(mean) < 100 else 1 if abs(mean) < 1000 else 0
@@ -243,18 +238,18 @@ def number(mean: float, std: float) -> str:
 
 
 def _paired(cells: pd.DataFrame) -> pd.DataFrame:
-    """The rows that have a ratio to the baseline, those of the baseline aside."""
+    """The rows with a ratio to the baseline, without those of the baseline."""
     return cells[cells["fewest_seeds"].notna() & np.isfinite(cells["ratio"])]
 
 
 def _with_interval(digits: str, value: float, low: float, high: float) -> str:
-    """A value with its 95% interval, which one seed does not have."""
+    """A value with its 95% interval, or with "(one seed)"."""
     interval = f" [{low:{digits}}, {high:{digits}}]" if low <= high else " (one seed)" * math.isfinite(value)
     return f"{value:{digits}}{interval}"
 
 
 def _interval_note(ratios: pd.DataFrame) -> str:
-    """Name the sources of variation that the intervals of these ratios cover, if there is an interval."""
+    """Name the sources of variation that the intervals of these ratios cover; empty without intervals."""
     return f"; 95% interval over {_sources(ratios)}" if ratios["fewest_seeds"].max() > 1 else ""
 
 
@@ -270,7 +265,7 @@ def _span(counts: pd.Series) -> str:
 
 
 def _shown(lengths: pd.Series) -> list[int]:
-    """The lengths in order; of more than `MOST_COLUMNS`, that number, spread evenly."""
+    """The distinct lengths in order; of more than `MOST_COLUMNS`, that number with even spacing."""
     distinct = sorted(lengths.unique())
     spread = np.linspace(0, len(distinct) - 1, min(len(distinct), MOST_COLUMNS)).round().astype(int)
     return [distinct[i] for i in spread]

@@ -1,6 +1,6 @@
 """Text data: tokenizers, shards, the order of samples, and loaders. `kerple.data.prepare` writes the shards.
 
-`TokenShards` is imported on first use, because it needs torch, and preparing and inspecting shards do not.
+`TokenShards` is imported on first use, because it needs torch. The preparation and inspection of shards do not.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -25,13 +25,13 @@ class TokenShards(ShardOptions, LightningDataModule):
     the whole corpus, or within each of its `sections`. Sample k depends only on `seed` and k, not on the number of
     devices, workers or accumulation steps.
 
-    An epoch of the training loader lasts for the whole run: `trainer.max_steps` steps, or the training split once if
-    `max_steps` is not set. With the option `samples`, an epoch has this number of samples, the same in every epoch.
+    An epoch of the training loader is the whole run: `trainer.max_steps` steps, or the training split once if
+    `max_steps` is not set. The option `samples` limits an epoch to this number of samples, the same in every epoch.
     """
 
     reads_only: bool = False
-    """Whether missing shards are an error instead of being prepared. `test` and `predict` set it, because their
-    options come from a checkpoint, which must not decide what is written."""
+    """Whether missing shards are an error instead of being prepared. `test` and `predict` set it, because a checkpoint
+    determines their options, and it must not cause files to be written."""
 
     def prepare_data(self) -> None:
         """Prepare the shards unless they exist; an interrupted preparation is continued."""
@@ -59,9 +59,9 @@ class TokenShards(ShardOptions, LightningDataModule):
     def checksum(self) -> str:
         """A sha256 of the tokenizer and the tokens of each split of `directory` and of the folders of `mixture`.
 
-        It is the checksum of a text with one line, "tokenizer split tokens", for each folder (`directory` first) and
-        split. In a line, tokenizer and tokens are the checksums in the manifest. The result depends neither on the
-        path of a folder nor on how tokens are divided into shards.
+        It is computed from one line, "tokenizer split tokens", for each folder (`directory` first) and split. Tokenizer
+        and tokens are checksums in the manifest. The result depends neither on the path of a folder nor on the division
+        into shards.
         """
         manifests = [self.manifest, *(folder.manifest for folder, _ in self._training_folders)]
         lines = (f"{m.tokenizer} {name} {m.splits[name].sha256}\n" for m in manifests for name in SPLITS)
@@ -75,11 +75,11 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Compare the checksums of a checkpoint with those of these shards.
 
         Raises:
-            UserError: The tokenizer is another one, or a fit is resumed on other training data.
+            UserError: The tokenizer differs, or a fit is resumed with other training data.
         """
-        state = state if isinstance(state, dict) else {}  # the checkpoint may be damaged
+        state = state if isinstance(state, dict) else {}  # a damaged checkpoint may have anything here
         if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
-            raise UserError(f"data.directory: got {self.location}, whose tokenizer is not the one of the checkpoint")
+            raise UserError(f"data.directory: got {self.location}, whose tokenizer is not that of the checkpoint")
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if fitting and state.get("training", self._training_checksum) != self._training_checksum:
             raise UserError(f"data.directory: got {self.location}, whose training tokens are not those of the fit")
@@ -92,8 +92,7 @@ class TokenShards(ShardOptions, LightningDataModule):
                 does not divide the number of samples in a batch of all devices.
         """
         streams = [folder.stream("train") for folder, _ in self._training_folders]
-        options = {"sections": self.sections}
-        orders = [Order(len(stream), self.length, self.seed, i, **options) for i, stream in enumerate(streams)]
+        orders = [Order(len(s), self.length, self.seed, i, sections=self.sections) for i, s in enumerate(streams)]
         rank, ranks = rank_in(self)
         samples = self.batch_size * ranks  # of all ranks
         if samples % self.sections:
@@ -146,23 +145,22 @@ class TokenShards(ShardOptions, LightningDataModule):
         if self.mixture is None:
             return [(self.folder, 1.0)]
         if not self.mixture:
-            raise UserError("data.mixture: got {}, expected prepared folders and their weights, or null for none")
+            raise UserError("data.mixture: got {}, expected prepared folders and their weights, or null")
         folders = [(self._open(location), float(weight)) for location, weight in self.mixture.items()]
         for folder, _ in folders:
             if folder.manifest.tokenizer != self.manifest.tokenizer:
                 raise UserError(f"data.mixture: {folder.directory} has another tokenizer than {self.location}")
-            # a hash of its text assigns a document to a split, so with equal fractions equal texts are in one split
+            # the split of a document is a hash of its text: with equal fractions, equal texts are in the same split
             fraction, allowed = (m.settings.get("split_fractions", [0])[0] for m in (folder.manifest, self.manifest))
             if fraction > allowed:
-                raise UserError(
-                    f"data.mixture: got {folder.directory}, whose training split has {fraction:g} of its documents, "
-                    f"more than the {allowed:g} of {self.location}; prepare it with the same data.split_fractions"
-                )
+                given = f"got {folder.directory}, whose training split has {fraction:g} of its documents"
+                reason = f"more than the {allowed:g} of {self.location}"
+                raise UserError(f"data.mixture: {given}, {reason}; prepare it with equal data.split_fractions")
         return folders
 
     @property
     def _training_checksum(self) -> str:
-        """A sha256 computed from the checksums of the training tokens of all folders."""
+        """A sha256 of the checksums of the training tokens of all folders."""
         sums = [folder.manifest.splits["train"].sha256 for folder, _ in self._training_folders]
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
@@ -172,10 +170,8 @@ class TokenShards(ShardOptions, LightningDataModule):
         if self.samples is None and trainer is not None and trainer.max_steps > 0:
             return trainer.max_steps * trainer.accumulate_grad_batches
         if available < samples:
-            raise UserError(
-                f"data.batch_size: got {self.batch_size}, {samples} samples on all devices, but there are only "
-                f"{available}; use a smaller batch_size or length, or a larger corpus"
-            )
+            given = f"got {self.batch_size}, {samples} samples on all devices, but there are only {available}"
+            raise UserError(f"data.batch_size: {given}; use a smaller batch_size or length, or a larger corpus")
         return available // samples
 
     def _open(self, location: str) -> Folder:

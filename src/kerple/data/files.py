@@ -28,8 +28,8 @@ def filesystem(path: str) -> tuple[Any, str]:
     """The fsspec file system of a path or URL, and the path within it.
 
     Raises:
-        UserError: The URL is chained or has an unsupported protocol (some run programs), or the package that reads
-            its protocol is not installed.
+        UserError: The URL is chained, has an unsupported protocol (some protocols run programs), or needs a package
+            that is not installed.
     """
     protocol = path.partition("://")[0] if "://" in path else "file"
     if protocol not in PROTOCOLS or "::" in path:
@@ -42,7 +42,7 @@ def filesystem(path: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def open_bytes(path: str) -> Iterator[IO[bytes]]:
-    """Open a local or remote file for reading its stored bytes; the context closes it.
+    """Open a local or remote file to read its bytes; the context closes it.
 
     Raises:
         UserError: The file does not exist or cannot be read.
@@ -50,7 +50,7 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
     system, inner = filesystem(path)
     try:
         file = system.open(inner, "rb")
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system raises other errors
         raise UserError(f"{path}: cannot be read ({error!r})") from error
     with file:
         yield file
@@ -59,7 +59,7 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
 def decompress(file: IO[bytes], name: str) -> IO[bytes]:
     """Decompress a file whose name ends in .zst (any number of frames), .gz or .tgz; return other files unchanged.
 
-    Reading a truncated or damaged file raises an error of the library that decompresses it.
+    Reading a truncated or damaged file raises an error of the decompressing library.
     """
     if without_query(name).endswith(".zst"):
         return cast("IO[bytes]", io.BufferedReader(_ZstdFrames(file), 1 << 20))
@@ -71,7 +71,7 @@ def decompress(file: IO[bytes], name: str) -> IO[bytes]:
 class _ZstdFrames(io.RawIOBase):
     """The decompressed content of a file of zstd frames.
 
-    zstandard's own reader accepts a file that ends inside a frame, such as an incomplete download. This one raises an
+    zstandard's reader accepts a file that ends inside a frame, such as an incomplete download. This one raises an
     EOFError.
     """
 

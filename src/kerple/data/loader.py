@@ -1,7 +1,8 @@
-"""Datasets whose items are batches of text, and loaders of batches; the loader of training batches can resume."""
+"""Datasets whose items are batches of text, and their loaders. The loader of training batches can resume."""
 
 import signal
 from collections.abc import Iterator, Sized
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,45 +16,43 @@ from kerple.data.shards import TokenStream
 from kerple.data.text import TextBlocks
 from kerple.model import Batch
 
-LOCATED = 4096  # samples whose positions are computed at once, which takes hardly longer than for one batch
+LOCATED = 4096  # samples whose positions are computed at once, which takes about as long as for one batch
 
 
 def rank_in(module: LightningDataModule) -> tuple[int, int]:
-    """The rank of this process and the number of processes of a data module's trainer; 0 and 1 without a trainer."""
+    """Rank of this process and number of processes of the trainer of a data module; 0 and 1 without a trainer."""
     return (module.trainer.global_rank, module.trainer.world_size) if module.trainer is not None else (0, 1)
 
 
+@dataclass(eq=False)
 class TrainingBatches(Dataset[Batch]):
     """Dataset of training batches. Item i is this rank's part of micro-batch i modulo ``batches``,
     {"tokens": (B, T + 1) int64}.
 
     Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1, sorted by their section of the stream. Rank r of W
-    gets the r-th group of B samples. The samples of an optimiser step therefore do not depend on how ranks and gradient
-    accumulation divide the global batch, and a rank reads few sections.
+    gets the r-th group of B samples. The samples of an optimiser step therefore do not depend on the number of ranks or
+    accumulation steps, and a rank reads few sections.
 
     Args:
         streams: The token stream of each corpus of the mixture.
-        order: Maps the number of a sample to its stream and its first token.
+        order: Maps the index of a sample to its stream and its first token.
         length: Targets per sample, T.
         batch_size: Samples per rank and micro-batch, B.
         batches: Number of different micro-batches.
-        rank: Number of this process.
+        rank: Index of this process.
         ranks: Number of processes, W.
     """
 
-    def __init__(
-        self,
-        streams: list[TokenStream],
-        order: Mixture,
-        length: int,
-        batch_size: int,
-        batches: int,
-        rank: int,
-        ranks: int,
-    ) -> None:
-        self.streams, self.order, self.length = streams, order, length
-        self.batch_size, self.batches, self.rank, self.ranks = batch_size, batches, rank, ranks
-        self.batches_at_once = -(-LOCATED // batch_size)
+    streams: list[TokenStream]
+    order: Mixture
+    length: int
+    batch_size: int
+    batches: int
+    rank: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        self.batches_at_once = -(-LOCATED // self.batch_size)
         self.located: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 2, 0), np.int64)
 
     def __len__(self) -> int:
@@ -65,9 +64,9 @@ class TrainingBatches(Dataset[Batch]):
             first = group * self.batches_at_once
             batches = np.arange(first, min(first + self.batches_at_once, self.batches))  # (K,)
             sections, count = self.order.sections, self.ranks * self.batch_size
-            section, turn = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
-            samples = batches[:, None] * count + turn * sections + section  # (K, B)
-            located = np.stack(self.order.locate(samples.ravel()))  # (2, K · B): stream and first token
+            section, within = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
+            samples = batches[:, None] * count + within * sections + section  # (K, B)
+            located = np.stack(self.order.streams_and_starts(samples.ravel()))  # (2, K · B): stream and first token
             self.located = group, located.reshape(2, len(batches), self.batch_size).swapaxes(0, 1)
         tokens = np.empty((self.batch_size, self.length + 1), np.int64)  # (B, T + 1)
         for row, (stream, start) in enumerate(self.located[1][number].T.tolist()):
@@ -84,7 +83,7 @@ class BlockBatches(Dataset[Batch]):
     Args:
         blocks: The blocks.
         batch_size: Rows of a batch, B.
-        rank: Number of this process.
+        rank: Index of this process.
         ranks: Number of processes.
     """
 
@@ -107,21 +106,21 @@ class BlockBatches(Dataset[Batch]):
 class BatchLoader:
     """Iterates over the items of a dataset of batches in order, with a state from which it can resume.
 
-    It is not a `DataLoader`, because Lightning would replace its sampler. The state is the number of samples that all
-    ranks together have received, without batches that workers have fetched ahead. A run can therefore resume with
+    It is not a `DataLoader`, because Lightning would replace the sampler. The state is the number of samples that
+    all ranks together have received, without batches that workers have loaded ahead. A run can therefore resume with
     another number of ranks, workers or accumulation steps, unlike with torchdata's `StatefulDataLoader`.
 
     Args:
         batches: Dataset whose items are whole batches.
         samples: Samples in one batch of all ranks together.
-        workers: Number of processes that load ahead; with 0 this process loads.
+        workers: Number of processes that load batches ahead; 0 to load in this process.
         pin_memory: Whether to copy batches to page-locked memory, for faster transfer to a GPU.
     """
 
     def __init__(self, batches: Dataset[Batch], samples: int, workers: int = 0, pin_memory: bool = False) -> None:
         assert isinstance(batches, Sized)
         self.batches, self.samples, self.workers, self.pin_memory = batches, samples, workers, pin_memory
-        self.start = self.done = 0  # number of batches before this epoch, and in this epoch
+        self.start = self.done = 0  # batches before this epoch, and in it
         self.resumed = False
 
     def __len__(self) -> int:
@@ -138,14 +137,14 @@ class BatchLoader:
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Samples that all ranks together received before this epoch and in it."""
+        """Numbers of samples that all ranks together received before this epoch and in it."""
         return {"samples_before_epoch": self.start * self.samples, "samples_in_epoch": self.done * self.samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the number of samples in `state`.
 
         Raises:
-            UserError: Their number is not a multiple of the samples in a batch.
+            UserError: The number is not a multiple of the samples in a batch.
         """
         before, inside = (state[f"samples_{when}_epoch"] for when in ("before", "in"))
         if before % self.samples or inside % self.samples:
@@ -154,7 +153,7 @@ class BatchLoader:
 
 
 class EvaluationLoader:
-    """Iterates over all items of a dataset of batches, in order, from the first one every time.
+    """Iterates over all items of a dataset of batches in order, always from the first one.
 
     Args:
         batches: Dataset whose items are whole batches.
@@ -178,7 +177,7 @@ def _load(batches: Dataset[Batch], numbers: range, workers: int, pin_memory: boo
         sampler=numbers,
         num_workers=workers,
         pin_memory=pin_memory,
-        generator=torch.Generator(),  # the default generator, from which a DataLoader draws a seed, is the model's
+        generator=torch.Generator(),  # a DataLoader draws a seed; the default generator is left to the model
         worker_init_fn=_start_worker,
     )
 

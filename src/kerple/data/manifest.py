@@ -13,7 +13,7 @@ from kerple.base.errors import UserError
 
 FORMAT = 4
 MANIFEST_FILE = "manifest.json"
-TEST_DOCUMENTS = "test-documents.jsonl"  # one line for each document: name, group, overlap with the training text
+TEST_DOCUMENTS = "test-documents.jsonl"  # a line for each document: its name, group, and overlap with the training text
 SPLITS = ("train", "validation", "test")
 
 
@@ -101,7 +101,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and check the manifest.json of a folder.
 
     Raises:
-        UserError: The file is missing, is not JSON, or is not what `Manifest.write` writes.
+        UserError: The file is missing, or it is not a manifest of this format.
     """
     path = directory / MANIFEST_FILE
     try:
@@ -112,7 +112,7 @@ def read_manifest(directory: Path) -> Manifest:
         if version != FORMAT or not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
             raise ValueError(f"format {version}, end of text {manifest.end_of_text} of {manifest.vocabulary} tokens")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); `python run.py prepare` writes it") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror}); run `python run.py prepare`") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: is not a manifest ({error!r}); prepare or copy the folder again") from error
     return manifest

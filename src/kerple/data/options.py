@@ -22,13 +22,13 @@ class ShardOptions:
             `code-demo` (ten of them, 30 MB), `rfc` (the RFCs, 462 MB, fetched by Debian's apt), `stdlib` (the standard
             library of the running Python), `modules` (its top-level modules in alphabetical order), `hf:NAME`,
             `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (a dataset of the Hugging Face hub), or a file, folder, glob
-            pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text files. With null, the
-            shards in `directory` are used and nothing is prepared.
+            pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of these, .parquet or text files. With null, the
+            shards in `directory` are used, and nothing is prepared.
         tokenizer: `bpe` trains a byte-level BPE on the training split; for `code` and `rfc` with 2048 or 8192 entries
-            it is part of this package. Any other value is a tokenizer.json, a folder with one, a name on the Hugging
-            Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
-        vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. A
-            loaded tokenizer may have at most this number of entries.
+            this tokenizer is part of the package. Other values are a tokenizer.json, a folder with one, a name on the
+            Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
+        vocabulary: Number of entries of a trained tokenizer, and of rows of the model's embedding. A loaded tokenizer
+            may have fewer entries.
         directory: Folder of the shards. With null, data/<corpus>-<tokenizer>.
         source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on. Missing files
             are fetched into it. With null, a folder in `cache`.
@@ -103,7 +103,7 @@ class ShardOptions:
 
 
 def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
-    """The folder data/<corpus>-<tokenizer>, from the last part of each name without file endings and pattern marks."""
+    """The folder data/<corpus>-<tokenizer>: the last part of each name, without file endings and pattern marks."""
 
     def name(path: str) -> str:
         parts = [re.sub(r"[^\w+]+", "-", part.partition(".")[0]) for part in re.split("[/:]", without_query(path))]

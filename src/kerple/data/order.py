@@ -1,6 +1,6 @@
-"""The position of training sample k in the token streams, a function of a seed and k.
+"""The position of training sample k in the token streams, as a function of a seed and k.
 
-Nothing depends on ranks, workers or steps, and there is no state: a resumed run continues with the next k. Shuffling
+It does not depend on ranks, workers or steps, and there is no state: a resumed run continues with the next k. Shuffling
 the samples of the whole corpus needs no memory, because `Permutation` computes single entries.
 """
 
@@ -64,7 +64,7 @@ class Order:
     Args:
         tokens: Length of the stream.
         length: Targets per sample, T.
-        key: Integers that determine the order: the seed, and the number of the corpus in a mixture.
+        key: Integers that determine the order: the seed, and the index of the corpus in a mixture.
         sections: Number of sections.
 
     Raises:
@@ -73,17 +73,15 @@ class Order:
 
     def __init__(self, tokens: int, length: int, *key: int, sections: int = 1) -> None:
         self.length, self.key, self.sections = length, key, sections
-        # the last sample must fit at the largest offset too, length - 1
+        # the last sample must fit at the largest offset, length - 1, too
         self.section_samples = (tokens - length) // length // sections
         self.samples = self.section_samples * sections
         if self.samples < 1:
-            raise UserError(
-                f"data.length: got {length}, which needs at least {(sections + 1) * length} training tokens, there are "
-                f"{tokens}; use a larger corpus or training split, a smaller length, or fewer data.sections"
-            )
+            given = f"got {length}, which needs {(sections + 1) * length} training tokens, but there are {tokens}"
+            raise UserError(f"data.length: {given}; use a larger corpus, a smaller length, or fewer data.sections")
 
     def starts(self, samples: Indices) -> Indices:
-        """First tokens (n,) int64 of the samples k (n,); sample k is stream[start : start + T + 1]."""
+        """Indices (n,) int64 of the first tokens of the samples k (n,); sample k is stream[start : start + T + 1]."""
         epochs, entries = np.divmod(samples, self.samples)
         entries, sections = np.divmod(entries, self.sections)
         starts = np.empty_like(entries)
@@ -97,7 +95,7 @@ class Order:
 
 
 class Mixture:
-    """The stream of sample k and its first token there, for several streams with weights.
+    """The stream of sample k and its first token in it, for several streams with weights.
 
     A period of `MIXTURE_PERIOD` draws contains each stream in proportion to its weight, rounded by the method of
     largest remainders, in shuffled order. The stream of sample k and its number in that stream follow from k without a
@@ -125,8 +123,8 @@ class Mixture:
             raise UserError(f"data.mixture: got weights {weights}, expected fractions of at least 1/{MIXTURE_PERIOD}")
         self.first = np.concatenate([[0], np.cumsum(self.quota)])
 
-    def locate(self, samples: Indices) -> tuple[Indices, Indices]:
-        """The streams (n,) of the samples k (n,), and their first tokens (n,) in these streams."""
+    def streams_and_starts(self, samples: Indices) -> tuple[Indices, Indices]:
+        """Indices of the streams (n,) of the samples k (n,), and of their first tokens (n,) in these streams."""
         if len(self.orders) == 1:
             return np.zeros_like(samples), self.orders[0].starts(samples)
         draws, sections = np.divmod(samples, self.sections)
@@ -135,7 +133,7 @@ class Mixture:
             inside = periods == period
             slots[inside] = Permutation(MIXTURE_PERIOD, self.seed, int(period))(slots[inside])
         streams = np.searchsorted(self.first, slots, side="right") - 1
-        # number of the sample in its stream
+        # index of the sample in its stream
         numbers = (periods * self.quota[streams] + slots - self.first[streams]) * self.sections + sections
         starts = np.empty_like(samples)
         for stream in np.unique(streams):
@@ -151,7 +149,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-@lru_cache(maxsize=4096)  # every sample needs the keys of its epoch's permutation
+@lru_cache(maxsize=4096)  # each batch needs the keys of the permutation again
 def hash_integers(*values: int) -> int:
     """A hash, 0 .. 2⁶⁴ - 1, of integers of any size and sign; it is the same on every machine."""
     state = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)

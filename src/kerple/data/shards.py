@@ -1,8 +1,8 @@
 """Folders of shards: WebDataset tar files of token ids, which are written once and mapped into memory.
 
-A shard has one member, `<split>-<number>.u16` (or `.u32`), the little-endian token ids of some documents, each followed
-by the end-of-text token. Position and size of the member follow from the number of tokens, so the headers of the tar
-file are not read. The tokens of a split are the tokens of its shards in order.
+A shard has one member, `<split>-<number>.u16` (or `.u32`). It holds the little-endian token ids of documents, each
+followed by the end-of-text token. The number of tokens determines the position and the size of the member, so that the
+headers of the tar file are not read. The tokens of a split are the tokens of its shards in order.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from kerple.base.errors import UserError
 from kerple.data.manifest import TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
 
-VERIFIED = ".verified"  # folder with a file for each shard that was compared: its time of change and its sha256
+VERIFIED = ".verified"  # folder with a file for each compared shard, which holds its time of change and its sha256
 BLOCK = 512  # bytes of a header in a tar file; members are padded to a multiple
 
 Tokens = NDArray[np.integer[Any]]
@@ -37,7 +37,7 @@ def shard_file(split: str, number: int) -> str:
 
 
 def shard_bytes(size: int) -> int:
-    """Bytes of a tar file whose only member has ``size`` bytes: a header, the padded member and two blocks of zeros."""
+    """Size of a tar file whose only member has ``size`` bytes: a header, the padded member and two blocks of zeros."""
     return BLOCK + -(-size // BLOCK) * BLOCK + 2 * BLOCK
 
 
@@ -80,8 +80,8 @@ class Folder:
 
         Args:
             split: Name of the split.
-            number: Number of the shard.
-            again: Whether to compare an unchanged file, too.
+            number: Index of the shard.
+            again: Whether an unchanged file is compared, too.
 
         Raises:
             UserError: The shard is missing, or its size or checksum differs from the manifest.
@@ -90,8 +90,10 @@ class Folder:
         path = self.directory / shard_file(split, number)
         expected = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
         if not path.is_file() or path.stat().st_size != expected:
-            raise UserError(f"{path}: is missing or has not {expected} bytes; prepare or copy the folder again")
-        # unlike the time of modification, the time of change (ctime) of a copied file is new
+            raise UserError(
+                f"{path}: is missing, or its size is not {expected} bytes; prepare or copy the folder again"
+            )
+        # the time of change (ctime) of a copied file is new, unlike its time of modification
         record, state = self.directory / VERIFIED / path.name, f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
         if again or not record.is_file() or record.read_bytes() != state:
             self._checked_file(path.name, shard.sha256)
@@ -110,7 +112,7 @@ class Folder:
         return np.concatenate([[0], ends + 1])[:-1].astype(np.int64) if len(stream) else np.empty(0, np.int64)
 
     def test_documents(self) -> pd.DataFrame:
-        """A row for each document of the test split: document, group, overlap with the training text.
+        """The documents of the test split, with columns document, group, and overlap with the training text.
 
         Raises:
             UserError: The table is missing, or its checksum differs from the manifest.
@@ -217,6 +219,4 @@ def verify(folder: Folder) -> None:
                 ends += int((tokens == folder.manifest.end_of_text).sum())
         checksum = token_checksum(folder.directory, name, split.shards, stream.dtype)
         if (checksum, ends) != (split.sha256, split.documents):
-            raise UserError(
-                f"{folder.directory}: the tokens of {name} differ from the manifest; prepare the folder again"
-            )
+            raise UserError(f"{folder.directory}: the tokens of {name} differ from the manifest; prepare it again")

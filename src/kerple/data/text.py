@@ -1,4 +1,4 @@
-"""`Text`: the tokens that a model is measured on. They come from shards, a tensor of token ids, or strings."""
+"""`Text`: the tokens on which a model is measured, from shards, an array of token ids, or strings."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from kerple.data.tokenizer import encode, end_of_text, token_bytes
 
 
 class TokenArray(Protocol):
-    """Tokens of a text, such as `kerple.data.shards.TokenStream`."""
+    """An array of tokens, such as `kerple.data.shards.TokenStream`."""
 
     def __len__(self) -> int: ...
 
@@ -36,8 +36,8 @@ class TextBlocks(Sequence[Tensor]):
         stream: The tokens.
         starts: Index of the first token of each block, (blocks,) int64.
         length: Targets in a block.
-        documents: Index of the document of each block, (blocks,) int64; None if blocks may span documents.
-        left_out: Number of documents that are long enough for a block but overlap too much with the training text.
+        documents: Index of the document of each block, (blocks,) int64; None if a block may have several documents.
+        left_out: Number of documents that were left out because they overlap too much with the training text.
         too_short: Number of documents that are shorter than a block.
     """
 
@@ -51,29 +51,29 @@ class TextBlocks(Sequence[Tensor]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, index: Any) -> Any:  # an int: slices are not used
+    def __getitem__(self, index: Any) -> Any:  # an int; slices are not supported
         if not 0 <= index < len(self.starts):
             raise IndexError(index)
         return torch.as_tensor(self.stream.read(int(self.starts[index]), self.length + 1).astype("int64"))
 
     def chosen(self, indices: Sequence[int]) -> "TextBlocks":
-        """The blocks of these indices, without their documents."""
+        """The blocks with these indices, without the indices of their documents."""
         return TextBlocks(self.stream, self.starts[list(indices)], self.length)
 
 
 class Text:
-    """A text to measure on.
+    """A text on which models are measured.
 
     Args:
-        tokens: The tokens: (N,) integers, or a `TokenArray`.
+        tokens: The tokens, (N,) integers or a `TokenArray`.
         begins: Index of the first token of each document, ascending; None if documents are not known.
-        tokenizer: The tokenizer, for measures that need strings or bits per byte; None if there is none.
+        tokenizer: The tokenizer for measures that need strings or bits per byte, or None.
         name: Name of the text in messages.
     """
 
     split = "text"
     table: pd.DataFrame | None = None
-    """Columns document, group and overlap with the training text, a row for each document; None if not known."""
+    """The documents, with columns document, group, and overlap with the training text; None if not known."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Text:
 
     @classmethod
     def of_strings(cls, texts: Iterable[str], tokenizer: Any, name: str = "the text") -> "Text":
-        """Encode documents; each is followed by the end-of-text token.
+        """Make a text of documents, each followed by the end-of-text token.
 
         Args:
             texts: The documents.
@@ -117,9 +117,7 @@ class Text:
             UserError: The text has none.
         """
         if self._tokenizer is None:
-            raise UserError(
-                f"text: {self.name} has no tokenizer; make it with Text.of_strings or the argument tokenizer"
-            )
+            raise UserError(f"text: {self.name} has no tokenizer; give Text the argument tokenizer")
         return self._tokenizer
 
     @cached_property
@@ -153,10 +151,8 @@ class Text:
         """
         available = max(len(self.stream) - 1, 0) // length
         if available < (1 if fewer else limit or 1):
-            raise UserError(
-                f"blocks: got {limit or 'all'} of {length} targets, but {self.name} has only {available}; use fewer "
-                "blocks, a shorter length (length, lengths or block_length), or a longer text"
-            )
+            given = f"got {limit or 'all'} of {length} targets, but {self.name} has only {available}"
+            raise UserError(f"blocks: {given}; use fewer blocks, a shorter length, or a longer text")
         return TextBlocks(self.stream, torch.arange(available)[:limit] * length, length)
 
     def document_blocks(
@@ -170,22 +166,20 @@ class Text:
         """Consecutive blocks inside single documents; the first block of a document begins with its first token.
 
         Args:
-            length: Targets in a block; documents of ``length`` tokens or fewer are left out.
+            length: Targets in a block. Documents of at most ``length`` tokens are left out.
             limit: Number of blocks, from the beginning of the text; None for all.
-            overlap: Largest overlap with the training text, see `table`; documents with more are left out.
-            per_group: Number of blocks of each group of documents, from its beginning; None for all. A text without a
-                `table` is one group.
-            per_document: Largest number of blocks of each document, from its beginning; None for all.
+            overlap: Largest overlap of a document with the training text, see `table`.
+            per_group: Number of first blocks of each group of documents; None for all. A text without a `table` is one
+                group.
+            per_document: Largest number of first blocks of each document; None for all.
 
         Raises:
-            UserError: Documents are not known, a group has fewer blocks than ``per_group``, or there are fewer blocks
-                than ``limit``, or none.
+            UserError: Documents are not known, a group has fewer than ``per_group`` blocks, or there are fewer than
+                ``limit`` blocks, or none.
         """
         if (begins := self.begins) is None:
-            raise UserError(
-                f"documents: got true, but the documents of {self.name} are not known; use TokenShards, give Text the "
-                "argument begins, or set documents: false"
-            )
+            given = f"got true, but the documents of {self.name} are not known"
+            raise UserError(f"documents: {given}; use TokenShards, give Text its argument begins, or documents: false")
         sizes = torch.diff(begins, append=torch.tensor([len(self.stream)]))
         counts = ((sizes - 1) // length).clamp(0, per_document)  # blocks in each document
         too_short, long_enough = int((counts == 0).sum()), int((counts > 0).sum())
@@ -194,23 +188,21 @@ class Text:
         left_out = long_enough - int((counts > 0).sum())
         documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
         if len(documents) < (limit or 1):
-            raise UserError(
-                f"documents: got true, expected at least {limit or 1} blocks of {length + 1} tokens in one document "
-                f"each, there are {len(documents)}, and the longest document has {int(sizes.max())} tokens; use "
-                "shorter lengths, fewer blocks, a split with longer documents, or documents: false"
-            )
-        # number of each block within its document
+            given = f"expected at least {limit or 1} blocks of {length + 1} tokens in documents, got {len(documents)}"
+            longest = f"the longest document has {int(sizes.max())} tokens"
+            raise UserError(f"documents: {given}; {longest}; use shorter lengths, fewer blocks, or documents: false")
+        # index of each block within its document
         within = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
         starts = begins[documents] + within * length
         if per_group is not None:
             groups = np.zeros(len(counts)) if self.table is None else self.table["group"].to_numpy()
             available = pd.Series(counts.numpy()).groupby(groups).sum()
             if available.min() < per_group:
-                raise UserError(
-                    f"blocks_per_group: got {per_group}, but {available.idxmin()} has only {available.min()} blocks of "
-                    f"{length + 1} tokens in one document each; use fewer, shorter lengths, or more blocks_per_document"
-                )
-            number = pd.Series(0, range(len(documents))).groupby(groups[documents]).cumcount()  # within its group
+                given = f"got {per_group}, but {available.idxmin()} has only {available.min()} blocks"
+                advice = "use fewer, shorter lengths, or more blocks_per_document"
+                raise UserError(f"blocks_per_group: {given} of {length + 1} tokens; {advice}")
+            # index of each block within its group
+            number = pd.Series(0, range(len(documents))).groupby(groups[documents]).cumcount()
             chosen = torch.as_tensor(number.to_numpy() < per_group)
             starts, documents = starts[chosen], documents[chosen]
         return TextBlocks(self.stream, starts[:limit], length, documents[:limit], left_out, too_short)
@@ -263,5 +255,5 @@ def shuffled(count: int, chosen: int, seed: int) -> list[int]:
         UserError: ``chosen`` is larger than ``count``.
     """
     if chosen > count:
-        raise UserError(f"segments: got {chosen}, but there are only {count}; lower segments or use a larger split")
+        raise UserError(f"segments: got {chosen}, but there are only {count}; use fewer segments or a larger split")
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:chosen].tolist()

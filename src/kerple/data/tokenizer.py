@@ -1,4 +1,4 @@
-"""Tokenizers: training a byte-level BPE, loading any Hugging Face tokenizer, and encoding texts."""
+"""Tokenizers: training of a byte-level BPE, loading of Hugging Face tokenizers, and encoding of texts."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -12,16 +12,16 @@ from kerple.base.errors import UserError
 END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"
 MODEL_PREFIX = "hf:"
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies write a single byte
-LONGEST_RUN = 256  # largest number of characters of a pre-token in training; those of source code are shorter
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a single byte in SentencePiece vocabularies
+LONGEST_RUN = 256  # largest number of characters of a pre-token in training; pre-tokens of source code are shorter
 LONG = re.compile(rf"\S{{{LONGEST_RUN}}}|\s{{{LONGEST_RUN}}}")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE like GPT-2's: 256 bytes, an end-of-text token, and merges learned from `texts`.
 
-    Time grows with the square of the length of a pre-token (a run of letters, of digits, of whitespace or of other
-    characters). Pre-tokens of more than `LONGEST_RUN` characters are therefore cut into pieces.
+    A pre-token is a run of letters, of digits, of whitespace or of other characters. Time grows with the square of its
+    length. Pre-tokens of more than `LONGEST_RUN` characters are therefore cut into pieces.
 
     Raises:
         UserError: `vocabulary` leaves no room for the bytes and the end-of-text token.
@@ -37,7 +37,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    runs = pre_tokenizers.ByteLevel(add_prefix_space=False)  # training locks the pre-tokenizer of the tokenizer
+    runs = pre_tokenizers.ByteLevel(add_prefix_space=False)  # training locks the tokenizer's own pre-tokenizer
     pieces = (piece for text in texts for piece in cut_runs(text, runs))
     tokenizer.train_from_iterator(pieces, trainer)
     return tokenizer
@@ -46,7 +46,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 def cut_runs(text: str, pre_tokenizer: Any) -> Iterator[str]:
     """Yield the text in pieces, divided inside pre-tokens of more than `LONGEST_RUN` characters."""
     start = 0
-    if LONG.search(text):  # rare, because finding the pre-tokens takes as long as training on the text
+    if LONG.search(text):  # pre-tokens are searched only then, because it takes as long as training
         for _, (first, end) in pre_tokenizer.pre_tokenize_str(text):
             for cut in range(first + LONGEST_RUN, end, LONGEST_RUN):
                 yield text[start:cut]
@@ -65,7 +65,8 @@ def load_tokenizer(source: str) -> Tokenizer:
         UserError: `source` is none of these, the hub cannot be reached, or the file is not a tokenizer.
     """
     if source.startswith(MODEL_PREFIX):
-        from kerple.hf.source import find_model, read_tokenizer  # needs optional packages
+        from kerple.hf.model_tokenizer import read_tokenizer  # needs optional packages
+        from kerple.hf.source import find_model
 
         return read_tokenizer(find_model(source.removeprefix(MODEL_PREFIX)))
     path = Path(source)
@@ -77,15 +78,13 @@ def load_tokenizer(source: str) -> Tokenizer:
         if path.suffix == ".json" or path.is_absolute() or source.startswith("."):
             raise FileNotFoundError(f"there is no file {path}")
         return Tokenizer.from_pretrained(source)
-    except Exception as error:  # the library raises bare Exception for a bad file and many kinds for a bad hub
-        raise UserError(
-            f"tokenizer: {source!r} could not be loaded ({error}); expected {TRAINED_HERE!r} to train one here, a "
-            "tokenizer.json or its directory, or a name on the Hugging Face hub that can be reached from here"
-        ) from error
+    except Exception as error:  # the library raises many kinds of errors
+        expected = f"{TRAINED_HERE!r} to train one, a tokenizer.json or its folder, or a name on the Hugging Face hub"
+        raise UserError(f"tokenizer: {source!r} could not be loaded ({error}); expected {expected}") from error
 
 
 def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer after disabling truncation and padding, which its file may enable; this changes its JSON."""
+    """Disable truncation and padding, which the file of a tokenizer may enable, and return the tokenizer."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -105,15 +104,15 @@ def end_of_text(tokenizer: Tokenizer, source: str) -> int:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """The largest token id plus one; if the ids have gaps, this is more than the number of tokens."""
+    """The largest token id plus one. It is more than the number of tokens if the ids have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[int]:
     """Number of bytes of text of each token id; 0 for special tokens.
 
-    The numbers are exact for byte-level vocabularies, where a token may be part of a character, and for byte tokens of
-    other vocabularies. For any other token, it is the number of UTF-8 bytes that it adds after another token.
+    The numbers are exact for byte-level vocabularies, in which a token may be part of a character, and for byte tokens
+    of other vocabularies. The number of any other token is that of the UTF-8 bytes that it adds after another token.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()

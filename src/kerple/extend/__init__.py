@@ -1,1 +1,1 @@
-"""`extend`: the choice of a method by which a model reads inputs longer than those of its training."""
+"""Extension of the context of a pretrained model without training: the methods, their search and its result."""

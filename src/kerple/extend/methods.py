@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.hf.families import FAMILIES, read_options
 from kerple.hf.pretrained import read_network
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
+from kerple.hf.translation import read_options
 from kerple.model.first_tokens import check_distances
 from kerple.model.stored import build_strategy
 from kerple.positions import Shape
@@ -46,7 +46,7 @@ class Method:
 
 
 def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[str, str]]:
-    """The methods that a model can be read with, each at a few settings, and why others cannot be used, by name.
+    """List the methods that apply to a model, each with a few settings.
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
@@ -54,10 +54,10 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         target: Length N > L to reach.
 
     Returns:
-        The methods, of which the first leaves the model unchanged, and the reasons.
+        The methods, of which the first leaves the model unchanged, and the reasons why others do not apply, by name.
 
     Raises:
-        UserError: If no method can be used.
+        UserError: If no method applies.
     """
     s = target / length
 
@@ -66,28 +66,26 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         label = ", ".join([f"{STRATEGIES[scaling]} ×{factor:g}", *(f"{name} {v:g}" for name, v in options.items())])
         return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk")
 
-    def own(visibility: Visibility = EVERYTHING, window: int = 0) -> Method:
-        """The model as our network: with Self-Extend, if it has a window of exact distances, else with a mask."""
-        if config.model_type not in FAMILIES:
-            raise UserError(f"{config.model_type} is none of the families {', '.join(FAMILIES)}")
-        options = read_options(FAMILIES[config.model_type], config)
+    def own(visibility: Visibility = EVERYTHING, neighbors: int = 0) -> Method:
+        """The model as our network: with Self-Extend if a number of exact distances is given, else with a window."""
+        options = read_options(config)
         position, label = options["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"
-        if window:
-            group = math.ceil((target - window) / (length - window))  # the fewest with which all distances are known
-            label = f"Self-Extend, window {window}, groups of {group}"
-            arguments = {"position": position, "neighbor_window": window, "group": group}
+        if neighbors:
+            group = math.ceil((target - neighbors) / (length - neighbors))  # the fewest that training allows
+            label = f"Self-Extend, window {neighbors}, groups of {group}"
+            arguments = {"position": position, "neighbor_window": neighbors, "group": group}
             position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}
         layers, width = options["layers"], options["head_dim"]
         shape = Shape(options["dim"], options["heads"], length, layers=layers, head_width=width)
         check_distances(build_strategy(position)(shape), visibility)
-        return Method(label, position=position, visibility=visibility, as_trained=not window)
+        return Method(label, position=position, visibility=visibility, as_trained=not neighbors)
 
     builders: dict[str, Callable[[], list[Method]]] = {
         "PI": lambda: [rope("pi", s)],
         "NTK": lambda: [rope("ntk", s), rope("ntk", 2 * s)],
         "dynamic NTK": lambda: [rope("dynamic_ntk", 1.0), rope("dynamic_ntk", s)],
         "YaRN": lambda: [rope("yarn", s), rope("yarn", 2 * s), rope("yarn", s, beta_fast=4.0, attention_factor=1.0)],
-        "Self-Extend": lambda: [own(window=length // 4), own(window=length // 2)],
+        "Self-Extend": lambda: [own(neighbors=length // 4), own(neighbors=length // 2)],
         "window": lambda: [own(Visibility(length, FIRST, "capped")), own(Visibility(length, FIRST, "cache"))],
     }
     found, reasons = [Method("unchanged", as_trained=True)], {}

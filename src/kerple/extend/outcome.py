@@ -1,20 +1,17 @@
-"""What a search has found, in numbers, as a page, and as a folder that transformers loads."""
+"""The result of a search: the comparison of the best method with others on test text."""
 
-import shutil
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from kerple.base.templates import render_template
 from kerple.extend.methods import Method
-from kerple.extend.search import TEST, Losses, Search, compared
-from kerple.measure.far_context import verdict
+from kerple.extend.search import TEST, Losses, Search
+from kerple.measure.far_context import mean_interval, verdict
 from kerple.measure.gap import GapCurve
 from kerple.positions.visibility import EVERYTHING
 
 
 def outcome(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]:
-    """Read test text by the best method, the next and the unchanged model.
+    """Compare the best method on test text with the next one, and with the unchanged model at N and at L tokens.
 
     Args:
         search: The search.
@@ -23,21 +20,20 @@ def outcome(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]
 
     Returns:
         ``best`` (the options of the method), ``next`` (the label of the next, or None), ``helps``, ``far_context`` (its
-        verdict), ``gap`` (lines of its `GapCurve`, unless it is a window), ``losses`` of these methods by number of
-        tokens, and ``effects``: the `compared` losses.
+        verdict), ``gap`` (the report of `GapCurve`, unless the method is a window), ``losses`` of these methods by
+        number of tokens, and ``effects``: mean differences of losses, and the ends of their 95% intervals.
     """
     unchanged, best, short, long = search.methods[0], ranked[0], search.length, search.target
 
     def of(method: Method, length: int, reading: str = "own") -> Losses:
         return search.losses(method, TEST, length, blocks, reading)
 
-    read = [unchanged, *ranked[:2]]
-    of_best, of_unchanged = of(best, long), of(unchanged, long)
-    effects = {"unchanged": compared(of_best, of_unchanged), "shortened": compared(of_best, of(unchanged, short))}
-    effects |= {"next": compared(of_best, of(ranked[1], long))} if ranked[1:] else {}
-    effects |= {"rise": compared(of(best, short), of(unchanged, short)), "gain": compared(of(best, short), of_best)}
-    effects |= {"content": compared(of(best, long, "foreign"), of_best)}
-    losses = {m.label: {n: float(of(m, n).mean()) for n in (short, long)} for m in read}
+    near, far = of(best, short), of(best, long)
+    differences = {"unchanged": far - of(unchanged, long), "shortened": far - of(unchanged, short)}
+    differences |= {"next": far - of(ranked[1], long)} if ranked[1:] else {}
+    differences |= {"rise": near - of(unchanged, short), "gain": near - far, "content": of(best, long, "foreign") - far}
+    effects = {name: mean_interval(difference) for name, difference in differences.items()}
+    losses = {m.label: {n: float(of(m, n).mean()) for n in (short, long)} for m in [unchanged, *ranked[:2]]}
     found = {"best": asdict(best), "helps": effects["unchanged"][2] < 0 and effects["shortened"][2] < 0}
     found["far_context"] = verdict(effects["gain"][1:], effects["content"][1:])
     if best.visibility == EVERYTHING:
@@ -45,27 +41,3 @@ def outcome(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]
         gap = GapCurve([long // 8, long // 4, long // 2, long - context - k], context, k, documents)
         found["gap"] = gap.run(search.network(best), search.texts[TEST], search.runner).report
     return found | {"next": ranked[1].label if ranked[1:] else None, "losses": losses, "effects": effects}
-
-
-def render(values: dict[str, Any]) -> tuple[str, str]:
-    """The findings as text, and the page."""
-    text = render_template("kerple.extend", "findings.txt.jinja", **values)
-    return text, render_template("kerple.extend", "page.html.jinja", **values, findings=text)
-
-
-def link(model: str, config: Any, folder: Path) -> None:
-    """Make a folder with a changed configuration and links to the other files of a model, which transformers loads.
-
-    Args:
-        model: A folder or a name on the hub.
-        config: The `transformers.PreTrainedConfig`.
-        folder: The folder; what it holds is replaced.
-    """
-    from transformers.utils import cached_file
-
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for file in Path(str(cached_file(model, "config.json"))).parent.iterdir():
-        if file.is_file() and file.name != "config.json":
-            (folder / file.name).symlink_to(file.resolve())
-    config.save_pretrained(folder)

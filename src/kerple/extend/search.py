@@ -1,4 +1,4 @@
-"""`Search`: reads text by each method, drops those that are clearly worse, and compares the best on other text."""
+"""`Search`: measures the loss of each method on text, and drops methods that are clearly worse."""
 
 import json
 import re
@@ -18,8 +18,7 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
-from kerple.hf.memory import check_memory
-from kerple.measure.far_context import document_groups, mean_interval, next_of_another, readings
+from kerple.measure.far_context import document_groups, far_context_texts, mean_interval, next_of_another
 from kerple.measure.runner import Runner
 
 FEWEST, MOST = 2, 16  # blocks at the longest length
@@ -29,11 +28,11 @@ Losses = NDArray[np.float64]
 
 @dataclass
 class Search:
-    """A search for the method with the lowest loss at N tokens, on validation text, and its comparison on test text.
+    """A search for the method with the lowest loss at N tokens, which also measures losses on test text.
 
-    A block is N + 1 tokens of one document; blocks are of different documents. The last ``k`` targets of a block are
-    scored after its last ℓ inputs, so that the targets are the same at every length ℓ. The mean loss of each
-    block is written to a file as soon as it is read, and is not read again after a stop.
+    A block is N + 1 tokens of one document; each block is of another document. The last ``k`` targets of a block are
+    scored after its last ℓ inputs, so that the targets are the same at every length ℓ. The mean loss of each block is
+    written to a file at once, and a search that continues after a stop takes it from the file.
 
     Args:
         path: The model, as a name for `kerple.hf.source.find_model`.
@@ -44,8 +43,8 @@ class Search:
         folder: Folder of the records.
         texts: The text of ``validation`` and of ``test``.
         runner: Device and precision.
-        effects: What `choose` compares: by label and length the `compared` losses, ``against`` whom, over how many
-            ``blocks``, and whether the method was ``dropped``.
+        effects: The comparisons of `choose`, by label and length: ``effect`` (the mean difference of losses and its
+            95% interval), ``against`` (the label of the reference), ``blocks`` (their number) and ``dropped``.
     """
 
     path: str
@@ -57,27 +56,38 @@ class Search:
     texts: Mapping[str, Text]
     runner: Runner
     effects: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
-    _loaded: tuple[Method, Any] | None = None
+    _loaded: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.k = max(1, self.length // 4)
-        between = (self.length << i for i in range((self.target // self.length - 1).bit_length()))
-        self.lengths = [*between, self.target]  # L, 2 L, 4 L and so on below N, and N
+        doublings = (self.target // self.length - 1).bit_length()
+        self.lengths = [*(self.length << i for i in range(doublings)), self.target]  # L, 2 L, 4 L, …, N
 
     @cached_property
     def blocks(self) -> dict[str, tuple[TextBlocks, list[int]]]:
-        """Blocks of each text, in an order that mixes its documents, and for each the number of its foreign block."""
-        return {split: _mixed(text, self.target) for split, text in self.texts.items()}
+        """Blocks of each text in random order, and for each block the index of a block of another group of documents.
+
+        Raises:
+            UserError: If a text has fewer than two documents of more than N tokens.
+        """
+        found = {}
+        for split, text in self.texts.items():
+            blocks = text.document_blocks(self.target, overlap=0.5, per_document=1)
+            order = shuffled(len(blocks), min(len(blocks), 2 * MOST), 0)
+            assert blocks.documents is not None
+            groups = document_groups(text, blocks.documents[order].tolist())
+            found[split] = blocks.chosen(order), next_of_another(groups)
+        return found
 
     def losses(self, method: Method, split: str, length: int, blocks: int, reading: str = "own") -> Losses:
-        """Mean losses of the targets of each of the first blocks, (blocks,) in nats; what was not read yet is read.
+        """Mean loss of the targets of each of the first blocks, (blocks,) fp64 in nats; recorded losses are reused.
 
         Args:
             method: The method.
             split: The text.
             length: Number of inputs.
             blocks: Number of blocks.
-            reading: ``own``, or ``foreign`` for inputs whose first N - L are of another document.
+            reading: ``own``, or ``foreign`` to take all inputs before the last L from another document.
 
         Raises:
             UserError: If a loss is not finite.
@@ -87,7 +97,7 @@ class Search:
         record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}
         for i in range(len(record["losses"]), blocks):
             network, began = self.network(method), time.monotonic()
-            tokens = readings(of_split[i], of_split[others[i]], length, min(length - 1, self.length))[reading]
+            tokens = far_context_texts(of_split[i], of_split[others[i]], length, min(length - 1, self.length))[reading]
             with torch.inference_mode(), self.runner.autocast():
                 losses = network.losses(tokens[None].to(self.runner.device), self.k, method.visibility)
             record["losses"].append(float(losses.double().mean()))
@@ -100,10 +110,10 @@ class Search:
         return np.array(record["losses"][:blocks])
 
     def plan(self, minutes: float) -> tuple[int, float]:
-        """Number of blocks at N that takes at most so many minutes, but at least `FEWEST`, and the seconds it takes.
+        """The number of blocks at N that can be read in a time, at least `FEWEST`, and their time in seconds.
 
-        The unchanged model is timed at L. Time is taken to grow with the square of the length, which is an upper bound,
-        and half of the methods are expected to be dropped.
+        The unchanged model is timed at L. The estimate assumes that time grows with the square of the length, which is
+        an upper bound, and that half of the methods are dropped.
         """
         self.losses(self.methods[0], VALIDATION, self.length, 1)
         timed = read_mapping(self._record(self.methods[0], VALIDATION, self.length))["seconds"][0]
@@ -113,20 +123,15 @@ class Search:
         blocks = min(max(int(60 * minutes / block), FEWEST), most)
         return blocks, blocks * block
 
-    def check_memory(self, config: Any) -> None:
-        """Raise a UserError if less memory is free than N tokens need beside the unchanged model."""
-        self.network(self.methods[0])  # a copy of its weights, for our network, is part of the estimate
-        check_memory(config, self.target, self.runner.device.type)
-
     def choose(self, blocks: int) -> list[Method]:
-        """The methods within the bound at L that are not clearly worse at N on validation text, best first.
+        """The methods that meet the bound at L and are not clearly worse at N, by validation text; the best is first.
 
-        At each length a few blocks are read first, then all. A method is dropped at L if its loss rises by more than
-        the bound; after the first blocks only if the whole 95% interval of the rise is beyond it. Beyond L it is
-        dropped if its loss is above the lowest, by the paired 95% interval.
+        Each length is read with `FEWEST` blocks first. At L a method is dropped if its loss rises by more than the
+        bound; after the first blocks only if the 95% interval of the rise is above the bound. Beyond L a method is
+        dropped if the paired 95% interval of its loss minus the lowest loss is above 0.
 
         Raises:
-            UserError: If no method is within the bound.
+            UserError: If no method meets the bound.
         """
         unchanged, *alive = self.methods
         for length in self.lengths:
@@ -136,43 +141,26 @@ class Search:
                 losses = {m.label: self.losses(m, VALIDATION, length, count) for m in alive}
                 alive.sort(key=lambda m: losses[m.label].mean())
                 best = unchanged if trained else alive[0]
-                theirs = self.losses(best, VALIDATION, length, count)
-                limit = self.bound * float(theirs.mean()) if trained else 0.0
+                reference = self.losses(best, VALIDATION, length, count)
+                limit = self.bound * float(reference.mean()) if trained else 0.0
                 for m in list(alive):
-                    effect = compared(losses[m.label], theirs)
+                    effect = mean_interval(losses[m.label] - reference)
                     dropped = effect[0 if trained and count == most else 1] > limit
                     about = {"effect": effect, "against": best.label, "blocks": count, "dropped": dropped}
                     self.effects.setdefault(m.label, {})[length] = about
                     if dropped:
                         alive.remove(m)
-                        print(f"{m.label}: not read further than {length:,} tokens", flush=True)
+                        print(f"{m.label}: not read beyond {length:,} tokens", flush=True)
                 if not alive:
                     raise UserError(f"bound: got {100 * self.bound:g}%, which every method exceeds; give a larger one")
         return alive
 
     def network(self, method: Method) -> Any:
         """The network of a method; only the last one is kept in memory."""
-        if self._loaded is None or self._loaded[0] != method:
-            self._loaded = None  # its memory is free before the next is read
-            self._loaded = method, method.network(self.path, self.length).to(self.runner.device)
-        return self._loaded[1]
+        if method.label not in self._loaded:
+            self._loaded.clear()  # frees memory before the next network is read
+            self._loaded[method.label] = method.network(self.path, self.length).to(self.runner.device)
+        return self._loaded[method.label]
 
     def _record(self, method: Method, split: str, length: int, reading: str = "own") -> Path:
         return self.folder / f"{split}-{length}-{reading}-{re.sub('[^a-z0-9]+', '-', method.label.lower())}.json"
-
-
-def compared(ours: Losses, theirs: Losses) -> tuple[float, float, float]:
-    """Mean of the differences of blocks, and its 95% interval by Student's t; of two or more blocks."""
-    return mean_interval(ours - theirs)
-
-
-def _mixed(text: Text, length: int) -> tuple[TextBlocks, list[int]]:
-    """A block of each document in an order that mixes them, and for each the number of one of another group.
-
-    Raises:
-        UserError: If there are not two documents of more than ``length`` tokens.
-    """
-    blocks = text.document_blocks(length, overlap=0.5, per_document=1)
-    order = shuffled(len(blocks), min(len(blocks), 2 * MOST), 0)
-    assert blocks.documents is not None
-    return blocks.chosen(order), next_of_another(document_groups(text, blocks.documents[order].tolist()))

@@ -1,7 +1,7 @@
-"""Models of the transformers library: evaluated as they are, read into our own `Transformer`, and written from it.
+"""Models of the transformers library: their evaluation, their translation to our own `Transformer`, and export.
 
-The optional group ``hf`` (transformers, accelerate, gguf) is needed only for models of others; our own
-checkpoints are read without it.
+The optional group ``hf`` (transformers, accelerate, gguf) is needed for these models only. Our own checkpoints are read
+without it.
 """
 
 from importlib.util import find_spec
@@ -13,10 +13,10 @@ PRETRAINED = 'pip install --editable ".[pretrained]"'
 
 
 def need(package: str = "transformers", install: str = INSTALL) -> None:
-    """Check that a package is installed; the error has the line that installs it.
+    """Check that a package is installed.
 
     Raises:
-        UserError: If the package is not installed.
+        UserError: If the package is not installed. The message has the command that installs it.
     """
     if find_spec(package) is None:
         raise UserError(f"{package}: is not installed, and this command needs it; install it with: {install}")
@@ -25,4 +25,4 @@ def need(package: str = "transformers", install: str = INSTALL) -> None:
 if find_spec("transformers") is not None:
     from kerple.hf.modeling import register
 
-    register()  # AutoModelForCausalLM then needs nothing but `import kerple.hf`
+    register()  # AutoModelForCausalLM then loads our models after `import kerple.hf`

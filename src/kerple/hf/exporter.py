@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Mapping
 from inspect import getsourcefile
 from pathlib import Path
 from shutil import copy
@@ -14,25 +13,28 @@ import transformers
 from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
-from kerple.hf.families import LLAMA, parameters
+from kerple.hf.families import LLAMA
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
-from kerple.hf.rope import LLAMA_ROPE, write_rope
+from kerple.hf.translation import parameters
 from kerple.model.architecture import Architecture
 from kerple.model.stored import StoredModel, Weights
 from kerple.positions import Position
 from kerple.positions.coupled import Placed
 
 TRAINED_ON = "kerple_trained_on"
-"""Key of config.json: the corpus of the run that was exported, and the sha256 of its test text."""
+"""Key of config.json for the corpus of the exported run and the sha256 of its test text."""
 
-AS_LLAMA: dict[str, Any] = vars(Architecture()) | {"bias": False, "norm": "rms", "gated": True, "activation": "silu"}
 FREE = ("kv_heads", "per_layer", "hidden", "qkv_bias", "tied", "eps", "init", "dropout", "attention")
-"""Options of a stock Llama or Qwen2 that are entries of its configuration or do not change its logits."""
-AUTO_MAP = {
-    "AutoConfig": "modeling_kerple.KerpleRemoteConfig",
-    "AutoModelForCausalLM": "modeling_kerple.KerpleRemoteForCausalLM",
-}
-REMOTE_CODE = '''"""A model of kerple with strategies of its own; kerple has to be installed."""
+"""Options that a stock Llama or Qwen2 has in its configuration, or that do not change logits."""
+AS_LLAMA = {name: value for name, value in vars(Architecture()).items() if name not in FREE}
+AS_LLAMA |= {"bias": False, "norm": "rms", "gated": True, "activation": "silu"}
+"""The other options of a stock Llama."""
+ROPE_AS_LLAMA: dict[str, Any] = {"layout": "half", "rotary_fraction": 1.0}
+ROPE_AS_LLAMA |= dict.fromkeys(("scaling", "attention_factor", "mistake"))
+"""Options of `kerple.positions.RoPE` in a stock Llama, except ``base``, which is an entry of its configuration."""
+AUTO_MAP = {"AutoConfig": "modeling_kerple.KerpleRemoteConfig"}
+AUTO_MAP |= {"AutoModelForCausalLM": "modeling_kerple.KerpleRemoteForCausalLM"}
+REMOTE_CODE = '''"""A model of kerple with the strategies in this folder; kerple has to be installed."""
 
 from kerple.hf.modeling import remote_classes
 
@@ -42,39 +44,39 @@ KerpleRemoteConfig, KerpleRemoteForCausalLM = remote_classes(__name__, {names})
 
 
 def export(
-    read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending: int | None, dtype: str = "float32"
+    stored: StoredModel, folder: Path, tokenizer: Tokenizer | None, end_of_text: int | None, dtype: str = "float32"
 ) -> str:
     """Write config.json, model.safetensors and the tokenizer.
 
-    A network that can be a stock Llama (or Qwen2, with biases of queries, keys and values) is written as one, which
-    needs no code of this project. Strategies of others are copied into the folder with their files, as code that
-    transformers runs only with ``trust_remote_code=True``.
+    A network that equals a Llama, or a Qwen2 with biases of queries, keys and values, is written as such a model. It
+    needs no code of this project. Files of strategies from outside this project are copied into the folder, as code
+    that transformers runs only with ``trust_remote_code=True``.
 
     Args:
-        read: Options and weights of the network.
+        stored: Options and weights of the network.
         folder: A folder that is empty or does not exist.
-        tokenizer: Tokenizer of its data, or None.
-        ending: Id of the token that ends a text.
-        dtype: Dtype of the weights, those of the strategy aside, which stay in fp32.
+        tokenizer: Tokenizer of the training data, or None.
+        end_of_text: Id of the token that ends a text, or None.
+        dtype: Dtype of the weights. Weights of the strategy stay in fp32.
 
     Returns:
-        Name of the architecture that was written.
+        Name of the architecture.
 
     Raises:
-        UserError: If the folder is not empty, or the strategy needs places that a task gives.
+        UserError: If the folder is not empty, or the strategy needs positions that a task gives.
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
-    remote = _remote(read.model["position"])
-    model = hugging_face_model(read)
-    if ending is not None:
-        model.config.eos_token_id = model.generation_config.eos_token_id = ending
+    remote = _remote(stored.model["position"])
+    model = hugging_face_model(stored)
+    if end_of_text is not None:
+        model.config.eos_token_id = model.generation_config.eos_token_id = end_of_text
     for weight_name, weight in model.named_parameters():
         if "positions." not in weight_name:
             weight.data = weight.data.to(getattr(torch, dtype))
     model.save_pretrained(folder)
     if tokenizer is not None:
-        end = None if ending is None else tokenizer.id_to_token(ending)
+        end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
         transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(folder)
     for kind in remote:
         copy(str(getsourcefile(kind)), folder)
@@ -85,54 +87,42 @@ def export(
     return type(model).__name__
 
 
-def hugging_face_model(read: StoredModel) -> Any:
-    """Make a model of transformers: a stock model if possible, else our own class; arguments and errors of `export`."""
-    remote = _remote(read.model["position"])
-    return _llama(read) if not remote and _is_llama(read.model) else _kerple(read, remote)
-
-
-def _is_llama(model: Mapping[str, Any]) -> bool:
-    """Whether a network can be a stock Llama or Qwen2."""
-    model = vars(Architecture()) | dict(model)
-    position = model["position"]
-    path = position if isinstance(position, str) else position["class_path"]
-    options = {} if isinstance(position, str) else position.get("init_args") or {}
-    return (
-        all(model[key] == value for key, value in AS_LLAMA.items() if key not in FREE)
-        and path.rpartition(".")[2] == "RoPE"
-        and all(options.get(key, value) == value for key, value in LLAMA_ROPE.items())
-    )
+def hugging_face_model(stored: StoredModel) -> Any:
+    """The network as a Llama or Qwen2 of transformers if it equals one, else as our own class; errors of `export`."""
+    position, remote = stored.model["position"], _remote(stored.model["position"])
+    position = {"class_path": position} if isinstance(position, str) else position
+    rope = position.get("init_args") or {}
+    is_llama = position["class_path"].rpartition(".")[2] == "RoPE" and not remote
+    is_llama = is_llama and ROPE_AS_LLAMA.items() <= (ROPE_AS_LLAMA | rope).items()
+    is_llama = is_llama and AS_LLAMA.items() <= (vars(Architecture()) | dict(stored.model)).items()
+    return _llama(stored, rope.get("base", 10000.0)) if is_llama else _kerple(stored, remote)
 
 
 def _remote(position: Any) -> list[type[Position]]:
-    """The strategies that are not of this project; whoever read the model has imported their modules."""
+    """The strategies from outside this project; reading the model has imported their modules."""
     paths = dict.fromkeys(re.findall(r'"class_path": "([^"]+)\.(\w+)"', json.dumps(position)))
     return [getattr(sys.modules[module], name) for module, name in paths if module.split(".")[0] != "kerple"]
 
 
-def _kerple(read: StoredModel, remote: list[type[Position]]) -> KerpleForCausalLM:
-    rows = len(read.weights["embedding.weight"])
-    options = {key: value for key, value in read.model.items() if key not in ("vocabulary", "attention", "dropout")}
+def _kerple(stored: StoredModel, remote: list[type[Position]]) -> KerpleForCausalLM:
+    rows = len(stored.weights["embedding.weight"])
+    options = {key: value for key, value in stored.model.items() if key not in ("vocabulary", "attention", "dropout")}
     config_class, model_class = remote_classes(__name__, *remote) if remote else (KerpleConfig, KerpleForCausalLM)
     exported = model_class(config_class({**options, "vocabulary": rows}))
     for module in exported.network.modules():
         if isinstance(module, Placed):
-            raise UserError(
-                f"position: got {type(module).__name__}, whose places a task gives; a model of transformers is given "
-                "tokens alone and would be another one; use `python run.py predict`"
-            )
-    exported.network.load_state_dict(read.weights)
-    for kind in remote:  # transformers imports it into a package of its own
+            reason = "whose positions a task gives, but models of transformers read only tokens"
+            raise UserError(f"position: got {type(module).__name__}, {reason}; use `python run.py predict`")
+    exported.network.load_state_dict(stored.weights)
+    for kind in remote:  # transformers imports the file into its package transformers_modules
         exported.config.auto_map, network = AUTO_MAP, json.dumps(exported.config.network)
         network = network.replace(f'"{kind.__module__}.{kind.__name__}"', f'"transformers_modules.{kind.__name__}"')
         exported.config.network = json.loads(network)
     return exported.eval()
 
 
-def _llama(read: StoredModel) -> Any:
-    model, weights = read.model, read.weights
-    position = model["position"]
-    rope = {} if isinstance(position, str) else position.get("init_args") or {}
+def _llama(stored: StoredModel, base: float) -> Any:
+    model, weights = stored.model, stored.weights
     heads, dim = model["heads"], model["dim"]
     kv_heads = model.get("kv_heads") or heads
     config = (transformers.Qwen2Config if model.get("qkv_bias") else transformers.LlamaConfig)(
@@ -145,7 +135,7 @@ def _llama(read: StoredModel) -> Any:
         max_position_embeddings=model["length"],
         rms_norm_eps=model["eps"],
         tie_word_embeddings=bool(model.get("tied")),
-        rope_parameters=write_rope(rope),
+        rope_parameters={"rope_type": "default", "rope_theta": float(base)},
         bos_token_id=None,
         eos_token_id=None,
     )

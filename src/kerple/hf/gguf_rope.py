@@ -1,4 +1,4 @@
-"""Scaling of RoPE in GGUF files, of which transformers reads only the base."""
+"""Scaling of RoPE in GGUF files. transformers reads only the base of RoPE from them."""
 
 import math
 from copy import deepcopy
@@ -12,14 +12,11 @@ SCALING = ("type", "factor", "original_context_length", "attn_factor", "yarn_bet
 
 
 def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
-    """The ``rope_parameters`` of a GGUF file; keys and defaults are those of llama.cpp.
+    """The ``rope_parameters`` of a GGUF file, or None if the model has no RoPE; keys and defaults are llama.cpp's.
 
     Args:
         path: The file.
-        config: The `transformers.PreTrainedConfig` that transformers makes of it.
-
-    Returns:
-        The parameters, or None if the model has no RoPE.
+        config: The `transformers.PreTrainedConfig` that transformers reads from it.
 
     Raises:
         UserError: If transformers has no counterpart of the scaling.
@@ -40,7 +37,7 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
     length = scaling.get("original_context_length", metadata.get(f"{model}context_length"))
     changes = {} if base is None else {"rope_theta": base}
     original = {"original_max_position_embeddings": length, "attention_factor": scaling.get("attn_factor", 1.0)}
-    if kind == "divisors":  # of the frequencies: of Llama 3 for all lengths, of LongRoPE in two lists
+    if kind == "divisors":  # divisors of the frequencies: one list of Llama 3, or two lists of LongRoPE
         from gguf import GGUFReader
 
         lists = {tensor.name: tensor.data.tolist() for tensor in GGUFReader(path).tensors if tensor.name in divisors}
@@ -54,10 +51,8 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
         changes |= {"rope_type": "linear", "factor": factor}
     unknown = kind not in ("none", "linear", "yarn", "divisors") or not scaling.keys() <= set(SCALING)
     if unknown or ("rope_type" in changes and "rope_theta" not in target) or (kind == "divisors" and factor != 1):
-        raise UserError(
-            f"hf: the RoPE of {path.name} is scaled by {scaling}, {', '.join(divisors) or 'no tensor'}; transformers "
-            f"cannot read that for a {config.model_type}; use the model's safetensors"
-        )
+        given = f"hf: the RoPE of {path.name} is scaled by {scaling} and {', '.join(divisors) or 'no tensor'}"
+        raise UserError(f"{given}; transformers does not support this; use the model's safetensors")
     if "rope_theta" in target:
         target.update(changes)
     return rope

@@ -1,4 +1,4 @@
-"""An estimate of the memory that a model of transformers needs, compared with the memory that is free."""
+"""An estimate of the memory that a model of transformers needs, and its comparison with the free memory."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from kerple.base.errors import UserError
 
 
 def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote_code: bool = False) -> None:
-    """Check that the weights of a model, and the activations of one layer, fit into the free memory in fp32.
+    """Check that the weights of a model and the activations of one layer fit into the free memory in fp32.
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
-        tokens: Length of the input, the option ``to`` of `extend`; 0 to check the weights only.
+        tokens: Length of the input, which is the option ``to`` of `extend`; 0 for the weights only.
         device: Type of the device, ``cpu`` or ``cuda``.
         trust_remote_code: Whether code that comes with the model may run.
 
     Raises:
-        UserError: If less memory is free.
+        UserError: If the free memory is smaller.
     """
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Our `Transformer` as a model of transformers, which `AutoModelForCausalLM` loads after `import kerple.hf`."""
+"""Our `Transformer` as a model of transformers. `AutoModelForCausalLM` loads it after `import kerple.hf`."""
 
 import sys
 from typing import Any
@@ -17,9 +17,9 @@ from kerple.model.cache import Cache
 from kerple.model.stored import transformer
 from kerple.positions import Position
 
-REMOTE_PACKAGE = "transformers_modules."  # the package into which transformers imports code that comes with a model
+REMOTE_PACKAGE = "transformers_modules."  # the package into which transformers imports the code of a model
 MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()
-# transformers 5.24 has renamed what `generate` and outputs call the cache
+# name of the cache in `generate` and in outputs, which transformers 5.24 has changed
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
@@ -47,7 +47,7 @@ class KerpleConfig(PreTrainedConfig):
 class KerpleCache(DynamicCache):
     """Our cache in the form that `generate` of transformers expects."""
 
-    # `generate` takes a cache that has layers of none of its own classes for one without keys
+    # `generate` would take a cache without layers of its own classes for a cache without keys
     is_linear = (False,)  # type: ignore[assignment,unused-ignore]
     is_croppable = False
 
@@ -59,7 +59,7 @@ class KerpleCache(DynamicCache):
         return self.cache.length
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let row i continue row ``beam_idx[i]``, as beam search needs it."""
+        """Replace row i by row ``beam_idx[i]``, for beam search."""
         if self.cache.tokens is not None:
             self.cache.tokens = self.cache.tokens[beam_idx]
         for layer in self.cache.layers:
@@ -71,19 +71,19 @@ class KerpleCache(DynamicCache):
 class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     """Our `Transformer` with `generate`, its cache, and a loss for transformers' `Trainer`.
 
-    Padding is not masked: texts of a batch may be padded on the right to be scored or trained on, and the prompts of a
-    batch must have one length.
+    Padding is not masked. Texts of a batch may be padded on the right, for losses and training. The prompts of a batch
+    must have equal lengths.
     """
 
     config_class = KerpleConfig
-    remote: tuple[type[Position], ...] = ()  # strategies that come with the model as code
+    remote: tuple[type[Position], ...] = ()  # strategies whose code is stored with the model
     base_model_prefix = "network"
     main_input_name = "input_ids"
-    accepts_loss_kwargs = False  # the loss is a mean, which `Trainer` must divide by the number of accumulated batches
+    accepts_loss_kwargs = False  # `Trainer` must divide the loss, a mean, by the number of accumulated batches
     _tied_weights_keys = {"network.head.weight": "network.embedding.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["positions"]  # noqa: RUF012
     _supports_sdpa = True
-    _is_stateful = True  # transformers refuses assisted generation, which would remove rows from the cache
+    _is_stateful = True  # transformers then refuses assisted generation, which would remove rows from the cache
 
     def __init__(self, config: KerpleConfig) -> None:
         super().__init__(config)
@@ -93,7 +93,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load a model as transformers does, and compute what files do not hold, such as ALiBi's slopes."""
+        """Load a model as transformers does, and compute the buffers that files do not hold, such as ALiBi's slopes."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         initial = transformer(model.config.network | {"vocabulary": 1, "hidden": 1}, remote=cls.remote)
@@ -137,16 +137,16 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: (B, T) int64.
-            attention_mask: (B, T), 0 only for padding on the right, and with a cache nowhere.
-            past_key_values: The cache that an earlier call has returned; transformers 5.24 calls it ``cache``.
-            labels: (B, T) int64, which are shifted by one here; -100 is left out.
-            use_cache: Whether to return a cache; there is none if positions depend on the length of the input, which
-                keys in a cache do not follow.
+            attention_mask: (B, T), 0 for padding on the right; without padding if there is a cache.
+            past_key_values: The cache of an earlier call; transformers 5.24 calls it ``cache``.
+            labels: (B, T) int64, which this method shifts by one; -100 is ignored.
+            use_cache: Whether to return a cache. None is returned for a strategy whose positions depend on the length
+                of the input, because the keys in a cache would be out of date.
             logits_to_keep: Number of last tokens whose logits are returned; 0 for all.
 
         Raises:
-            UserError: If tokens are padded on the left, or with a cache at all, or ``position_ids`` are not those of
-                one text.
+            UserError: If tokens are padded on the left, tokens are padded and a cache is used, or ``position_ids`` are
+                not those of one text.
         """
         past_key_values = ignored.pop("cache", past_key_values)
         if past_key_values is None and use_cache and not self.training and self.network.prefix_consistent:
@@ -156,10 +156,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         if (positions := ignored.get("position_ids")) is not None:
             first = 0 if cache is None else cache.length
             if not bool((positions == torch.arange(first, first + input_ids.shape[1], device=positions.device)).all()):
-                raise UserError(
-                    "position_ids: got others than those of one text from its first token on, which this model cannot "
-                    "read; give each text a row of its own"
-                )
+                raise UserError("position_ids: got positions of several texts; put each text into a separate row")
         logits = self.network(input_ids, cache=cache, last=logits_to_keep or None)  # (B, T or logits_to_keep, V)
         loss = None
         if labels is not None:
@@ -170,12 +167,12 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[KerpleConfig], type[KerpleForCausalLM]]:
-    """Make classes of a configuration and a model, for this module, whose strategies come with it as code."""
+    """Make classes of a configuration and a model for a module with strategies whose code is stored with the model."""
     for kind in strategies if module.startswith(REMOTE_PACKAGE) else ():
-        # a part of transformers' name of the module begins with a digit, which the parser of options does not import
+        # transformers' name of the module has a part that begins with a digit; the parser of options rejects such names
         name = REMOTE_PACKAGE + kind.__module__.removeprefix(REMOTE_PACKAGE).replace(".", "_")
         sys.modules[name], kind.__module__ = sys.modules[kind.__module__], name
-    # transformers would make a dataclass of a configuration without an __init__ of its own
+    # without __init__ in its namespace, transformers would turn the configuration into a dataclass
     names = {"model_type": "kerple_remote", "__module__": module, "__init__": KerpleConfig.__init__}
     config = type("KerpleRemoteConfig", (KerpleConfig,), names)
     attributes = {"config_class": config, "remote": strategies, "__module__": module}
@@ -183,20 +180,18 @@ def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[Kerpl
 
 
 def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
-    """Raise a UserError if a mask leaves tokens out on the left, or, of prompts and cached tokens, any."""
+    """Raise a UserError if a mask hides tokens on the left, or any tokens if they are prompts or cached."""
     if attention_mask is None or bool(attention_mask.all()):
         return
     if cached or bool((attention_mask.diff(dim=-1) > 0).any()):
-        raise UserError(
-            "attention_mask: got padding on the left or of prompts, which this model cannot leave out; give prompts of "
-            "one length, and pad texts that are scored on the right (tokenizer.padding_side)"
-        )
+        reason = "got padding on the left or of prompts, which this model cannot mask"
+        raise UserError(f"attention_mask: {reason}; use prompts of equal length, and pad other texts on the right")
 
 
 def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Hook of every optimiser: after a step, project the parameters of our models into their ranges.
 
-    Strategies with random positions or shifts draw new ones then, once a step, however many forwards it has.
+    Strategies with random positions or shifts draw new ones, once for each step and not for each forward pass.
     """
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for model in MODELS:
@@ -206,7 +201,10 @@ def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def register() -> None:
-    """Register the model with transformers' Auto classes, and its constraints with torch's optimisers; once."""
+    """Register the model with transformers' Auto classes, and its constraints with torch's optimisers.
+
+    It must be called once.
+    """
     register_optimizer_step_post_hook(constrain_after_step)
     AutoConfig.register(KerpleConfig.model_type, KerpleConfig, exist_ok=True)
     AutoModelForCausalLM.register(KerpleConfig, KerpleForCausalLM, exist_ok=True)

@@ -9,9 +9,10 @@ import torch
 from kerple.base.errors import UserError
 from kerple.base.trust import Classes
 from kerple.hf.adapter import config_length, hugging_face_network
-from kerple.hf.families import read_family
+from kerple.hf.model_tokenizer import bos_token, has_tokenizer
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
-from kerple.hf.source import bos_token, find_model, has_tokenizer, read_model, read_model_config
+from kerple.hf.source import find_model, read_model, read_model_config
+from kerple.hf.translation import read_family
 from kerple.model.stored import StoredModel, fill, read_checkpoint, transformer
 from kerple.positions import Position, Shape
 
@@ -27,14 +28,14 @@ def read_network(
     bos: bool = True,
     rope_options: Mapping[str, float] = {},
 ) -> Any:
-    """Read a causal language model of transformers, as a `kerple.model.network.Network`.
+    """Read a causal language model of transformers as a `kerple.model.network.Network`.
 
     Args:
         path: A folder, a .gguf file, ``smollm2-135m`` or a name on the Hugging Face hub.
-        length: Training length in tokens; None for that in the model's configuration.
-        scaling: Scaling of RoPE, see `kerple.hf.rope`; None for the model's own.
-        factor: Length for which the scaling is meant, as a multiple of the training length.
-        position: Strategy in place of the model's own; the model is then our own network, in fp32.
+        length: Training length in tokens; None for the length in the model's configuration.
+        scaling: Scaling of RoPE, see `kerple.hf.rope.scaled`; None for the model's own.
+        factor: Scaling factor.
+        position: Strategy in place of the model's own. The model is then translated to our own network, in fp32.
         dtype: Dtype of the weights in memory.
         trust_remote_code: Whether code that comes with the model may run.
         bos: Whether the network reads a BOS token before every input, if the model's tokenizer adds one.
@@ -55,12 +56,11 @@ def read_network(
     stored = read_family(config, model.state_dict())
     network = transformer(stored.model, position)
     if new := [name for name in fill(network, stored).new if name.startswith("positions.")]:
-        raise UserError(
-            f"model.position: {network.name} has weights that the model lacks, such as {new[0]}; train them first"
-        )
+        reason = f"which has weights that the model lacks, such as {new[0]}"
+        raise UserError(f"model.position: got {network.name}, {reason}; train them with `fit --weights`")
     network.bos = begin
     if position is not None:
-        print(f"tested with another strategy than the model's own: {network.name}", flush=True)
+        print(f"the strategy of the model is replaced by {network.name}", flush=True)
     return network
 
 
@@ -69,12 +69,12 @@ def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
 
     Args:
         path: A name for `find_model`, or a checkpoint that `fit` has written.
-        classes: The classes that a checkpoint may name; without them, no checkpoint is read.
+        classes: The classes that a checkpoint may name; None if the path is no checkpoint.
 
     Raises:
         UserError: If there is no such model, it has no counterpart here, or the checkpoint holds no model.
     """
-    if classes is not None and is_zipfile(path):  # as torch.save writes it; safetensors and GGUF are none
+    if classes is not None and is_zipfile(path):  # the format of torch.save, unlike safetensors and GGUF
         return read_checkpoint(path, classes)
     source = find_model(path)
     config = read_model_config(source)

@@ -1,4 +1,4 @@
-"""RoPE in configurations of transformers and in ours: its translation in both directions, and its scaling."""
+"""RoPE in configurations of transformers: its translation to our options, and its scaling."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -8,38 +8,17 @@ from kerple.base.errors import UserError
 from kerple.positions.rotary_scaling import Scaling
 
 AnyScaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"]
-STRATEGIES = {
-    "none": "RoPE",
-    "pi": "PI",
-    "ntk": "NTK",
-    "dynamic_ntk": "DynamicNTK",
-    "yarn": "YaRN",
-    "llama3": "RoPE (llama3)",
-}
-SCALINGS = {"default": "none", "linear": "pi", "dynamic": "dynamic_ntk"}  # transformers' names, where ours differ
-OPTIONS = {
-    "factor": "factor",
-    "attention_factor": "attention_factor",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "high_freq_factor": "beta_fast",
-    "low_freq_factor": "beta_slow",
-    "short_factor": "short_factors",
-    "long_factor": "long_factors",
-}
-"""Options of scalings, transformers' names and ours."""
-LLAMA_ROPE: dict[str, Any] = {
-    "layout": "half",
-    "rotary_fraction": 1.0,
-    "scaling": None,
-    "attention_factor": None,
-    "mistake": None,
-}
-"""Options of `RoPE` that a stock Llama has; its ``base`` is free."""
+STRATEGIES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
+STRATEGIES |= {"llama3": "RoPE (llama3)"}
+SCALINGS = {"default": "none", "linear": "pi", "dynamic": "dynamic_ntk"}  # names that differ: transformers' and ours
+OPTIONS = {name: name for name in ("factor", "attention_factor", "beta_fast", "beta_slow")}
+OPTIONS |= {"high_freq_factor": "beta_fast", "low_freq_factor": "beta_slow"}
+OPTIONS |= {"short_factor": "short_factors", "long_factor": "long_factors"}
+"""Options of scalings: transformers' names and ours."""
 
 
 def rope_type(config: Any) -> str | None:
-    """transformers' name of a model's scaling of RoPE, ``mixed`` if it differs between layers, None without RoPE."""
+    """transformers' name of a model's scaling of RoPE; ``mixed`` if layers differ, None for a model without RoPE."""
     rope = getattr(config, "rope_parameters", None)
     if not rope:
         return None
@@ -47,19 +26,19 @@ def rope_type(config: Any) -> str | None:
 
 
 def strategy_name(config: Any) -> str | None:
-    """Name of a model's RoPE in results, such as PI; None for a model without RoPE."""
+    """Name of a model's RoPE in results, such as PI, or None for a model without RoPE."""
     kind = rope_type(config)
     return None if kind is None else STRATEGIES.get(SCALINGS.get(kind, kind), f"RoPE ({kind})")
 
 
 def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, Any] | None:
-    """Options of `kerple.positions.RoPE` that make the RoPE of a model; None if our RoPE has no such options.
+    """Options of `kerple.positions.RoPE` that give the RoPE of a model, or None if our RoPE has no counterpart.
 
     Args:
-        rope: ``rope_parameters`` of a configuration, or of one of its kinds of layers.
+        rope: ``rope_parameters`` of a configuration, or of a kind of layers in it.
         partial: Whether the model rotates only the fraction ``partial_rotary_factor`` of the channels.
-        length: Largest number of positions. Its ratio to the original number is the factor of YaRN and LongRoPE, where
-            the configuration names none.
+        length: Largest number of positions. If the configuration has no factor of YaRN or LongRoPE, the factor is the
+            ratio of this number to the original one.
     """
     scaling = SCALINGS.get(rope.get("rope_type", "default"), rope.get("rope_type"))
     if scaling not in (*STRATEGIES, *get_args(Scaling)) or rope.get("truncate") is False or "mscale" in rope:
@@ -73,34 +52,24 @@ def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, 
     return options | {"scaling": scaling} | {ours: rope[name] for name, ours in OPTIONS.items() if rope.get(name)}
 
 
-def write_rope(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``rope_parameters`` of a configuration, from options of `RoPE` that a stock Llama has, see `LLAMA_ROPE`."""
-    return {"rope_type": "default", "rope_theta": float(options.get("base", 10000.0))}
-
-
 def scaled(
     config: Any, scaling: AnyScaling | None, factor: float | None, length: int, rope_options: Mapping[str, float] = {}
 ) -> Any:
-    """A copy of a model's configuration whose RoPE is scaled, as `kerple.positions.RoPE` scales ours.
+    """A copy of a model's configuration whose RoPE has a scaling of `kerple.positions.RoPE`.
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
-        scaling: ``none`` for RoPE without any scaling; `RoPE` explains the others.
-            None leaves the configuration unchanged.
-        factor: Length for which the scaling is meant, as a multiple s >= 1 of the training length; all scalings but
-            ``none`` need it.
+        scaling: The scaling; ``none`` removes any scaling, and None leaves the configuration unchanged.
+        factor: Scaling factor s >= 1, the target length as a multiple of the training length; None with ``none``.
         length: Training length L in tokens.
         rope_options: Further entries of ``rope_parameters``, such as ``beta_fast``.
 
     Raises:
-        UserError: If the model has no RoPE, has one that differs between layers, or the factor is missing.
+        UserError: If the model has no RoPE, its RoPE differs between layers, or the factor does not fit the scaling.
     """
     config = deepcopy(config)
     if (scaling in (None, "none")) != (factor is None) or (factor is not None and not factor >= 1):
-        raise UserError(
-            f"factor: got {factor} with scaling {scaling}, expected 1 or more with pi, ntk, dynamic_ntk, yarn and "
-            "llama3, and none without a scaling"
-        )
+        raise UserError(f"factor: got {factor} with scaling {scaling}, expected 1 or more, and none without a scaling")
     if scaling is None:
         return config
     rope = getattr(config, "rope_parameters", None)
@@ -120,7 +89,7 @@ def scaled(
         "llama3": {"rope_type": "llama3", "factor": s, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original},
     }
     if scaling == "dynamic_ntk":
-        config.max_position_embeddings = length  # transformers compares T with it
+        config.max_position_embeddings = length  # transformers scales inputs that are longer
     unscaled = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
     config.rope_parameters = unscaled | changes[scaling] | dict(rope_options)
     return config

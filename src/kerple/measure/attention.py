@@ -1,4 +1,4 @@
-"""`AttentionStatistics` and `AttentionMaps`: which keys each head attends to, as numbers and pictures."""
+"""`AttentionStatistics` and `AttentionMaps`: statistics and heat maps of the attention of each head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,22 +10,22 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import grid, heat_map
+from kerple.measure.drawing import heat_map
 from kerple.measure.measure import BlockMeasure
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import AttentionInside
 
-LONGEST = 512  # tokens: there are H · T² probabilities
+MAX_TOKENS = 512  # in a segment, because there are H · T² probabilities
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    """Entropy -Σ p log p, in nats, of each query's probabilities (…, T, T) over its keys; (…, T)."""
+    """Entropy -Σ p log p in nats, (…, queries), of probabilities (…, queries, keys)."""
     return torch.special.entr(probabilities).sum(-1)
 
 
 def mean_distance(probabilities: Tensor) -> Tensor:
-    """Mean attended distance Σ p·d, in tokens, of each query under probabilities (…, queries, keys); (…, queries)."""
+    """Mean attended distance Σ p·d in tokens, (…, queries), of probabilities (…, queries, keys)."""
     index = torch.arange(probabilities.shape[-1], device=probabilities.device)
     distance = (index[:, None] - index).clamp(min=0)  # (T, T)
     return (probabilities * distance).sum(-1)
@@ -35,18 +35,18 @@ def mean_distance(probabilities: Tensor) -> Tensor:
 class AttentionStatistics(BlockMeasure):
     """Measures the entropy and the mean attended distance of each head, as means over all queries and segments.
 
-    Writes ``attention_statistics.csv`` (layer, head, entropy in nats, distance in tokens) and a figure of both. For
-    comparison: uniform attention to n keys has the entropy log n, and in a segment of L tokens a mean distance of about
-    L/4.
+    The result has ``attention_statistics.csv`` (layer, head, entropy in nats, distance in tokens) and a figure of both.
+    For comparison, uniform attention to n keys has the entropy log n. In a segment of L tokens, uniform attention has a
+    mean distance of about L/4.
 
     Args:
-        length: Targets in a segment, at most 512; None for the training length.
+        length: Number of targets in a segment, at most 512; None for the training length.
         blocks: Number of segments.
     """
 
     name: ClassVar[str] = "attention_statistics"
     needs: ClassVar[tuple[type, ...]] = (AttentionInside,)
-    max_length: ClassVar[int | None] = LONGEST
+    max_length: ClassVar[int | None] = MAX_TOKENS
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         blocks, sums = self.text_blocks(network, text), dict[int, Tensor]()  # (2, H) of each layer
@@ -69,14 +69,14 @@ class AttentionStatistics(BlockMeasure):
 
 @dataclass
 class AttentionMaps(BlockMeasure):
-    """Draws the attention probabilities of chosen heads on the first segment of the test split.
+    """Draws the attention probabilities of some heads on the first segment of the text.
 
     Args:
-        heads: Pairs (layer, head); None for the first head of the first 6 layers.
-        length: Targets in the segment, at most 512; None for the training length.
+        heads: Pairs (layer, head); None for the first head of each of the first 6 layers.
+        length: Number of targets in the segment, at most 512; None for the training length.
 
     Raises:
-        UserError: If there is no such layer or head.
+        UserError: If a layer or head does not exist.
     """
 
     heads: Sequence[tuple[int, int]] | None = None
@@ -85,7 +85,7 @@ class AttentionMaps(BlockMeasure):
 
     name: ClassVar[str] = "attention_maps"
     needs: ClassVar[tuple[type, ...]] = (AttentionInside,)
-    max_length: ClassVar[int | None] = LONGEST
+    max_length: ClassVar[int | None] = MAX_TOKENS
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         maps: dict[tuple[int, int], Tensor] = {}
@@ -121,9 +121,11 @@ def _statistics_figure(means: Tensor, title: str) -> Figure:
 
 
 def _maps_figure(maps: dict[tuple[int, int], Tensor], title: str) -> Figure:
-    figure, panels = grid(len(maps), 4, 3.8)
+    columns, rows = min(3, len(maps)), -(-len(maps) // 3)
+    figure = Figure(figsize=(4 * columns, 3.8 * rows), layout="constrained")
+    panels = [figure.add_subplot(rows, columns, number + 1) for number in range(len(maps))]
     for axes, ((layer, head), p) in zip(panels, maps.items(), strict=True):
-        # the square root makes 64 equal probabilities in a row visible beside a single large one
+        # the square root makes small probabilities visible beside a large one
         visible = p.sqrt().masked_fill(torch.ones_like(p).triu(1).bool(), float("nan"))
         image = axes.imshow(visible.numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
         axes.set(xlabel="key position", ylabel="query position", title=f"layer {layer}, head {head}")

@@ -1,4 +1,4 @@
-"""Functions that the figures of all analyses use."""
+"""Functions for the figures of all measurements."""
 
 from typing import Any
 
@@ -8,26 +8,18 @@ from torch import Tensor
 
 
 def panel(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of this size in inches, and its only axes, which are empty."""
+    """A figure of this size in inches, and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of ``count`` panels of this size in inches, three in a row, and their axes."""
-    columns = min(3, count)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
-
-
-def finish(axes: Axes, training_length: int | None = None, **settings: Any) -> None:
+def label_axes(axes: Axes, training_length: int | None = None, **settings: Any) -> None:
     """Add labels, a grid, a legend, and a mark at the training length.
 
     Args:
         axes: Axes with labelled curves.
         training_length: The training length in tokens; None for no mark.
-        **settings: Of `Axes.set`, such as xlabel, ylabel and title.
+        **settings: Arguments of `Axes.set`, such as xlabel, ylabel and title.
     """
     if training_length is not None:
         axes.axvline(training_length, color="0.6", ls="--", lw=1, label=f"training length {training_length:,}")
@@ -37,13 +29,13 @@ def finish(axes: Axes, training_length: int | None = None, **settings: Any) -> N
 
 
 def heat_map(axes: Axes, values: Tensor, form: str, **settings: Any) -> Any:
-    """Draw values (rows, columns) as a heat map with each number in its cell; returns the image, for a colour bar.
+    """Draw values (rows, columns) as a heat map with a number in each cell. Return the image, for a colour bar.
 
     Args:
         axes: Empty axes.
         values: The numbers.
         form: Format of the numbers, such as ``.3g``.
-        **settings: Of `Axes.imshow`, such as cmap.
+        **settings: Arguments of `Axes.imshow`, such as cmap.
     """
     image = axes.imshow(values.numpy(), aspect="auto", **settings)
     middle = sum(image.get_clim()) / 2

@@ -1,4 +1,4 @@
-"""`Extrapolation`: perplexity at several evaluation lengths, in `test` and, on a few blocks, after each validation."""
+"""`Extrapolation`: perplexity at several evaluation lengths, in `test` and after each validation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks, shuffled
-from kerple.measure.extrapolation_figures import figure, gain_figure, table
-from kerple.measure.measure import Measure, max_length, positive, require, training_length
+from kerple.measure.extrapolation_figures import context_gain_figure, perplexity_figure, perplexity_table
+from kerple.measure.measure import Measure, known_training_length, max_length, require_capabilities, require_positive
 from kerple.measure.measurement import Measurement, add_block
 from kerple.measure.protocols import Name, Protocol, choose_protocols, ordered_lengths
 from kerple.measure.result import Result
@@ -19,46 +19,46 @@ from kerple.positions.visibility import EVERYTHING, Distances
 
 @dataclass
 class Extrapolation(Measure):
-    """Measures perplexity by several protocols and at several lengths, on the same targets.
+    """Measures perplexity on the same targets by several protocols and at several lengths.
 
     Blocks of ``block_length`` targets are read. For each length a block is cut into segments, so that every target is
     scored exactly once at every length. The result has the sums of the losses, a figure, a table for the terminal, and
-    the scalars ``ppl/<protocol>/<length>`` and ``bits_per_byte/<protocol>/<length>``. The latter divides by the bytes
-    of the scored targets, for which the text needs a tokenizer. Lengths that the strategy
-    cannot represent are reported as skipped. If the protocols are ``full`` and then ``windowed``,
-    ``context_gain.csv`` has the fall in loss that text beyond the window brings, by position in segments of the longest
-    length.
+    the scalars ``ppl/<protocol>/<length>`` and ``bits_per_byte/<protocol>/<length>``. Bits per byte need a text with a
+    tokenizer. Lengths that the strategy cannot represent are reported as skipped.
+
+    If ``full`` comes before ``windowed`` among the protocols, ``context_gain.csv`` has the difference of their losses,
+    by position in segments of the longest length.
 
     After each validation of `fit`, ``val/ppl/full/<length>`` is measured on the first blocks of the validation split.
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest.
-        protocols: Any of full, windowed, keep_first, sliding, last, per_position.
-        block_length: Targets in a block, a multiple of the longest length; None for the longest length itself.
-        blocks: Number of blocks that all processes together score, the first of the text; None for all.
+        protocols: Some of full, windowed, keep_first, sliding, last, per_position.
+        block_length: Number of targets in a block, a multiple of the longest length; None for the longest length.
+        blocks: Number of blocks that the processes share, the first of the text; None for all.
         window: Number of keys that a query sees in windowed and keep_first; None for the training length.
-        keep_first: Number of first tokens of a segment that a query sees beside its window in keep_first; at most the
-            shortest length.
+        keep_first: Number of first tokens of a segment that a query also sees in keep_first; at most the shortest
+            length.
         stride: Number of new targets in each step of sliding; at most the shortest length.
-        skip: Number of targets at the start of a block that sliding uses as context only, so that all scored targets
-            have a full window: at least the longest length minus the stride, or 0.
+        skip: Number of targets at the start of a block that sliding uses only as context. With at least the longest
+            length minus the stride, every scored target has a full context.
         k: Number of targets that last scores at the end of each segment; at most the shortest length.
         sampling: ``blocks`` scores the same targets at every length. ``paper`` scores ``segments`` shuffled segments at
-            each length, as the paper's code does; the text then differs between lengths, so this is only for
+            each length, as the paper's code does. The text then differs between lengths, so this is only for
             comparison with the paper's tables.
         segments: Number of segments at each length with ``sampling: paper``.
-        seed: Chooses the shuffle of ``sampling: paper``.
-        documents: Whether only blocks inside one document are scored, cut from its first token on. Documents shorter
-            than a block are left out. Reports treat documents, not blocks, as independent of each other.
-        overlap: With ``documents``, the largest fraction of a document's runs of 32 tokens that may also be in the
-            training text. Documents with more are left out, and reports give their number. Only shards know these
-            fractions.
-        blocks_per_group: With ``documents``, the number of blocks of each group of documents (a package, a family of
-            RFCs), its first; None for all.
-        blocks_per_document: With ``documents``, the largest number of blocks of a document, its first; None for all.
+        seed: Seed of the shuffle with ``sampling: paper``.
+        documents: Whether blocks are cut inside documents, from their first tokens on. Documents shorter than a block
+            are left out. Reports treat documents as independent of each other.
+        overlap: With ``documents``, the largest fraction of a document's runs of 32 tokens that may also occur in the
+            training text. Documents with a larger fraction are left out, and reports give their number. The fractions
+            are known only for shards.
+        blocks_per_group: With ``documents``, the number of first blocks of each group of documents (a package, a family
+            of RFCs); None for all.
+        blocks_per_document: With ``documents``, the largest number of first blocks of a document; None for all.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
-        distances: Distances at which keep_first shows the first tokens: ``true``, ``capped`` at the window
-            (LM-Infinite) or those of a ``cache`` of the kept tokens (StreamingLLM).
+        distances: Distances of the first tokens in keep_first: ``true``, ``capped`` at the window (LM-Infinite), or
+            those in a ``cache`` of the kept tokens (StreamingLLM).
 
     Raises:
         UserError: If an option is out of range or two contradict each other.
@@ -87,37 +87,36 @@ class Extrapolation(Measure):
 
     def __post_init__(self) -> None:
         self.lengths = ordered_lengths(self.lengths)
-        positive(self, "block_length", "blocks", "blocks_per_group", "blocks_per_document")
+        require_positive(self, "block_length", "blocks", "blocks_per_group", "blocks_per_document")
         if not self.documents and (self.blocks_per_group or self.blocks_per_document):
-            raise UserError("documents: got false, expected true with blocks_per_group or blocks_per_document")
+            raise UserError("documents: got false, expected true, which blocks_per_group and blocks_per_document need")
         if self.targets % self.lengths[-1]:
             raise UserError(
                 f"block_length: got {self.block_length}, expected a multiple of {self.lengths[-1]}, the longest"
             )
         if self.sampling == "paper" and (self.documents or self.blocks is not None or "sliding" in self.protocols):
-            raise UserError("sampling: got 'paper' with documents, blocks or sliding, which go with sampling: blocks")
+            raise UserError("sampling: got paper, expected blocks with documents, blocks or the protocol sliding")
         self._protocols(1)
 
     @property
     def targets(self) -> int:
-        """Targets in a block."""
+        """Number of targets in a block."""
         return self.block_length or self.lengths[-1]
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
         if any(p.visibility != EVERYTHING for p in self._protocols(self._training_length(network))):
-            require(self, network, Windows)
+            require_capabilities(self, network, Windows)
         for length in reversed(self._block_lengths):
             self._blocks(text, length)
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
         trained = self._training_length(network)
         protocols, gain = self._protocols(trained), None
-        if self._gains(protocols, network):
+        if window := self._gain_window(protocols, network):
             from kerple.measure.metrics import ContextGain
 
-            window = next(p.visibility.window for p in protocols if p.name == "windowed")
-            gain = ContextGain(self.lengths[-1], window or 0).to(runner.device)
+            gain = ContextGain(self.lengths[-1], window).to(runner.device)
         token_bytes = None if text.token_bytes is None else text.token_bytes.to(runner.device)
         measurements: list[Measurement] = []
         about: dict[str, Any] = {}
@@ -140,8 +139,8 @@ class Extrapolation(Measure):
         about |= {"sampling": self.sampling, "documents": self.documents, "skip": self.skip}
         about |= {"precision": runner.precision, "skipped": skipped}
         title, gains = f"{network.name}: perplexity by evaluation length", [] if gain is None else gain.compute()
-        figures = {self.name: figure(measurements, trained, title)}
-        if (drawn := gain_figure(gains, f"{network.name}: context gain by distance")) is not None:
+        figures = {self.name: perplexity_figure(measurements, trained, title)}
+        if (drawn := context_gain_figure(gains, f"{network.name}: context gain by distance")) is not None:
             figures["context_gain"] = drawn
         return Result(
             self.name,
@@ -150,7 +149,7 @@ class Extrapolation(Measure):
             [row for m in done for row in m.rows()],
             about,
             {name: value for m in done for name, value in m.scalars().items()},
-            table(measurements, trained),
+            perplexity_table(measurements, trained),
         )
 
     @property
@@ -177,7 +176,7 @@ class Extrapolation(Measure):
         return choose_protocols(self.protocols, self.lengths, self.targets, **options, training_length=trained)
 
     def _training_length(self, network: Network) -> int:
-        return training_length(network, "Extrapolation: training length")
+        return known_training_length(network, "Extrapolation: training length")
 
     @property
     def _block_lengths(self) -> Sequence[int]:
@@ -200,7 +199,7 @@ class Extrapolation(Measure):
         runner: Runner,
         *context: Any,
     ) -> list[Measurement]:
-        """Sums over the blocks that this process reads; ``context`` holds the last two arguments of `add_block`."""
+        """Sums over the blocks of this process; ``context`` are the last two arguments of `add_block`."""
         limit = max_length(network)
         measurements = []
         for protocol, length in product(protocols, lengths):
@@ -212,9 +211,9 @@ class Extrapolation(Measure):
                 add_block(network, tokens, i, measurements, *context)
         return measurements
 
-    def _gains(self, protocols: Sequence[Protocol], network: Network) -> bool:
-        """Whether the context gain is measured: at the longest length, in full and then with a shorter window."""
+    def _gain_window(self, protocols: Sequence[Protocol], network: Network) -> int | None:
+        """The window of the context gain, or None if the gain is not measured."""
         length, limit, names = self.lengths[-1], max_length(network), [protocol.name for protocol in protocols]
         window = next((p.visibility.window for p in protocols if p.name == "windowed"), None) or length
         fits = window < length and (limit is None or length <= limit) and self.sampling == "blocks"
-        return fits and "full" in names[: names.index("windowed")]
+        return window if fits and "full" in names[: names.index("windowed")] else None

@@ -1,4 +1,4 @@
-"""The table and the figure of `Extrapolation`: perplexity by evaluation length."""
+"""The table and the figures of `Extrapolation`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kerple.measure.drawing import finish, panel
+from kerple.measure.drawing import label_axes, panel
 from kerple.measure.measurement import Measurement
 
 
-def table(measurements: Sequence[Measurement], training_length: int) -> str:
-    """Perplexity and bits per byte as text: a row for each length, a column for each protocol, and notes."""
+def perplexity_table(measurements: Sequence[Measurement], training_length: int) -> str:
+    """Perplexity and bits per byte as text: a row for each length, a column for each protocol, and notes below."""
     cells: dict[str, dict[str, str]] = {}
     for m in measurements:
         times = "" if m.length % training_length else f" ({m.length // training_length}×)"
@@ -22,8 +22,8 @@ def table(measurements: Sequence[Measurement], training_length: int) -> str:
     return "\n".join([*lines, *(f"targets scored: {count}" for count in counts), *notes])
 
 
-def figure(measurements: Sequence[Measurement], training_length: int, title: str) -> Figure:
-    """Figure of perplexity against length, a line for each protocol, with a mark at the training length."""
+def perplexity_figure(measurements: Sequence[Measurement], training_length: int, title: str) -> Figure:
+    """Figure of perplexity against length, with a curve for each protocol and a mark at the training length."""
     result, axes = panel(6.4, 4.2)
     measured = [m for m in measurements if not m.skip_reason]
     perplexities = [float(m.loss.perplexity()) for m in measured]
@@ -37,12 +37,17 @@ def figure(measurements: Sequence[Measurement], training_length: int, title: str
     axes.minorticks_off()
     if perplexities and max(perplexities) > 4 * min(perplexities):
         axes.set_yscale("log")
-    finish(axes, training_length, xlabel="evaluation length (tokens)", ylabel="perplexity (per token)", title=title)
+    label_axes(axes, training_length, xlabel="evaluation length (tokens)", ylabel="perplexity (per token)", title=title)
     return result
 
 
-def gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure | None:
-    """Figure of the context gain by distance beyond the window, of the rows of `ContextGain`; None if there is none."""
+def context_gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure | None:
+    """Figure of the context gain against the distance beyond the window, or None if no row is beyond it.
+
+    Args:
+        rows: Rows of `kerple.measure.metrics.ContextGain`.
+        title: Title of the figure.
+    """
     beyond = [row for row in rows if row["first"] >= row["window"]]
     if not beyond:
         return None
@@ -52,7 +57,7 @@ def gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure | None:
     axes.errorbar(distances, gains, errors, marker="o", markersize=3, elinewidth=0.8, label="± error over text")
     axes.axhline(0, color="black", linewidth=0.8)
     xlabel = f"distance beyond the {beyond[0]['window']:,} tokens of the window"
-    finish(axes, xlabel=xlabel, ylabel="windowed - full (nats per token)", title=title)
+    label_axes(axes, xlabel=xlabel, ylabel="windowed - full (nats per token)", title=title)
     return result
 
 

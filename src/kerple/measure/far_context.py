@@ -1,7 +1,7 @@
-"""`FarContext`: what distant text is worth, by scoring the same targets after their own, no and foreign distant text.
+"""`FarContext`: the gain from distant text, measured by exchanging the distant text before the same targets.
 
-No attention is changed, so that it can be measured of every network. Documents are what varies: gains are averaged in
-each document first.
+Attention is not changed, so every network can be measured. Gains are averaged in each document first, because documents
+are the sample of text.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks
-from kerple.measure.drawing import finish, panel
-from kerple.measure.measure import Measure, max_length, positive, training_length
+from kerple.measure.drawing import label_axes, panel
+from kerple.measure.measure import Measure, known_training_length, max_length, require_positive
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
 from kerple.model.network import Network
 
-READINGS = ("own", "none", "foreign")
+CONTEXTS = ("own", "none", "foreign")
 
 
-def readings(own: Tensor, other: Tensor, length: int, short: int) -> dict[str, Tensor]:
-    """The three texts that end in the same targets.
+def far_context_texts(own: Tensor, other: Tensor, length: int, short: int) -> dict[str, Tensor]:
+    """The three texts that end in the same targets, by the names of `CONTEXTS`.
 
     Args:
         own: A block of N + 1 tokens, (N + 1,).
@@ -37,18 +37,21 @@ def readings(own: Tensor, other: Tensor, length: int, short: int) -> dict[str, T
         short: Inputs L₁ of *none*.
 
     Returns:
-        *own*: the last L inputs of the block, (L + 1,) with the last target. *none*: the last L₁ of them, (L₁ + 1,).
-        *foreign*: as *own*, but the first L - L₁ inputs are the first ones of the other block, (L + 1,).
+        *own*: the last L inputs and the last target of the block, (L + 1,). *none*: the last L₁ inputs and the last
+        target, (L₁ + 1,). *foreign*: the first L - L₁ inputs of the other block, followed by *none*, (L + 1,).
     """
-    whole, near = own[-length - 1 :], own[-short - 1 :]
-    return {"own": whole, "none": near, "foreign": torch.cat([other[: length - short], near])}
+    near = own[-short - 1 :]
+    return {"own": own[-length - 1 :], "none": near, "foreign": torch.cat([other[: length - short], near])}
 
 
 def next_of_another(groups: Sequence[Any]) -> list[int]:
-    """For each block the number of its counterpart in the next group, cyclically.
+    """For each block the number of its counterpart in the next group.
 
-    Block i of a group has block i of the next group, counted again from its first one if that has fewer blocks. Groups
-    are in the order of their first block.
+    The counterpart of block i of a group is block i of the next group, modulo its number of blocks. The first group
+    follows the last one. Groups are in the order of their first block.
+
+    Args:
+        groups: The group of each block.
 
     Raises:
         UserError: If there is only one group.
@@ -57,20 +60,20 @@ def next_of_another(groups: Sequence[Any]) -> list[int]:
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
     if len(members) < 2:
-        raise UserError("FarContext: got text of one document, expected at least two, so that one can be foreign")
+        raise UserError("FarContext: got a text of one document, expected at least two, so that one can be foreign")
     order = list(members)
     following = dict(zip(order, [*order[1:], order[0]], strict=True))
     return [members[following[g]][members[g].index(i) % len(members[following[g]])] for i, g in enumerate(groups)]
 
 
 def document_groups(text: Text, documents: list[int]) -> list[Any]:
-    """The group of each document, such as its package; the documents themselves where they are all of one group."""
+    """The group of each document, such as its package; the documents themselves if there is only one group."""
     groups = documents if text.table is None else text.table["group"][documents].tolist()
     return documents if len(set(groups)) < 2 else groups
 
 
 def mean_interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Mean of numbers (n,), and its 95% interval by Student's t, (mean, low, high); infinite with one number."""
+    """Mean of n numbers and its 95% interval by Student's t: (mean, low, high). With n = 1 the interval is infinite."""
     from scipy import stats  # takes a second of processor time to import
 
     half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values) if len(values) > 1 else np.inf
@@ -78,7 +81,7 @@ def mean_interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def verdict(gain: tuple[float, float], content: tuple[float, float]) -> str:
-    """What 95% intervals of gain and content, (low, high) each, say of distant text."""
+    """The conclusion about distant text from the 95% intervals of gain and content, (low, high) each."""
     if gain[0] > 0 and content[0] > 0:
         return "distant text is used"
     if gain[1] < 0:
@@ -88,25 +91,26 @@ def verdict(gain: tuple[float, float], content: tuple[float, float]) -> str:
 
 @dataclass
 class FarContext(Measure):
-    """Scores the last ``k`` targets of blocks inside documents after three texts: own, none and foreign.
+    """Scores the last ``k`` targets of blocks inside documents after three contexts: own, none and foreign.
 
-    At every length L, *own* reads the last L inputs, *none* only the last L₁ of them (L₁ is the training length) at
-    positions that begin at 0, and *foreign* L inputs, of which the first L - L₁ are those of another document. *Gain* =
-    none - own, *content* = foreign - own, *disturbance* = foreign - none, in nats per target. Distant text is used only
-    where gain and content are both above 0. One of them is not enough: content can be large where the model is harmed
-    by any long text.
+    Let L be the evaluation length and L₁ the training length. *Own* is the last L inputs of the block. *None* is its
+    last L₁ inputs, at positions from 0. *Foreign* has L inputs, of which the first L - L₁ are of another document.
 
-    The foreign text is that of the corresponding block of the next group (a package, a family), or of the next document
-    where the text has no groups. The result has ``far_context.csv`` (length, document, blocks, targets, and the mean of
-    each), a figure with 95% intervals over documents, and a sentence for each length.
+    In nats per target, *gain* = none - own, *content* = foreign - own, and *disturbance* = foreign - none. Distant text
+    is used if both gain and content are above 0. Content is not sufficient, because it can be large if any long text
+    harms the model.
+
+    Foreign text comes from the corresponding block of the next group (a package, a family of RFCs), or of the next
+    document if the text has no groups. The result has ``far_context.csv`` (length, document, blocks, targets and means
+    of losses), a figure with 95% intervals over documents, and a sentence for each length.
 
     Args:
-        lengths: Evaluation lengths in tokens, above the training length; the longest is that of a block.
+        lengths: Evaluation lengths in tokens, above the training length. The longest is the length of a block.
         k: Number of targets, less than the training length; None for half of it.
-        blocks: Number of blocks, the first of the text that fit; None for all.
-        overlap: Largest fraction of a document's runs of 32 tokens that may also be in the training text.
-        blocks_per_group: Number of blocks of each group of documents, its first; None for all.
-        blocks_per_document: Largest number of blocks of a document, its first; None for all.
+        blocks: Number of first blocks of the text; None for all.
+        overlap: Largest fraction of a document's runs of 32 tokens that may also occur in the training text.
+        blocks_per_group: Number of first blocks of each group of documents; None for all.
+        blocks_per_document: Largest number of first blocks of a document; None for all.
 
     Raises:
         UserError: If a number is out of range.
@@ -123,13 +127,13 @@ class FarContext(Measure):
 
     def __post_init__(self) -> None:
         self.lengths = sorted(set(self.lengths))
-        positive(self, "k", "blocks", "blocks_per_group", "blocks_per_document")
+        require_positive(self, "k", "blocks", "blocks_per_group", "blocks_per_document")
         if not self.lengths or self.lengths[0] < 1:
             raise UserError(f"FarContext: lengths: got {list(self.lengths)}, expected positive numbers")
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
-        short = training_length(network, "FarContext: training length")
+        short = known_training_length(network, "FarContext: training length")
         if self.lengths[0] <= short:
             raise UserError(
                 f"FarContext: lengths: got {self.lengths[0]}, expected more than {short}, the training length"
@@ -139,17 +143,17 @@ class FarContext(Measure):
         next_of_another(document_groups(text, _documents(self._blocks(text))))
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
-        short = training_length(network, "FarContext")
+        short = known_training_length(network, "FarContext")
         k, blocks = self._targets(short), self._blocks(text)
         documents = _documents(blocks)
         groups = document_groups(text, documents)
         others, limit = next_of_another(groups), max_length(network)
         lengths = [length for length in self.lengths if limit is None or length <= limit]
-        sums = torch.zeros(len(lengths), len(READINGS), len(blocks), dtype=torch.float64, device=runner.device)
+        sums = torch.zeros(len(lengths), len(CONTEXTS), len(blocks), dtype=torch.float64, device=runner.device)
         for i, own in runner.part(blocks):
             with runner.autocast():
                 for n, length in enumerate(lengths):
-                    for r, tokens in enumerate(readings(own, blocks[others[i]], length, short).values()):
+                    for r, tokens in enumerate(far_context_texts(own, blocks[others[i]], length, short).values()):
                         losses = network.losses(tokens.to(runner.device)[None], k)  # (1, k)
                         sums[n, r, i] = losses.double().sum()
         sums = runner.sum_losses(sums)
@@ -159,15 +163,16 @@ class FarContext(Measure):
             for document in dict.fromkeys(documents)
         ]
         table, lines = pd.DataFrame(rows), []
-        summary = {length: _intervals(table[table["length"] == length]) for length in lengths}
+        tables = {length: table[table["length"] == length] for length in lengths}
+        summary = {length: _intervals(tables[length]) for length in lengths}
         for length, intervals in summary.items():
             values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (low, high) in intervals.items())
             sentence = verdict(intervals["gain"], intervals["content"])
             lines.append(f"far context at {length:,} tokens: {sentence} (95% intervals in nats per target: {values})")
         protocol_rows = [
-            Row("ppl", f"far_{reading}{k}", length, None, i, float(sums[n, r, i]), k)
+            Row("ppl", f"far_{context}{k}", length, None, i, float(sums[n, r, i]), k)
             for n, length in enumerate(lengths)
-            for r, reading in enumerate(READINGS)
+            for r, context in enumerate(CONTEXTS)
             for i in range(len(blocks))
         ]
         about = {"strategy": network.name, "training_length": short, "split": text.split, "k": k}
@@ -175,12 +180,9 @@ class FarContext(Measure):
         about |= {"documents": True, "precision": runner.precision, "too_short": blocks.too_short}
         about |= {"groups": [groups[documents.index(document)] for document in dict.fromkeys(documents)]}
         lines += [f"far context at {n:,}: skipped, only {limit} positions" for n in self.lengths if n not in lengths]
-        scalars = {
-            f"far_context/{c}/{n}": float(table[table["length"] == n][c].mean())
-            for n in summary
-            for c in ("gain", "content")
-        }
-        title = f"{network.name}: what distant text is worth, {len(set(documents))} documents"
+        effects = ("gain", "content")
+        scalars = {f"far_context/{e}/{n}": float(of[e].mean()) for n, of in tables.items() for e in effects}
+        title = f"{network.name}: effect of distant text, {len(set(documents))} documents"
         figures = {self.name: _figure(summary, short, title)} if summary else {}
         return Result(self.name, {self.name: rows}, figures, protocol_rows, about, scalars, "\n".join(lines))
 
@@ -199,7 +201,7 @@ def _documents(blocks: TextBlocks) -> list[int]:
 
 
 def _of_document(sums: Tensor, documents: list[int], document: int, k: int) -> dict[str, Any]:
-    """Means over the targets of one document, from the sums (3, blocks) of the readings."""
+    """Means over the targets of one document, from the sums (3, blocks) of the losses after each context."""
     chosen = torch.tensor([d == document for d in documents])
     own, none, foreign = (sums[:, chosen].mean(1) / k).tolist()
     return {
@@ -215,7 +217,7 @@ def _of_document(sums: Tensor, documents: list[int], document: int, k: int) -> d
 
 
 def _intervals(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """95% intervals of the means over documents."""
+    """95% intervals of the mean effects over documents."""
     return {name: mean_interval(table[name].to_numpy())[1:] for name in ("gain", "content", "disturbance")}
 
 
@@ -229,5 +231,5 @@ def _figure(summary: dict[Any, dict[str, tuple[float, float]]], trained: int, ti
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(summary), [f"{length:,}" for length in summary])
     ylabel = "nats per target, 95% intervals over documents"
-    finish(axes, trained, xlabel="evaluation length (tokens)", ylabel=ylabel, title=title)
+    label_axes(axes, trained, xlabel="evaluation length (tokens)", ylabel=ylabel, title=title)
     return figure

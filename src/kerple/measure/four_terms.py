@@ -1,6 +1,6 @@
-"""`FourTerms`: the scores of the first layer under an absolute encoding, as a sum of four terms.
+"""`FourTerms`: the attention scores of the first layer under an absolute encoding, as a sum of four terms.
 
-They are word-word, word-position, position-word and position-position (Ke et al. 2021, arXiv 2006.15595, equation 6).
+The terms are word-word, word-position, position-word and position-position (Ke et al. 2021, arXiv 2006.15595, eq. 6).
 """
 
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ TERMS = ("word-word", "word-position", "position-word", "position-position")
 def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Expand the first layer's scores ``(x_m + p_m) W_Q · (x_n + p_n) W_K / √δ`` into the products of their parts.
 
-    x is the word embedding, scaled if the strategy does so, and p the position's. The expansion is exact: with the
-    divisor σ of x + p fixed, LayerNorm and RMSNorm are linear. The contributions of the norm's shift and of the biases
-    of W_Q and W_K belong to neither part and are a fifth term.
+    x is the embedding of the word, scaled if the strategy scales it, and p the embedding of the position. The expansion
+    is exact, because LayerNorm and RMSNorm are linear if the divisor σ of x + p is fixed. The shift of the norm and the
+    biases of W_Q and W_K are neither word nor position. Their contributions are a fifth term.
 
     Args:
-        network: A model for which `no_four_terms` returns None.
+        network: A network for which `no_four_terms` returns None.
         tokens: (B, T) int64.
 
     Returns:
-        The terms named in `TERMS` and "rest", each (B, H, queries, keys) fp32 (fp64 in an fp64 network). Future keys
-        are not masked. The terms add up to the scores before the softmax.
+        The terms of `TERMS` and "rest", each (B, H, queries, keys) fp32, or fp64 for a network in fp64. Future keys are
+        not masked. The sum of the terms is the scores before the softmax.
     """
     assert no_four_terms(network) is None
     position, block = network.positions[0], network.blocks[0]
@@ -58,7 +58,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         size = attention.widths[0] // attention.heads
 
         def heads(name: str, i: int) -> Tensor:
-            """Queries (i = 0) or keys (i = 1) of a part, (B, H, T, δ); keys that heads share are repeated."""
+            """Queries (i = 0) or keys (i = 1) of a part, (B, H, T, δ). Keys that heads share are repeated."""
             x = linear(parts[name], weights[i], biases[i] if name == "whole" else None)
             x = x.unflatten(-1, (-1, size)).transpose(1, 2)  # (B, H or G, T, δ)
             return x.repeat_interleave(attention.heads // x.shape[1], 1)  # (B, H, T, δ)
@@ -69,22 +69,22 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def no_four_terms(network: Transformer) -> str | None:
-    """Why the first layer's scores are not the sum that `four_terms` returns, as a sentence; None if they are."""
+    """The reason why the first layer's scores are not the sum of four terms, as a sentence; None if they are."""
     position = network.positions[0]
     name, hooks = type(position).__name__, {hook for hook in HOOKS if position.uses(hook)} - {"remap_positions"}
     if "embed" not in hooks:
         return f"{name} adds nothing to the embeddings, so there are no four terms"
     if more := ", ".join(sorted(hooks - {"embed"})):
-        return f"{name} also has {more}, so its scores are more than four terms"
+        return f"{name} also has {more}, so its scores have more than four terms"
     if not isinstance(network.blocks[0].attention.q_norm, nn.Identity):
-        return "qk_norm normalises queries and keys, so their scores are no sum of four terms"
+        return "qk_norm normalises queries and keys, so their scores are not a sum of four terms"
     return None
 
 
 def spread(term: Tensor) -> Tensor:
-    """Standard deviation of a term (B, H, T, T) over the keys that each query sees, pooled over queries; (H,) fp64.
+    """Standard deviation of a term (B, H, T, T) over the visible keys of a query, pooled over queries; (H,) fp64.
 
-    The mean of each query is subtracted first, because a constant per query does not change the softmax.
+    The mean of each query is subtracted first, because a constant for a query does not change the softmax.
     """
     visible = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
     values = term.double().masked_fill(~visible, 0)
@@ -96,18 +96,19 @@ def spread(term: Tensor) -> Tensor:
 class FourTerms(BlockMeasure):
     """Splits the first layer's scores into word-word, word-position, position-word and position-position terms.
 
-    It draws the four matrices as means over heads and texts, and writes ``four_terms.csv``: head, term, and the term's
-    standard deviation over the keys that a query sees, which says how much the term matters in the softmax. Strategies
-    that add nothing to the embeddings, or do more, are skipped with a message, and so is a model with ``qk_norm``.
+    The result has a figure of the four matrices, as means over heads and texts, and ``four_terms.csv`` (head, term,
+    standard deviation). The standard deviation of a term over the keys that a query sees is its influence on the
+    softmax. The measurement is skipped for a strategy that does not add to the embeddings, or has other hooks, and for
+    a model with ``qk_norm``.
 
     Args:
-        length: Tokens of a text, at most 512; None for the training length.
+        length: Number of tokens of a text, at most 512; None for the training length.
         blocks: Number of texts.
     """
 
     name: ClassVar[str] = "four_terms"
     needs: ClassVar[tuple[type, ...]] = (Transformer,)
-    max_length: ClassVar[int | None] = 512  # several tensors of H · T² scores
+    max_length: ClassVar[int | None] = 512  # because there are several tensors of H · T² scores
 
     def skip_reason(self, network: Any) -> str | None:
         return no_four_terms(network) or super().skip_reason(network)
@@ -132,12 +133,12 @@ class FourTerms(BlockMeasure):
 
 
 def _centred(x: Tensor) -> Tensor:
-    """x (…, D) less its mean over the last dimension."""
+    """x (…, D) minus its mean over the last dimension."""
     return x - x.mean(-1, keepdim=True)
 
 
 def _figure(matrices: Tensor, deviations: Tensor, title: str) -> Figure:
-    """Draw the mean of each of the four terms (4, T, T), without the future, under its standard deviation (4,)."""
+    """Draw the means (4, T, T) of the four terms without future keys. Titles have the standard deviations (4,)."""
     figure = Figure(figsize=(8.4, 7.6), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
     for axes, matrix, name, deviation in zip(panels, matrices, TERMS, deviations, strict=False):

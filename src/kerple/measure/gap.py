@@ -1,4 +1,4 @@
-"""`GapCurve`: what a context is worth from far away, by a jump in the positions between it and the targets."""
+"""`GapCurve`: the gain from a context whose positions are far from those of the targets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks
-from kerple.measure.drawing import finish, panel
-from kerple.measure.measure import Measure, max_length, positive, training_length
+from kerple.measure.drawing import label_axes, panel
+from kerple.measure.measure import Measure, known_training_length, max_length, require_positive
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
@@ -21,20 +21,20 @@ from kerple.model.network import Network, Offset
 
 @dataclass
 class GapCurve(Measure):
-    """The loss of ``k`` targets after ``context`` tokens, with positions that jump by a gap between the two.
+    """Measures the loss of ``k`` targets after ``context`` tokens, with a gap in the positions between the two.
 
-    *No context* reads the targets only. The fraction of its worth that the context keeps is (no context - gap) / (no
-    context - no gap). This measures positions at any distance in a minute, and not whether a model finds something in a
-    long text. Layers with a window keep their own positions.
+    *No context* reads only the inputs of the targets. The fraction of its gain that the context keeps is (no context -
+    gap) / (no context - no gap), in losses. This tests positions at any distance with short inputs. It does not test
+    whether a model finds something in a long text. Positions in layers with a window do not jump.
 
-    The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. Intervals are of 95% over
-    documents; that of a fraction is by the jackknife.
+    The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. Intervals are 95% over
+    documents, and those of fractions by the jackknife.
 
     Args:
         gaps: Gaps in tokens; None for 1/4, 1/2, 1, 2, 4 and 16 times the training length.
         context: Number of inputs before the gap.
-        k: Number of targets, whose inputs are behind the gap.
-        blocks: Number of blocks, each of another document, the first of the text that fit.
+        k: Number of targets, whose inputs are after the gap.
+        blocks: Number of first blocks of the text, each of another document.
 
     Raises:
         UserError: If a number is not positive.
@@ -49,25 +49,25 @@ class GapCurve(Measure):
     needs: ClassVar[tuple[type, ...]] = (Offset,)
 
     def __post_init__(self) -> None:
-        positive(self, "context", "k", "blocks")
+        require_positive(self, "context", "k", "blocks")
         if self.gaps is not None and (not self.gaps or min(self.gaps) < 1):
             raise UserError(f"GapCurve: gaps: got {list(self.gaps)}, expected numbers of 1 or more")
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
-        self.readings(network)
+        self.fitting_gaps(network)
         self._blocks(text)
 
-    def readings(self, network: Network) -> list[int]:
-        """The gaps that the network has positions for, 0 before them."""
+    def fitting_gaps(self, network: Network) -> list[int]:
+        """0 and the gaps for which the network has enough positions, ascending."""
         gaps, limit = self.gaps, max_length(network)
         if gaps is None:
-            trained = training_length(network, "GapCurve: gaps")
+            trained = known_training_length(network, "GapCurve: gaps")
             gaps = [trained * n // 4 for n in (1, 2, 4, 8, 16, 64) if trained * n >= 4]
         return [g for g in sorted({0, *gaps}) if limit is None or g + self.context + self.k <= limit]
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        gaps, blocks = self.readings(network), self._blocks(text)
+        gaps, blocks = self.fitting_gaps(network), self._blocks(text)
         sums = torch.zeros(1 + len(gaps), len(blocks), dtype=torch.float64, device=runner.device)
         for i, tokens in runner.blocks(blocks):
             with runner.autocast():
@@ -94,15 +94,9 @@ class GapCurve(Measure):
         curve = [(gap, *_kept(losses[0], losses[1], of_gap)) for gap, of_gap in zip(gaps, losses[1:], strict=True)]
         means = losses.mean(1)
         lines = [f"gap curve: {len(blocks)} documents, loss without context {means[0]:.3f}, with it {means[1]:.3f}"]
-        lines += [
-            f"gap of {gap:,}: loss {mean:.3f}, "
-            + (
-                f"the context keeps {kept:.0%} of its worth ({low:.0%} to {high:.0%})"
-                if high > 0
-                else "the context harms"
-            )
-            for (gap, kept, low, high), mean in zip(curve[1:], means[2:], strict=True)
-        ]
+        for (gap, kept, low, high), mean in zip(curve[1:], means[2:], strict=True):
+            fraction = f"keeps {kept:.0%} of its gain ({low:.0%} to {high:.0%})"
+            lines.append(f"gap of {gap:,}: loss {mean:.3f}, the context {fraction if high > 0 else 'harms'}")
         about = {"strategy": network.name, "training_length": network.training_length, "split": text.split}
         about |= {"context": self.context, "k": self.k, "block_document": documents, "precision": runner.precision}
         scalars = {f"gap/kept/{gap}": kept for gap, kept, *_ in curve[1:]}
@@ -114,14 +108,14 @@ class GapCurve(Measure):
 
 
 def _kept(none: NDArray[Any], near: NDArray[Any], far: NDArray[Any]) -> tuple[float, float, float]:
-    """Fraction of the worth of a context that is kept, with the ends of its interval, from losses of documents."""
+    """Fraction of the gain from a context that is kept, and the ends of its interval, from losses of documents."""
     from scipy import stats  # takes a second of processor time to import
 
-    n, lost, worth = len(none), far - near, none - near
-    kept = 1 - lost.sum() / worth.sum()
+    n, lost, gain = len(none), far - near, none - near
+    kept = 1 - lost.sum() / gain.sum()
     if n < 2:
         return float(kept), -np.inf, np.inf
-    without = 1 - (lost.sum() - lost) / (worth.sum() - worth)
+    without = 1 - (lost.sum() - lost) / (gain.sum() - gain)
     half = stats.t.ppf(0.975, n - 1) * np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
     return float(kept), float(kept - half), float(kept + half)
 
@@ -132,9 +126,9 @@ def _figure(curve: list[tuple[int, float, float, float]], network: Network, docu
     axes.errorbar(gaps, kept, (kept - low, high - kept), marker="o", markersize=4, capsize=2, label=network.name)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("symlog", linthresh=1)  # beyond the training length a context may do many times its worth of harm
+    axes.set_yscale("symlog", linthresh=1)  # beyond the training length the harm may be many times the gain
     axes.set_xticks(gaps, [f"{gap:,.0f}" for gap in gaps])
-    title = f"{network.name}: what a context keeps of its worth, {documents} documents"
-    ylabel = "fraction of the worth, 95% intervals"
-    finish(axes, network.training_length, xlabel="gap (tokens)", ylabel=ylabel, title=title)
+    title = f"{network.name}: fraction of the context's gain at a gap, {documents} documents"
+    ylabel = "fraction of the gain, 95% intervals"
+    label_axes(axes, network.training_length, xlabel="gap (tokens)", ylabel=ylabel, title=title)
     return figure

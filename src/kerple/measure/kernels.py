@@ -1,4 +1,4 @@
-"""`KernelCurves`: each head's bias against distance in a trained model."""
+"""`KernelCurves`: the bias of each head against distance in a trained model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import finish
-from kerple.measure.measure import Measure, require
+from kerple.measure.drawing import label_axes
+from kerple.measure.measure import Measure, require_capabilities
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model import Transformer
@@ -20,9 +20,9 @@ from kerple.positions import Position
 
 @dataclass
 class KernelCurves(Measure):
-    """Each head's bias, and its weight if the strategy has one, against distance; it reads no text.
+    """Tabulates the bias of each head, and its weight if the strategy has one, against distance. It reads no text.
 
-    The result has ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. A strategy whose bias is no
+    The result has ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. A strategy whose bias is not a
     function of the distance is skipped.
 
     Args:
@@ -42,7 +42,7 @@ class KernelCurves(Measure):
             raise UserError(f"Kernels: length: got {self.length}, expected at least 2 distances")
 
     def check(self, network: Any, text: Any) -> None:
-        require(self, network, *self.needs)
+        require_capabilities(self, network, *self.needs)
 
     def skip_reason(self, network: Any) -> str | None:
         return None if any(True for _ in kernel_tables(network, 2)) else f"{network.name} has no bias by distance"
@@ -67,8 +67,8 @@ class KernelCurves(Measure):
 def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, Position, dict[str, Tensor | None]]]:
     """Yield (layer, strategy, bias and weight) for each strategy that has a bias or a weight.
 
-    The layer is "all" if one strategy serves all layers. Bias and weight are (H, length) fp32, or None if the strategy
-    does not have the one or the other.
+    The layer is "all" if all layers share one strategy. Bias and weight are (H, length) fp32; one of them is None if
+    the strategy does not have it.
     """
     positions = network.positions
     for layer, position in enumerate(positions):
@@ -81,12 +81,12 @@ def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, Posi
 def _figure(
     tables: list[tuple[str, Position, dict[str, Tensor | None]]], distances: list[int], trained: int, strategy: str
 ) -> Figure:
-    """Draw the curves of all heads over the distances: one panel for each layer and kind, bias or weight.
+    """Draw the curves of all heads against distance, with a panel for each layer and kind (bias or weight).
 
     Args:
-        tables: What `kernel_tables` yields; of more than four layers, the first, the middle and the last are drawn.
-        distances: Distances at which the curves are drawn.
-        trained: Training length, which is marked.
+        tables: The tables of `kernel_tables`. Of more than four layers, the first, the middle and the last are drawn.
+        distances: Distances to draw.
+        trained: Training length, for the mark.
         strategy: Name of the strategy, for the titles.
     """
     few = tables if len(tables) <= 4 else [tables[0], tables[len(tables) // 2], tables[-1]]
@@ -99,5 +99,5 @@ def _figure(
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(0, distances[-1])
         title = f"{strategy}: {kind} of each head, layer {layer}"
-        finish(axes, trained, xlabel="distance to the key (tokens)", ylabel=labels[kind], title=title)
+        label_axes(axes, trained, xlabel="distance to the key (tokens)", ylabel=labels[kind], title=title)
     return figure

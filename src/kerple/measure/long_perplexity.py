@@ -18,7 +18,7 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text
 from kerple.data.tokenizer import end_of_text, without_truncation
-from kerple.measure.measure import Measure, positive, possible, training_length
+from kerple.measure.measure import Measure, fitting_lengths, known_training_length, require_positive
 from kerple.measure.protocols import full, ordered_lengths, sliding
 from kerple.measure.result import Result
 from kerple.measure.results import Row
@@ -29,27 +29,27 @@ from kerple.model.network import Network
 def key_targets(
     evaluator: Network, tokens: Tensor, *, short: int, stride: int, gain: float = 2.0, likely: float = -2.0
 ) -> Tensor:
-    """Whether each target of tokens (B, N+1) int64 is a key token for the evaluator; (B, N) bool.
+    """Whether each target of tokens (B, N+1) int64 is a key token of the evaluator; (B, N) bool.
 
-    The first ``short`` targets have the same context in both readings and are never key tokens.
+    The first ``short`` targets have the same context both times and are never key tokens.
 
     Args:
-        evaluator: The model that judges.
+        evaluator: The model that chooses key tokens.
         tokens: (B, N+1) int64.
         short: Number of tokens in the short context, less than N.
-        stride: Number of tokens by which the short context moves. It then holds at least short - stride tokens.
-        gain: The whole context must raise a key token's log-probability by more than this, in nats.
-        likely: With the whole context, the log-probability must be above this, in nats.
+        stride: Number of tokens by which the short context moves. It has at least short - stride tokens.
+        gain: A key token gains more than this in log-probability from the whole context, in nats.
+        likely: A key token has more than this log-probability with the whole context, in nats.
     """
     with_all = full(evaluator, tokens, tokens.shape[1] - 1)
     with_short = sliding(evaluator, tokens, short, stride=stride)
     is_key = (with_short - with_all > gain) & (-with_all > likely)
-    is_key[:, :short] = False  # their contexts are equal, so a difference is rounding
+    is_key[:, :short] = False  # with equal contexts, a difference is rounding
     return is_key
 
 
 def carry_over(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: Sequence[bool]) -> list[bool]:
-    """Carry key tokens over to another tokenisation of the same text: a token that overlaps with one becomes one.
+    """Find the key tokens in another tokenisation of the same text: those that overlap with a key token.
 
     Args:
         sizes: Number of bytes of each token of the model that is scored.
@@ -71,7 +71,7 @@ def spelling(tokenizer: Tokenizer, end_of_text: int) -> Callable[[int], bytes]:
     """A function from a token id of a byte-level tokenizer to its bytes; ``end_of_text`` has none.
 
     Raises:
-        UserError: If a token is not spelt in bytes; raised by the function.
+        UserError: If a token has no bytes; raised by the function.
     """
     # the alphabet of byte-level BPE (Radford et al. 2019): printable Latin-1 letters are themselves, others come after
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -84,7 +84,7 @@ def spelling(tokenizer: Tokenizer, end_of_text: int) -> Callable[[int], bytes]:
             return b""
         text = tokenizer.id_to_token(token) or ""
         if not text or not letters.keys() >= set(text):
-            raise UserError(f"tokenizer: token {token} ({text!r}) is not spelt in bytes; use the evaluator's tokenizer")
+            raise UserError(f"tokenizer: token {token} ({text!r}) has no bytes; use the evaluator's tokenizer")
         return bytes(letters[letter] for letter in text)
 
     return spell
@@ -100,22 +100,22 @@ def byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, i
 class LongPerplexity(Measure):
     """Measures LongPPL: perplexity of the key tokens, which need far context.
 
-    A fixed pretrained model, the evaluator, chooses them. It reads each block once as a whole and once with a short
-    context. A target is a key token if the far context raises its log-probability by more than ``gain``, to more than
-    ``likely``. The choice depends on the text and the evaluator alone, and is kept in ``keys`` as
-    ``keys-<hash>.json``, so that every model is scored on the same targets. If the model has another tokenizer than the
-    evaluator, its key tokens are those that share a byte with one of the evaluator's.
+    A pretrained model, the evaluator, chooses the key tokens. It reads each block as a whole and with a short context.
+    A target is a key token if the whole context raises its log-probability by more than ``gain``, to more than
+    ``likely``. If the model has another tokenizer than the evaluator, its key tokens are those that share a byte with
+    a key token of the evaluator.
 
-    Writes results of the protocol ``longppl`` for each length.
+    The choice depends only on the text, the evaluator and these options. It is stored as ``keys-<hash>.json``, so that
+    every model is scored on the same targets. The result has the protocol ``longppl`` at each length.
 
     Args:
-        lengths: Evaluation lengths in tokens; each must divide the longest, which the evaluator reads as a block.
-        short: Tokens in the evaluator's short context; the paper uses 4,096 for texts of 32,768.
-        stride: Tokens by which the short context moves; the paper uses 1,024.
+        lengths: Evaluation lengths in tokens; each must divide the longest, which is the length of a block.
+        short: Number of tokens in the short context; the paper uses 4,096 for texts of 32,768.
+        stride: Number of tokens by which the short context moves; the paper uses 1,024.
         blocks: Number of blocks of the text.
-        evaluator: A pretrained model: a folder, a GGUF file or a name; ``smollm2-135m`` is the name of a packaged one.
-        gain: Smallest rise of a key token's log-probability, in nats.
-        likely: Smallest log-probability of a key token with the whole context, in nats.
+        evaluator: A pretrained model: a folder, a GGUF file, a name on the Hugging Face hub, or ``smollm2-135m``.
+        gain: Bound on the gain of a key token in log-probability, in nats.
+        likely: Bound on the log-probability of a key token with the whole context, in nats.
         keys: Folder in which the choice is stored. The value in a checkpoint is ignored.
 
     Raises:
@@ -135,10 +135,10 @@ class LongPerplexity(Measure):
 
     def __post_init__(self) -> None:
         self.lengths = ordered_lengths(self.lengths)
-        positive(self, "blocks")
+        require_positive(self, "blocks")
         if not 1 <= self.stride <= self.short < self.lengths[-1]:
             raise UserError(
-                f"LongPerplexity: stride, short: got {self.stride}, {self.short}, expected ascending, below lengths"
+                f"LongPerplexity: stride, short: got {self.stride}, {self.short}, expected stride <= short < lengths"
             )
 
     @property
@@ -153,7 +153,7 @@ class LongPerplexity(Measure):
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         keys, blocks = self._keys(text), text.blocks(self.lengths[-1], self.blocks)
-        fitting, skipped = possible(self.lengths, network, self.name)
+        fitting, skipped = fitting_lengths(self.lengths, network, self.name)
         losses = {length: runner.losses(len(keys)) for length in fitting}
         for i, tokens in runner.blocks(blocks):
             for length, loss in losses.items():
@@ -174,7 +174,7 @@ class LongPerplexity(Measure):
         return Result(self.name, sums=rows, about=about | self.criterion, report="\n".join(lines))
 
     def _keys(self, text: Text) -> list[list[int]]:
-        """Indices of the key targets in each block, from the file of an earlier test, or chosen and written to it."""
+        """Indices of the key tokens among the targets of each block. They are chosen in the first test and stored."""
         from kerple.hf.source import find_model, source_digest  # needs optional packages
 
         source = find_model(self.evaluator)
@@ -194,12 +194,15 @@ class LongPerplexity(Measure):
                 write(path, json.dumps({"about": about, "keys": self._choose(text, source)}))
         keys = read_mapping(path)["keys"]
         if not any(keys):
-            raise UserError(f"LongPerplexity: blocks: got {self.blocks}, in which {self.evaluator} finds no key token")
+            raise UserError(
+                f"LongPerplexity: blocks: got {self.blocks} without a key token of {self.evaluator}; read more blocks"
+            )
         return keys
 
     def _choose(self, text: Text, source: Any) -> list[list[int]]:
         from kerple.hf.adapter import hugging_face_network
-        from kerple.hf.source import bos_token, read_model, read_model_config, read_tokenizer, same_tokens
+        from kerple.hf.model_tokenizer import bos_token, read_tokenizer, same_tokens
+        from kerple.hf.source import read_model, read_model_config
 
         network = hugging_face_network(read_model(source, read_model_config(source)), bos=bos_token(source))
         tokenizer = read_tokenizer(source)
@@ -223,7 +226,7 @@ class LongPerplexity(Measure):
         return carry_over([len(token) for token in spelt], byte_spans(whole_text, encoding.offsets), is_key)[1:]
 
     def _judge(self, network: Network, tokens: Tensor) -> list[bool]:
-        limit = training_length(network, "LongPerplexity: evaluator: training length")
+        limit = known_training_length(network, "LongPerplexity: evaluator: training length")
         if limit < len(tokens) - 1:
             raise UserError(
                 f"LongPerplexity: lengths: got {self.lengths[-1]} tokens, which are {len(tokens) - 1} of the "

@@ -1,4 +1,4 @@
-"""`Measure`: a measurement of a network, as a class whose options are the fields of a dataclass."""
+"""`Measure`: a measurement of a network. The options of a measurement are the fields of its dataclass."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ class Measure(ABC):
     """
 
     name: ClassVar[str]
-    """Name of the files and of the results."""
+    """Name of the files and the results."""
     needs: ClassVar[tuple[type, ...]] = ()
-    """Capabilities of `kerple.model.network`, or classes, that the network must have."""
+    """Capabilities of `kerple.model.network`, or classes, of which the network must be an instance."""
 
     def run(self, network: Network, text: Any, runner: Runner | None = None) -> Result:
-        """Measure a network, which must be in evaluation mode, on every process.
+        """Measure a network. Call it on every process.
 
         Args:
-            network: The network.
+            network: The network, in evaluation mode.
             text: A `kerple.data.text.Text`, or token ids (N,); for a task its examples.
-            runner: Device, precision and processes; None for this process and the CPU.
+            runner: Device, precision and processes; None for this process on the CPU in fp32.
 
         Raises:
             UserError: As `check`.
@@ -45,29 +45,29 @@ class Measure(ABC):
 
     def check(self, network: Network, text: Any) -> None:
         """Raise a UserError if the network lacks a capability, or the text is too short or of the wrong kind."""
-        require(self, network, *self.needs)
+        require_capabilities(self, network, *self.needs)
         if not isinstance(text, Text):
-            raise UserError(f"{type(self).__name__}: got data {type(text).__name__}, expected text: TokenShards")
+            raise UserError(f"{type(self).__name__}: got data {type(text).__name__}, expected a text; use TokenShards")
 
     def skip_reason(self, network: Network) -> str | None:
-        """Why this measurement makes no sense for this network, or None. The reason is reported as a warning."""
+        """The reason why the measurement does not apply to the network, which is printed; None if it applies."""
         return None
 
     @abstractmethod
     def measure(self, network: Any, text: Any, runner: Runner) -> Result:
-        """Measure. Called on every process, without gradients; the result must be the same on all of them."""
+        """Make the measurement. It runs on every process without gradients, and returns the same result on each."""
 
     @property
     def validates(self) -> bool:
-        """Whether `validate` is called after each validation of a fit."""
+        """Whether the measurement takes part in the validations of a fit."""
         return False
 
     def validate(self, network: Any, text: Any, runner: Runner) -> dict[str, float]:
-        """Scalars to log after each validation, by name; none by default."""
+        """Scalars to log after a validation, by name; none by default."""
         return {}
 
-    def check_validation(self, text: Any) -> None:  # noqa: B027, most measurements have no validation
-        """Raise a UserError at the start of a fit or a validation if `validate` cannot be done."""
+    def check_validation(self, text: Any) -> None:  # noqa: B027 (most measurements have no validation)
+        """Raise a UserError at the start of a fit if `validate` cannot use the text."""
 
 
 @dataclass
@@ -75,8 +75,8 @@ class BlockMeasure(Measure):
     """A measurement on the first blocks of a text.
 
     Args:
-        length: Targets in a block; None for the training length.
-        blocks: Number of blocks to read; None for all.
+        length: Number of targets in a block; None for the training length.
+        blocks: Number of blocks; None for all.
 
     Raises:
         UserError: If a number is not positive.
@@ -89,7 +89,7 @@ class BlockMeasure(Measure):
     """Largest number of targets in a block, for measurements whose memory grows with its square."""
 
     def __post_init__(self) -> None:
-        positive(self, "length", "blocks")
+        require_positive(self, "length", "blocks")
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
@@ -105,35 +105,39 @@ class BlockMeasure(Measure):
         return None
 
     def targets(self, network: Network) -> int:
-        """Targets in a block: the option ``length``, or the training length."""
-        return self.length or training_length(network, f"{type(self).__name__}: length")
+        """Number of targets in a block: the option ``length``, or the training length."""
+        return self.length or known_training_length(network, f"{type(self).__name__}: length")
 
     def text_blocks(self, network: Network, text: Text) -> TextBlocks:
-        """The blocks that all processes together read."""
+        """The blocks, which the processes share."""
         return text.blocks(self.targets(network), self.blocks)
 
 
-def require(measure: Measure, network: Network, *kinds: type) -> None:
-    """Raise a UserError unless the network is of all these kinds."""
+def require_capabilities(measure: Measure, network: Network, *kinds: type) -> None:
+    """Raise a UserError unless the network is an instance of all these classes."""
     if lacking := [kind.__name__ for kind in kinds if not isinstance(network, kind)]:
         raise UserError(
             f"{type(measure).__name__}: got a network {type(network).__name__}, expected one with "
-            f"{', '.join(lacking)} (kerple.model.network); leave this measure or its protocol out"
+            f"{', '.join(lacking)} (kerple.model.network); leave out this measure or its protocol"
         )
 
 
-def positive(measure: Any, *names: str) -> None:
+def require_positive(measure: Any, *names: str) -> None:
     """Raise a UserError unless each of these options is None or a positive number."""
     for name in names:
         if (number := getattr(measure, name)) is not None and number < 1:
             raise UserError(f"{type(measure).__name__}: {name}: got {number}, expected a positive number")
 
 
-def training_length(network: Network, option: str) -> int:
+def known_training_length(network: Network, option: str) -> int:
     """Training length of a network in tokens.
 
+    Args:
+        network: The network.
+        option: The option that replaces an unknown training length, for the message.
+
     Raises:
-        UserError: If the network does not know it. The message names the option that takes its place.
+        UserError: If the training length is not known.
     """
     if network.training_length is None:
         raise UserError(f"{option}: got none, and the training length of {network.name} is not known; give a number")
@@ -141,14 +145,19 @@ def training_length(network: Network, option: str) -> int:
 
 
 def max_length(network: Network) -> int | None:
-    """Largest input of a network in tokens, or None if it has no limit."""
+    """Number of tokens in the longest input of a network, or None if there is no limit."""
     return network.max_length if isinstance(network, Limited) else None
 
 
-def possible(lengths: Sequence[int], network: Network, name: str) -> tuple[list[int], list[dict[str, Any]]]:
-    """The lengths that a network can read, and for each other length why it is skipped, as records have it."""
+def fitting_lengths(lengths: Sequence[int], network: Network, name: str) -> tuple[list[int], list[dict[str, Any]]]:
+    """The lengths that a network can read; and the reasons why the others are skipped, as a record has them.
+
+    Args:
+        lengths: Lengths in tokens.
+        network: The network.
+        name: Name of the protocol in the record.
+    """
     limit = max_length(network)
     fitting = [length for length in lengths if limit is None or length <= limit]
-    reason = f"the strategy has only {limit} positions"
-    others = [length for length in lengths if length not in fitting]
-    return fitting, [{"protocol": name, "length": length, "reason": reason} for length in others]
+    skipped = {"protocol": name, "reason": f"the strategy has only {limit} positions"}
+    return fitting, [skipped | {"length": length} for length in lengths if length not in fitting]

@@ -1,4 +1,4 @@
-"""`Measurement`: the sums of the losses of one protocol at one length; `add_block` adds a block of text to them."""
+"""`Measurement`: sums of the losses of one protocol at one length. `add_block` adds a block of text to them."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ class Measurement:
     Args:
         protocol: The protocol.
         length: Evaluation length L in tokens.
-        loss: Sums for each block of text; with the protocol ``per_position``, for each position in the segment.
+        loss: A sum for each block of text, or with ``per_position`` for each position in the segment.
         skip_reason: Why the length cannot be measured, or None.
     """
 
@@ -32,7 +32,7 @@ class Measurement:
     skip_reason: str | None = None
 
     def rows(self) -> Iterator[Row]:
-        """The sums as rows of the results: nats of each block or position, and bits of all text together."""
+        """Rows of the results: nats of each block or position, and the bits of the whole text."""
         by_position, label = self.protocol.name == "per_position", self.protocol.label
         for i, (nats, targets) in enumerate(zip(self.loss.nll.tolist(), self.loss.targets.tolist(), strict=True)):
             position, block = (i, None) if by_position else (None, i)
@@ -42,7 +42,7 @@ class Measurement:
             yield Row("bits_per_byte", label, self.length, None, None, bits, int(self.loss.bytes.sum()))
 
     def scalars(self) -> dict[str, float]:
-        """Perplexity and, where the text has bytes, bits per byte, by name; none by position."""
+        """Perplexity, and bits per byte if the text has bytes, by name; none for ``per_position``."""
         if self.protocol.name == "per_position":
             return {}
         name = f"{self.protocol.label}/{self.length}"
@@ -62,15 +62,15 @@ def add_block(
 ) -> None:
     """Add the losses of one block to every measurement that is not skipped.
 
-    What `full` has computed is not computed again.
+    The losses of `full` are computed once for all protocols that use them.
 
     Args:
         network: The model.
-        tokens: (1, N+1) int64.
+        tokens: The block, (1, N+1) int64.
         block: Number of the block.
         measurements: The measurements.
-        token_bytes: Number of bytes of text of each token id, (V,) int64; None leaves bits per byte out.
-        gain: The metric to update with the losses at its length, in full and with its window; None for no context gain.
+        token_bytes: Number of bytes of text of each token id, (V,) int64; None for no bits per byte.
+        gain: The metric to update with the losses of full and windowed at its length; None for no context gain.
     """
     full_losses: dict[int, Tensor] = {}  # losses (1, N) at each length
     targets = tokens[:, 1:]  # (1, N)

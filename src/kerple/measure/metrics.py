@@ -1,4 +1,4 @@
-"""Sums that are added over processes: `TokenLoss` of losses, `ContextGain` by position."""
+"""Sums over processes: `TokenLoss` of losses, `ContextGain` of the gain from context by position."""
 
 import math
 from typing import Any
@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-BINS = 64  # of positions, in a context gain
+BINS = 64  # bins of positions of a context gain
 
 
 class TokenLoss(Metric):
-    """Sums the negative log-likelihood of targets, their number and their bytes of text, in groups.
+    """Sums the negative log-likelihoods of targets, their number, and the bytes of their text, by group.
 
-    A group is a block of text, so that confidence intervals can be over blocks, or a position in the segment. The
-    states are fp64 sums and int64 counts, which are added over devices. A perplexity is computed once from the sums,
-    and is never a mean of perplexities.
+    A group is a block of text, or a position in the segment. The states are fp64 sums and int64 counts, which are added
+    over devices. A perplexity is computed from the total of the sums, and is never a mean of perplexities.
 
     Args:
         groups: Number of groups G.
@@ -35,46 +34,46 @@ class TokenLoss(Metric):
         """Add losses in nats, fp32 or fp64.
 
         Args:
-            losses: Losses of any shape that all belong to ``group``; or (…, G), a column per group, if it is None.
+            losses: Losses of any shape that all belong to ``group``. If it is None, (…, G): a column for each group.
             group: Number of the group, 0..G-1, or None.
-            bytes: Number of bytes of text of each target, int64, shaped as the losses. Only `bits_per_byte` needs it.
+            bytes: Number of bytes of text of each target, int64, of the losses' shape. Only `bits_per_byte` needs it.
         """
         assert losses.dtype in (torch.float32, torch.float64), f"losses have dtype {losses.dtype}"
         values = losses.detach().double()
-        # sums are deterministic on CUDA, index_add is not
+        # on CUDA, sums are deterministic and index_add is not
         if group is not None:
             self.nll[group] += values.sum()
             self.targets[group] += values.numel()
             self.bytes[group] += 0 if bytes is None else bytes.sum()
             return
-        assert values.shape[-1] == len(self.nll), "losses need a column for each group"
+        assert values.shape[-1] == len(self.nll), "expected a column of losses for each group"
         rows = values.reshape(-1, len(self.nll))  # (n, G)
         self.nll += rows.sum(0)
         self.targets += len(rows)
         self.bytes += 0 if bytes is None else bytes.reshape(rows.shape).sum(0)
 
     def compute(self) -> Tensor:
-        """Perplexity over all groups and devices; () fp64, NaN without targets."""
+        """Perplexity of all groups and devices; () fp64, NaN without targets."""
         return self.perplexity()
 
     def perplexity(self) -> Tensor:
-        """Perplexity of all targets of this device's state; () fp64."""
+        """Perplexity of all targets in the state of this device; () fp64."""
         return (self.nll.sum() / self.targets.sum()).exp()
 
     def bits_per_byte(self) -> Tensor:
-        """Bits of loss per byte of the targets' text; () fp64. Unlike perplexity, comparable between tokenizers."""
+        """Bits of loss per byte of text, () fp64. Unlike perplexity, they can be compared between tokenizers."""
         return self.nll.sum() / self.bytes.sum() / math.log(2)  # in this order the result is fp64
 
 
 class ContextGain(Metric):
-    """The loss with full attention, and the loss with a window minus it, in nats per target, by bins of positions.
+    """The loss with full attention, and the gain (loss with a window - full loss), in nats per target by position.
 
-    Each segment gives one mean for each bin, and the standard error is over segments, because the targets inside a
-    segment are far from independent. Segments of one document are not quite independent either, see
-    `kerple.compare.context_gain`. The states are fp64 sums and sums of squares, added over devices.
+    Positions are in bins. Each segment contributes one mean to each bin, and the standard error is over segments,
+    because the targets inside a segment depend on each other. Segments of one document depend on each other a little,
+    see `kerple.compare.context_gain`. The states are fp64 sums and sums of squares, which are added over devices.
 
     Args:
-        length: Tokens L in a segment.
+        length: Number of tokens L in a segment.
         window: Number of keys that a query sees with the window.
     """
 
@@ -92,7 +91,7 @@ class ContextGain(Metric):
             self.add_state(name, torch.zeros(2, bins, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, full: Tensor, windowed: Tensor) -> None:
-        """Add the losses of whole segments, (…, L) fp32 or fp64 in nats, the same targets in both."""
+        """Add the losses of the same targets of whole segments, (…, L) fp32 or fp64 in nats."""
         assert full.shape == windowed.shape
         assert full.shape[-1] == self.length
         losses = torch.stack([full, windowed - full]).double().reshape(2, -1, self.length)  # (2, S, L)
@@ -102,10 +101,10 @@ class ContextGain(Metric):
         self.segments += means.shape[1]
 
     def compute(self) -> list[dict[str, Any]]:
-        """The rows of the table, one for each bin of positions.
+        """The rows of the table, one for each bin.
 
-        A row has the first position of the bin, the length, the window, the number of segments, the mean loss with full
-        attention and the mean gain, and their standard errors, which are nan with one segment.
+        A row has the first position of the bin, the length, the window, the number of segments, the mean full loss, the
+        mean gain, and their standard errors, which are NaN with one segment.
         """
         n = int(self.segments)
         means = self.sums / n  # (2, bins)

@@ -1,6 +1,6 @@
-"""`Needle`: whether a model finds a number that is hidden in a long text, by depth and length.
+"""`Needle`: retrieval of numbers that are hidden in a long text, by depth and length.
 
-The problems are named and defined as in RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1).
+Names and definitions of the problems are those of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,27 +16,27 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.measure.drawing import heat_map, panel
-from kerple.measure.measure import Measure, possible
+from kerple.measure.measure import Measure, fitting_lengths
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
 from kerple.model.network import Generation, Network
 
 Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue"]
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
+NOISE_SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 ADJECTIVES = ("ancient", "bitter", "clever", "distant", "eager", "famous", "gentle", "hollow", "jolly", "lively")
 NOUNS = ("anchor", "basket", "candle", "desert", "engine", "forest", "garden", "hammer", "island", "kettle")
 NEEDLES = 4  # number of keys in niah_multikey_1, of values in niah_multivalue
-ANSWER = 16  # number of tokens that the model may write for each value
+ANSWER = 16  # number of tokens that the model generates for each value
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem: sentences to hide in a haystack, and a question about them.
+    """Sentences to hide in a haystack, and a question about them.
 
     Args:
-        needles: For each sentence, the share of the haystack that comes before it, 0..1, and the sentence.
-        question: Text that follows the haystack, which the model has to continue.
+        needles: For each sentence, the fraction of the haystack before it, 0..1, and the sentence.
+        question: Text after the haystack, which the model continues.
         values: The numbers that the answer has to contain.
     """
 
@@ -45,17 +45,17 @@ class Problem:
     values: tuple[str, ...]
 
 
-def draw(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
-    """Draw a problem whose first needle is at a given depth; further needles are at random depths.
+def draw_problem(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
+    """Draw a problem with its first needle at a depth, and the other needles at random depths.
 
-    ``niah_single_1`` and ``niah_single_2`` hide one number under one key (in noise and in text). ``niah_multikey_1``
-    hides three more under other keys, and asks for the first. ``niah_multivalue`` hides three more under the same key,
-    and asks for all.
+    ``niah_single_1`` and ``niah_single_2`` hide one number with one key. ``niah_multikey_1`` hides three more numbers
+    with other keys, and asks for the first. ``niah_multivalue`` hides three more numbers with the same key, and asks
+    for all of them.
 
     Args:
         kind: One of these names.
-        depth: Share of the haystack before the first needle, 0..1.
-        rng: Draws the keys, the numbers of seven digits and the other depths.
+        depth: Fraction of the haystack before the first needle, 0..1.
+        rng: Generator of the keys, the numbers of seven digits and the other depths.
     """
     count = 1 if kind.startswith("niah_single") else NEEDLES
     pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), count, replace=False)
@@ -72,23 +72,25 @@ def draw(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
     return Problem(tuple(zip(depths, sentences, strict=True)), question, tuple(values if multivalue else values[:1]))
 
 
-def prompt(problem: Problem, length: int, haystack: Sequence[int], encode: Callable[[str], list[int]]) -> list[int]:
-    """The tokens of the haystack, the needles and the question, which together with the answer are ``length``.
+def problem_tokens(
+    problem: Problem, length: int, haystack: Sequence[int], encode: Callable[[str], list[int]]
+) -> list[int]:
+    """The tokens of the haystack, the needles and the question.
 
     Args:
-        problem: A problem of `draw`.
-        length: Number of tokens in all, including `ANSWER` for each value.
+        problem: A problem of `draw_problem`.
+        length: Number of tokens including the answer, which has `ANSWER` tokens for each value.
         haystack: At least ``length`` tokens of noise or text.
         encode: Function from a text to its tokens.
 
     Raises:
-        UserError: If the length leaves no room for the haystack.
+        UserError: If no tokens are left for the haystack.
     """
     sentences = sorted((depth, encode(f"\n{sentence}\n")) for depth, sentence in problem.needles)
     question = encode(f"\n{problem.question}")
     room = length - len(question) - sum(len(s) for _, s in sentences) - ANSWER * len(problem.values)
     if room < 1:
-        raise UserError(f"lengths: got {length}, of which needles, question and answer take {length - room}; read more")
+        raise UserError(f"lengths: got {length}, expected over {length - room}: needles, question and answer")
     tokens: list[int] = []
     start = 0
     for depth, sentence in sentences:
@@ -99,27 +101,27 @@ def prompt(problem: Problem, length: int, haystack: Sequence[int], encode: Calla
 
 
 def recall(answer: str, values: Sequence[str]) -> float:
-    """Share of the values that occur in the answer (RULER's ``string_match_all``)."""
+    """Fraction of the values that occur in the answer (``string_match_all`` of RULER)."""
     return sum(value in answer for value in values) / len(values)
 
 
 @dataclass
 class Needle(Measure):
-    """Measures the share of hidden values that the model names when it generates greedily, at each depth and length.
+    """Measures the fraction of hidden values in the greedily generated answers, at each depth and length.
 
-    The score is RULER's, ``string_match_all``. Writes ``<kind>.csv`` (length, depth, problems, recall), a heat map
-    ``<kind>.png``, and a result of metric ``accuracy`` for each length. The text must have a tokenizer.
-    The haystack is RULER's: five sentences of noise for niah_single_1, the text of the test split for the others.
+    The haystack is noise (five sentences, repeated) for ``niah_single_1``, and the text itself for the other problems.
+    The result has ``<kind>.csv`` (length, depth, problems, recall), a heat map ``<kind>.png``, and the metric
+    ``accuracy`` at each length. The text must have a tokenizer. Score and haystacks are those of RULER.
 
     Args:
         kind: ``niah_single_1``, ``niah_single_2``, ``niah_multikey_1`` or ``niah_multivalue``.
-        lengths: Numbers of tokens of haystack, needles, question and answer together.
-        depths: Shares of the haystack that come before the needle, 0..1.
+        lengths: Numbers of tokens of haystack, needles, question and answer in total.
+        depths: Fractions of the haystack before the needle, 0..1.
         problems: Number of problems at each depth and length.
-        seed: Chooses keys, numbers and depths, the same for every model.
+        seed: Seed of keys, numbers and depths, which are the same for every model.
 
     Raises:
-        UserError: If an option is out of range, or the data is not text.
+        UserError: If an option is out of range, or the text has no tokenizer or is too short.
     """
 
     kind: Kind = "niah_single_1"
@@ -146,17 +148,19 @@ class Needle(Measure):
 
     @property
     def haystack(self) -> str:
-        """What the needle is hidden in: noise, or the text."""
+        """Kind of the haystack: noise, or corpus for the text itself."""
         return "noise" if self.kind == "niah_single_1" else "corpus"
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
         _ = text.tokenizer
         if self.haystack == "corpus" and len(text.stream) <= self.lengths[-1]:
-            raise UserError(f"Needle: lengths: got {self.lengths[-1]}, {text.name} has {len(text.stream)} tokens")
+            raise UserError(
+                f"Needle: lengths: got {self.lengths[-1]}, expected less than the {len(text.stream)} of {text.name}"
+            )
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        lengths, skipped = possible(self.lengths, network, self.kind)
+        lengths, skipped = fitting_lengths(self.lengths, network, self.kind)
         cells = list(product(range(len(lengths)), range(len(self.depths)), range(self.problems)))
         recalled = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=runner.device)
         for _, (i, d, number) in runner.part(cells):
@@ -175,15 +179,15 @@ class Needle(Measure):
         return Result(self.name, {self.name: rows}, figures, sums, {"haystack": self.haystack, "skipped": skipped})
 
     def _try(self, text: Text, network: Any, length: int, depth: float, number: int, device: torch.device) -> float:
-        # seeded by the cell, so that what is hidden does not depend on the order or the number of devices
+        # the seed depends on the cell, so that problems do not depend on the order or the number of devices
         rng = np.random.default_rng([self.seed, length, round(depth * 10**6), number])
-        problem = draw(self.kind, depth, rng)
+        problem = draw_problem(self.kind, depth, rng)
         if self.haystack == "noise":
-            sentence = text.encode(NOISE)
+            sentence = text.encode(NOISE_SENTENCES)
             haystack = sentence * -(-length // len(sentence))
         else:
             haystack = text.stream.read(int(rng.integers(len(text.stream) - length)), length).tolist()
-        tokens = torch.tensor([prompt(problem, length, haystack, text.encode)], device=device)
+        tokens = torch.tensor([problem_tokens(problem, length, haystack, text.encode)], device=device)
         written = network.continued(tokens, ANSWER * len(problem.values))
         return recall(text.decode(written), problem.values)
 

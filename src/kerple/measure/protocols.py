@@ -1,12 +1,11 @@
-"""Evaluation protocols: how a block of tokens is read to get the loss of each target.
+"""Evaluation protocols: ways to read a block of tokens and score its targets.
 
-B blocks, N targets in a block (N + 1 tokens), L evaluation length. For length L a block is cut into N / L segments, so
-the targets are the same at every length, and curves differ only by context. Target t is token t + 1 of the block,
-t = 0..N - 1.
+Notation: B blocks, N targets in a block (N + 1 tokens), L evaluation length. Target t is token t + 1 of the block,
+t = 0..N - 1. For length L a block is cut into N / L segments. The targets are the same at every length, so curves over
+length differ only by context.
 
-Losses are negative log-likelihoods in nats, fp32 or fp64, in the order of the targets; `metrics` sums them. A
-*window* limits the attention mask (`windowed`); a *stride* is the number of tokens by which the text that is read moves
-(`sliding`).
+Losses are negative log-likelihoods in nats, fp32 or fp64, in the order of the targets; `metrics` sums them. A *window*
+limits the attention mask (`windowed`). A *stride* is the number of tokens by which a context moves (`sliding`).
 """
 
 import typing
@@ -23,7 +22,7 @@ from kerple.positions.visibility import EVERYTHING, Distances, Visibility
 
 Name = Literal["full", "windowed", "keep_first", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384
-"""Largest number of tokens in one forward pass; a longer segment runs alone."""
+"""Largest number of tokens in a forward pass of several segments."""
 
 
 def full(network: Network, tokens: Tensor, length: int) -> Tensor:
@@ -43,14 +42,14 @@ def full(network: Network, tokens: Tensor, length: int) -> Tensor:
 
 
 def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibility) -> Tensor:
-    """Score as `full`, but limit attention in every layer to the keys that ``visibility`` names.
+    """Score the segments of `full` with attention limited in every layer to the keys of ``visibility``.
 
-    Segments are those of `full`, so the difference of the two is the gain from farther tokens. Heads attend to the
-    first tokens where nothing else matters (Xiao et al. 2024), so a window without them may do harm by itself; the fall
-    in loss from a window with the first four to `full` is what distant text is worth.
+    The difference from `full` is the gain from farther tokens. Heads attend to the first tokens if no other key is
+    relevant (Xiao et al. 2024), so a window without them can raise the loss by itself. The loss with a window and the
+    first four tokens, minus the loss of `full`, is therefore the gain from distant text.
 
     Args:
-        network: The model, one with `kerple.model.network.Windows` unless every key is seen.
+        network: The model, a `kerple.model.network.Windows` unless every key is visible.
         tokens: (B, N+1) int64.
         length: Targets in a segment, 1..N.
         visibility: The keys that a query sees.
@@ -60,7 +59,7 @@ def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibili
     """
     targets = tokens.shape[1] - 1
     assert 1 <= length <= targets
-    whole = targets // length * length  # targets in segments that are not shorter
+    whole = targets // length * length  # targets in segments of the full length
     segments = tokens[:, : whole + 1].unfold(1, length + 1, length)  # (B, S, L+1), a view
     losses = _losses(network, segments, visibility=visibility)
     if whole == targets:
@@ -70,18 +69,19 @@ def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibili
 
 
 def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip: int = 0) -> Tensor:
-    """Score only the new targets of a context of ``length`` tokens that moves by ``stride`` (Press et al. 2022).
+    """Score only the new targets of a context of ``length`` tokens that moves by ``stride``.
 
-    The text is cut, not the attention mask: positions start at 0 in every step. The first step scores all its targets,
-    the last step those that are left. With ``stride = length`` this is `full`. See their appendix B.
+    The text is cut, not the attention mask: positions start at 0 in every step. The first step scores all of its
+    targets, and the last step the remaining ones. With ``stride = length`` this is `full`. Source: Press et al. 2022,
+    appendix B.
 
     Args:
         network: The model.
         tokens: (B, N+1) int64.
         length: Number of tokens of context, 1..N.
         stride: Number of new targets in each step, 1..length.
-        skip: Number of targets at the start of a block that serve as context only, 0..N-1. At every ``length <= skip +
-            stride``, the same targets are scored, and each has at least ``length - stride`` tokens before it.
+        skip: Number of targets at the start of a block that are only context, 0..N-1. At every ``length <= skip +
+            stride`` the same targets are scored, and each has at least ``length - stride`` tokens of context.
 
     Returns:
         (B, N - skip) losses in nats.
@@ -106,10 +106,10 @@ class Protocol:
 
     Args:
         name: One of full, windowed, keep_first, sliding, last, per_position.
-        visibility: The keys that a query sees; only windowed and keep_first limit them.
-        stride: Number of new targets in each step; only for sliding.
-        skip: Number of targets of a block that are context only; only for sliding.
-        k: Number of targets scored at the end of a segment; only for last.
+        visibility: The keys that a query sees; limited only in windowed and keep_first.
+        stride: Number of new targets in each step of sliding.
+        skip: Number of targets at the start of a block that sliding does not score.
+        k: Number of targets at the end of a segment that last scores.
     """
 
     name: Name
@@ -120,13 +120,13 @@ class Protocol:
 
     @property
     def label(self) -> str:
-        """The name with its option, as logs have it: full, windowed512, keep_first4, keep_first4_cache, last128."""
+        """The name with its option: full, windowed512, keep_first4, keep_first4_cache, last128."""
         distances = "" if self.visibility.distances == "true" else f"_{self.visibility.distances}"
         option = self.visibility.first or self.visibility.window or self.stride or self.k or ""
         return f"{self.name}{option}{distances}"
 
     def part_of_full(self, length: int) -> bool:
-        """Whether the losses at ``length`` are all or some of those of `full`."""
+        """Whether the losses at ``length`` are a subset of those of `full`."""
         if self.visibility.window is not None:
             return self.visibility.window >= length
         if self.stride is not None:
@@ -134,7 +134,7 @@ class Protocol:
         return True
 
     def __call__(self, network: Network, tokens: Tensor, length: int) -> Tensor:
-        """Losses (B, n) in nats, of the n targets of tokens (B, N+1) that `scored_targets` names."""
+        """Losses in nats, (B, n), of the n targets of `scored_targets` in tokens (B, N+1)."""
         if self.part_of_full(length):
             losses = full(network, tokens, length)
             return losses[:, self.scored_targets(length, losses.shape[1])]
@@ -143,9 +143,9 @@ class Protocol:
         return sliding(network, tokens, length, stride=self.stride, skip=self.skip)
 
     def scored_targets(self, length: int, block_length: int) -> Tensor:
-        """Indices (n,) int64 of the targets of a block of ``block_length`` that are scored at ``length``, in order."""
+        """Indices of the scored targets of a block of ``block_length`` at ``length``, (n,) int64, ascending."""
         targets = torch.arange(self.skip, block_length)
-        if self.k is None:  # all but last
+        if self.k is None:  # every protocol except last
             return targets
         return targets[: block_length // length * length].unflatten(0, (-1, length))[:, -self.k :].flatten()
 
@@ -154,8 +154,8 @@ def ordered_lengths(lengths: Sequence[int]) -> list[int]:
     """The lengths in ascending order, each once.
 
     Raises:
-        UserError: If there is none, one is not positive, or one does not divide the longest, so that a block of that
-            many targets could not be cut into equal segments.
+        UserError: If there is none, one is not positive, or one does not divide the longest. A block of the longest
+            length could then not be cut into equal segments.
     """
     ordered = sorted(set(lengths))
     if not ordered or ordered[0] < 1 or any(ordered[-1] % length for length in ordered):
@@ -186,13 +186,13 @@ def choose_protocols(
         keep_first: Option of keep_first.
         distances: Option of keep_first, see `kerple.positions.visibility.Visibility`.
         stride: Option of sliding, at most the shortest length.
-        skip: Option of sliding: 0, or at least the longest length minus the stride, and less than the block. Then
-            every scored target has a full window at every length.
+        skip: Option of sliding: 0, or at least the longest length minus the stride, and less than the block. In the
+            second case every scored target has a full context at every length.
         k: Option of last, at most the shortest length.
         training_length: Training length in tokens.
 
     Raises:
-        UserError: If a name is unknown, an option is missing or out of range, or belongs to a protocol not named.
+        UserError: If a name is unknown, or an option is missing, out of range or of a protocol that is not named.
     """
     if not names or not set(names) <= set(typing.get_args(Name)):
         raise UserError(f"protocols: got {list(names)}, expected some of {', '.join(typing.get_args(Name))}")
@@ -205,19 +205,19 @@ def choose_protocols(
     for name, (option, value) in options.items():
         shared = option == "window" and "keep_first" in names
         if name not in names and value is not None and not shared:
-            raise UserError(f"{option}: got {value}, expected {name} among protocols; add it or drop {option}")
+            raise UserError(f"{option}: got {value}, expected {name} among protocols; add {name} or drop {option}")
         if name not in names or (name == "windowed" and value is None):
             continue
         if value is None or value < 1 or (name != "windowed" and value > lengths[0]):
             limit = "" if name == "windowed" else f", at most {lengths[0]}, the shortest length"
             raise UserError(f"{option}: got {value}, expected a positive number{limit}, for the protocol {name}")
     if distances != "true" and "keep_first" not in names:
-        raise UserError(f"distances: got {distances}, expected keep_first among protocols; add it or drop distances")
+        raise UserError(f"distances: got {distances}, expected true unless keep_first is among protocols")
     minimum = lengths[-1] - (stride or 0)
     if skip and ("sliding" not in names or not minimum <= skip < block_length):
         raise UserError(
-            f"skip: got {skip}, expected 0, or, with sliding among protocols, at least {minimum}, the longest length "
-            f"less the stride, and less than {block_length}, the block_length; a longer one leaves more targets"
+            f"skip: got {skip}, expected 0, or with sliding a number from {minimum} (the longest length minus the "
+            f"stride) to less than {block_length} (block_length); a larger block_length leaves more targets"
         )
     settings: dict[str, dict[str, Any]] = {
         "windowed": {"visibility": Visibility(window or training_length)},

@@ -1,4 +1,4 @@
-"""`ReceptiveField`: how far back a model uses its context, by gradients and by the smallest sufficient window.
+"""`ReceptiveField`: the distance at which a model uses its context, by gradients and by windows.
 
 Both measures are those of Chi et al. 2023 (arXiv 2212.10356, section 3).
 """
@@ -12,20 +12,20 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from kerple.data.text import Text
-from kerple.measure.drawing import finish
+from kerple.measure.drawing import label_axes
 from kerple.measure.measure import BlockMeasure
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Embedding, Windows
 from kerple.positions.visibility import EVERYTHING, Visibility
 
-TOLERANCE = 0.01  # a window is sufficient if its perplexity exceeds the full one by at most this share
+TOLERANCE = 0.01  # a window is sufficient if its perplexity exceeds the full one by at most this fraction
 
 
 def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
-    """Share of each input in the gradient of the last position's loss.
+    """Fraction of each input in the gradient of the last target's loss.
 
-    ``s_d = ‖∂ loss of the last target / ∂ embedding of the input at distance d‖₂``, divided by its sum over d.
+    ``s_d = ‖∂ loss of the last target / ∂ embedding of the input at distance d‖₂``, divided by the sum over d.
 
     Args:
         network: A network with `kerple.model.network.Embedding`, in evaluation mode. It runs in the precision of its
@@ -33,7 +33,7 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
         tokens: (B, L+1) int64.
 
     Returns:
-        (B, L) fp64. Entry d is the share of the input that is d tokens before the last one; rows add up to 1.
+        (B, L) fp64. Entry d is the fraction of the input d tokens before the last one. The sum of a row is 1.
     """
     embedded: list[Tensor] = []
 
@@ -43,7 +43,7 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
 
     hook = network.embedding.register_forward_hook(replace_by_leaf)
     try:
-        # a backward pass cannot use tensors of inference mode, so they are copied outside of it
+        # a backward pass cannot use tensors of inference mode, so they are cloned outside of it
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(tokens.device.type, enabled=False):
             loss = network.losses(tokens.clone(), last=1).sum()
             (gradient,) = torch.autograd.grad(loss, embedded)  # (B, L, D)
@@ -54,16 +54,16 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
     return norms / norms.sum(1, keepdim=True)
 
 
-def distance_covering(cumulative: Tensor, part: float) -> int:
-    """Smallest distance at which the cumulative shares (L,) of the distances reach ``part``, in 0..1."""
-    return min(int((cumulative < part * (1 - 1e-12)).sum()), len(cumulative) - 1)
+def distance_covering(cumulative: Tensor, fraction: float) -> int:
+    """Smallest distance at which the cumulative fractions (L,) reach ``fraction``, in 0..1."""
+    return min(int((cumulative < fraction * (1 - 1e-12)).sum()), len(cumulative) - 1)
 
 
 def smallest_sufficient(perplexities: Mapping[int, float]) -> int:
-    """Smallest window that is sufficient, as are all larger ones.
+    """Smallest window for which it and all larger windows are sufficient.
 
     Args:
-        perplexities: Perplexity with each window; the largest window is the whole segment.
+        perplexities: Perplexity of each window. The largest window is the whole segment.
     """
     sufficient = full = max(perplexities)
     for window in sorted(perplexities, reverse=True):
@@ -75,17 +75,19 @@ def smallest_sufficient(perplexities: Mapping[int, float]) -> int:
 
 @dataclass
 class ReceptiveField(BlockMeasure):
-    """Measures how far back a model uses its context in two ways.
+    """Measures the distance at which a model uses its context, in two ways.
 
-    The first is the norm of the gradient of the last position's loss at each input, as a cumulative share over
-    distance. The second is the smallest window, of the powers of 2, whose perplexity is within 1% of the full one. They
-    need not agree: with a window w, L layers reach L · (w - 1) tokens back. Writes ``receptive_field.csv`` (distance,
-    share of the gradient, cumulative share) and ``receptive_window.csv`` (window, sum of the losses, targets,
-    perplexity, ratio to full, whether it is the smallest sufficient one).
+    The first is the norm of the gradient of the last target's loss at each input, as a cumulative fraction over
+    distance. The second is the smallest window, among the powers of 2, whose perplexity is within 1% of the full one.
+    The two may differ, because L layers with a window w reach L · (w - 1) tokens back.
+
+    The result has a figure, ``receptive_field.csv`` (distance, fraction of the gradient, cumulative fraction) and
+    ``receptive_window.csv`` (window, sum of the losses, targets, perplexity, ratio to full, whether it is the smallest
+    sufficient window).
 
     Args:
-        length: Targets in a segment; None for the training length. A multiple of the training length shows whether
-            the model uses farther tokens than it was trained with.
+        length: Number of targets in a segment; None for the training length. A multiple of the training length shows
+            whether the model uses tokens at distances that did not occur in training.
         blocks: Number of segments.
     """
 
@@ -126,10 +128,10 @@ def _figure(
     length = len(cumulative)
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative share")
-    for part, style in ((0.5, ":"), (0.9, "-."), (0.99, "--")):
-        last = distance_covering(cumulative, part) + 1
-        left.axvline(last, color="C1", linestyle=style, linewidth=1, label=f"{part:.0%} in the last {last:,}")
+    left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative fraction")
+    for fraction, style in ((0.5, ":"), (0.9, "-."), (0.99, "--")):
+        last = distance_covering(cumulative, fraction) + 1
+        left.axvline(last, color="C1", linestyle=style, linewidth=1, label=f"{fraction:.0%} in the last {last:,}")
     right.plot(list(perplexities), list(perplexities.values()), marker="o", markersize=4, label="windowed")
     full, label = perplexities[length], f"within {TOLERANCE:.0%} of full"
     right.axhspan(full, full * (1 + TOLERANCE), color="C2", alpha=0.25, label=label)
@@ -137,8 +139,8 @@ def _figure(
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-    share = "cumulative share of the norm of the last loss's gradient"
-    finish(left, training_length, xlabel="last inputs (tokens)", ylabel=share, ylim=(0, 1.02))
-    finish(right, training_length, xlabel="window (keys in each layer)", ylabel="perplexity")
+    ylabel = "cumulative fraction of the norm of the last loss's gradient"
+    label_axes(left, training_length, xlabel="last inputs (tokens)", ylabel=ylabel, ylim=(0, 1.02))
+    label_axes(right, training_length, xlabel="window (keys in each layer)", ylabel="perplexity")
     figure.suptitle(title)
     return figure

@@ -1,4 +1,4 @@
-"""`Result`: what a measurement has found, and its files."""
+"""`Result`: the outcome of a measurement, and its files."""
 
 import csv
 from collections.abc import Iterable, Mapping
@@ -18,13 +18,13 @@ class Result:
 
     Args:
         name: Name of the measurement.
-        tables: Rows of tables by the name of their file, ``<name>.csv``; the keys of a table's rows are the same.
+        tables: Tables by the name of their file, ``<name>.csv``. The rows of a table have the same keys.
         figures: Figures by the name of their file, ``<name>.png``.
         sums: Rows for ``results.csv.gz``, which `compare` reads.
-        about: Description of the sums in ``results.json``.
-        scalars: Numbers for loggers, by name, such as ``ppl/full/512``.
+        about: Description of the sums for ``results.json``.
+        scalars: Numbers for loggers by name, such as ``ppl/full/512``.
         report: Text for the terminal.
-        skipped: Why nothing could be measured, or None.
+        skipped: The reason why nothing was measured, or None.
     """
 
     name: str
@@ -37,9 +37,9 @@ class Result:
     skipped: str | None = None
 
     def publish(self, folder: Path, writers: Iterable[Any] = (), step: int = 0) -> None:
-        """Write the result into a folder, print its report, and give its figures to writers of TensorBoard.
+        """Write the result into a folder, print its report, and pass its figures to writers of TensorBoard.
 
-        A result that was skipped is only reported.
+        For a skipped measurement, only the reason is printed.
         """
         if self.skipped:
             print(f"{self.name}: skipped: {self.skipped}")
@@ -51,7 +51,7 @@ class Result:
                 writer.add_figure(f"analyses/{name}", figure, step, close=False)
 
     def write(self, folder: Path) -> None:
-        """Write tables, figures and sums into a folder; the sums are added to those of other measurements there."""
+        """Write tables, figures and sums into a folder. The sums are added to those of other measurements."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.about:
             results.add_to_results(folder, self.name, self.sums, self.about)

@@ -1,4 +1,4 @@
-"""The numbers of a test: one table of sums and one description, to which each evaluator adds its own."""
+"""Results of a test: one table of sums and one description, to which each measurement adds its part."""
 
 import gzip
 import json
@@ -20,17 +20,16 @@ KEYS = ["metric", "protocol", "length", "position", "block"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sum of a test. The rows of a metric, protocol and length add up to its result.
+    """One sum of a test. The result of a metric, protocol and length is the sum of its rows.
 
     Args:
-        metric: ``ppl`` (sum in nats over targets), ``bits_per_byte`` (sum in bits over bytes), or an accuracy (right
-            answers over answers).
-        protocol: Name of the protocol with its setting, such as ``windowed64``, or of the task.
-        length: Evaluation length in tokens, or of the problem.
-        position: Position in the segment, where sums are kept for each; else None.
-        block: Number of the block of text, of the document or of the problem; None for a sum over all of them.
-        sum: Sum over targets.
-        count: Number of targets.
+        metric: ``ppl`` (sum in nats), ``bits_per_byte`` (sum in bits), or an accuracy (number of correct answers).
+        protocol: Name of the protocol with its option, such as ``windowed64``, or of the task.
+        length: Evaluation length in tokens, or length of the problem.
+        position: Position in the segment; None for a sum over positions.
+        block: Number of the block, the document or the problem; None for a sum over all of them.
+        sum: The sum.
+        count: Number of targets, bytes or answers in the sum.
     """
 
     metric: str
@@ -42,23 +41,23 @@ class Row:
     count: int
 
 
-COLUMNS = [field.name for field in fields(Row)]
+ROW_COLUMNS = [field.name for field in fields(Row)]
 
 
 def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]) -> None:
-    """Add the rows and the description of one evaluator to the results of a test. Called in one process.
+    """Add the rows and the description of one measurement to the results of a test. Call it in one process.
 
     Args:
         folder: Folder of the test.
-        name: Name of the evaluator, which describes itself once in a test.
-        rows: Its rows.
-        about: What describes them, as plain data. With ``block_document``, the document of each block, the sums of a
-            document's blocks are added: text by one author about one thing is one sample of text. The description has
-            the number of documents and, in ``document_numbers``, which ones of the split they are, in the same order.
+        name: Name of the measurement, which is in a test only once.
+        rows: The rows.
+        about: The description, as plain data. ``block_document`` is the document of each block. With it, the sums of
+            the blocks of a document are added, because a document is one sample of text. The description then has the
+            number of ``documents``, and their numbers in the split in the same order, ``document_numbers``.
     """
     described = dict(about)
-    table = pd.DataFrame(list(rows), columns=COLUMNS)
-    table = table[table["count"] > 0]  # a limited test does not read all blocks
+    table = pd.DataFrame(list(rows), columns=ROW_COLUMNS)
+    table = table[table["count"] > 0]  # of the blocks that were read
     described["protocols"] = list(table["protocol"].unique())
     if (documents := described.pop("block_document", None)) is not None:
         order = {document: i for i, document in enumerate(dict.fromkeys(documents))}
@@ -75,9 +74,9 @@ def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[
 
 
 def write_table(folder: Path, table: pd.DataFrame) -> None:
-    """Write the table of sums; the same sums give the same bytes."""
+    """Write the table of sums. Equal sums give equal bytes."""
     columns = {column: table[column].astype("Int64") for column in ("length", "position", "block", "count")}
-    write_compressed(folder / TABLE, table.assign(**columns)[COLUMNS])
+    write_compressed(folder / TABLE, table.assign(**columns)[ROW_COLUMNS])
 
 
 def write_compressed(path: Path, table: pd.DataFrame) -> None:
@@ -95,7 +94,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The sums of a test, with the columns of `Row`, and its description.
 
     Raises:
-        UserError: If a file is missing or damaged, or was written in another format. The message names it.
+        UserError: If a file is missing, damaged or in another format. The message names the file.
     """
     path = folder / ABOUT
     try:
@@ -107,19 +106,19 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         path = folder / TABLE
         table = pd.read_csv(path, dtype={"metric": str, "protocol": str})
         numbers = table[["length", "sum", "count"]].apply(pd.to_numeric)
-        if list(table.columns) != COLUMNS or (numbers[["length", "count"]] < 1).any(axis=None):
+        if list(table.columns) != ROW_COLUMNS or (numbers[["length", "count"]] < 1).any(axis=None):
             raise ValueError("a column or a count is missing")
         if table[["metric", "protocol", "length", "sum", "count"]].isna().any(axis=None):
             raise ValueError("a number is missing")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError) as error:
-        raise UserError(f"{path}: is no file of results ({type(error).__name__}: {error}); test again") from error
+        raise UserError(f"{path}: is not a file of results ({type(error).__name__}: {error}); test again") from error
     return table.astype({"position": "Int64", "block": "Int64"}), about
 
 
 def totals(table: pd.DataFrame) -> pd.DataFrame:
     """The result of each metric, protocol and length: columns metric, protocol, length, value, sum, count.
 
-    Sums by position are of the same targets as those of ``full`` and are left out.
+    Sums by position are left out, because their targets are those of ``full``.
     """
     whole = table[table["position"].isna()]
     cells = whole.groupby(["metric", "protocol", "length"], sort=False, as_index=False)[["sum", "count"]].sum()
@@ -127,7 +126,7 @@ def totals(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def value(metric: str, total: float, count: float) -> float:
-    """A metric's value: perplexity is the exponential of the mean loss, and every other metric is a mean."""
+    """Value of a metric: perplexity is the exponential of the mean loss. Every other metric is a mean."""
     mean = total / count
     if metric != "ppl":
         return mean

@@ -1,4 +1,4 @@
-"""`Runner`: where a measurement runs, and how its sums are added over processes."""
+"""`Runner`: device, precision and processes of a measurement."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,15 +22,15 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Runner:
-    """Device, precision and processes of a measurement; by default this process, the CPU and no autocast.
+    """Device, precision and processes of a measurement; by default this process on the CPU in fp32.
 
     Args:
-        device: Device of the network and of the text.
-        autocast: Makes the context of a forward pass.
-        precision: Its name in records, such as ``bf16-mixed``.
+        device: Device of the network and the text.
+        autocast: Function that returns the context of a forward pass.
+        precision: Name of the precision in records, such as ``bf16-mixed``.
         rank: Number of this process.
         processes: Number of processes. With more than one, torch.distributed must be initialised.
-        progress: Function that yields the items it is given, and shows how far a measurement is.
+        progress: Function that yields the items of a sequence and displays the progress.
     """
 
     device: torch.device = CPU
@@ -41,17 +41,17 @@ class Runner:
     progress: Callable[[Sequence[Any]], Iterator[Any]] = iter
 
     def part(self, items: Sequence[T]) -> Iterator[tuple[int, T]]:
-        """Yield the items of this process, every n-th of n processes, with their indices."""
+        """Yield the index and the item of every n-th item, where n is the number of processes."""
         for i in self.progress(range(self.rank, len(items), self.processes)):
             yield i, items[i]
 
     def blocks(self, blocks: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """Yield the blocks of this process: (index, tokens (1, N + 1) int64 on the device)."""
+        """Yield the index and the tokens, (1, N + 1) int64 on the device, of each block of this process."""
         for i, tokens in self.part(blocks):
             yield i, tokens.to(self.device)[None]
 
     def losses(self, groups: int = 1) -> "TokenLoss":
-        """Sums of losses in groups, on the device."""
+        """Sums of losses by group, on the device."""
         from kerple.measure.metrics import TokenLoss  # torchmetrics takes 4 s of processor time to import
 
         return TokenLoss(groups).to(self.device)
@@ -63,7 +63,7 @@ class Runner:
         return x.cpu()
 
     def sum_losses(self, x: Tensor) -> Tensor:
-        """`sum` of losses.
+        """As `sum`, for losses.
 
         Raises:
             UserError: If a sum is not finite.
@@ -73,7 +73,7 @@ class Runner:
         return x
 
     def synchronise(self, *losses: "TokenLoss") -> None:
-        """Replace the sums of each process by those of all processes.
+        """Replace the sums of this process by the sums over all processes.
 
         Raises:
             UserError: If a sum is not finite.
@@ -84,11 +84,11 @@ class Runner:
 
     @classmethod
     def detect(cls, device: str | None = None, precision: str = "32-true") -> "Runner":
-        """A runner outside Lightning; under torchrun its processes share the work.
+        """A runner outside Lightning. Under torchrun, the processes share the work.
 
         Args:
             device: Device; None for a GPU if there is one, else the CPU.
-            precision: ``32-true``, ``bf16-mixed``, ``16-mixed`` or ``auto`` for what suits the device.
+            precision: ``32-true``, ``bf16-mixed``, ``16-mixed``, or ``auto`` to choose by the device.
 
         Raises:
             UserError: If there is no such device or precision.
@@ -96,14 +96,14 @@ class Runner:
         ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if kind == "cuda" and not torch.cuda.is_available():
-            raise UserError("device: got cuda, and there is no CUDA device here; expected cpu")
+            raise UserError("device: got cuda, but there is no CUDA device; expected cpu")
         place = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if kind == "cuda" else kind)
         if ranks > 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
         precision = choose_precision(kind)[0] if precision == "auto" else precision
         dtypes = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
         if precision not in dtypes:
-            raise UserError(f"precision: got {precision}, expected auto or one of {', '.join(dtypes)}")
+            raise UserError(f"precision: got {precision}, expected one of auto, {', '.join(dtypes)}")
         dtype = dtypes[precision]
         autocast = nullcontext if dtype is None else partial(torch.autocast, place.type, dtype)
         return cls(place, autocast, precision, rank, ranks)

@@ -1,4 +1,4 @@
-"""`ShiftTest`: perplexity of the same text at shifted positions, which relative strategies do not change."""
+"""`ShiftTest`: perplexity of the same text at shifted positions. Relative strategies do not depend on the shift."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import finish, panel
+from kerple.measure.drawing import label_axes, panel
 from kerple.measure.measure import BlockMeasure, max_length
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
@@ -17,15 +17,15 @@ from kerple.model.network import Offset
 
 @dataclass
 class ShiftTest(BlockMeasure):
-    """Perplexity of the same segments with all positions shifted by 0, 100, 200, …
+    """Measures the perplexity of the same segments with all positions shifted.
 
-    Writes ``shift.csv``: shift, sum of the losses, targets, perplexity. Shifts for which the strategy has too few
-    positions are left out with a warning. To test such a strategy, for example Learned, use segments that are shorter
+    The result has a figure and ``shift.csv`` (shift, length, sum of the losses, targets, perplexity). Shifts for which
+    the strategy has too few positions are left out, and reported. For a strategy such as Learned, use segments shorter
     than the training length.
 
     Args:
-        shifts: Numbers of tokens that are added to every position of a segment. One shift must be 0, for comparison.
-        length: Targets in a segment; None for the training length.
+        shifts: Numbers of tokens to add to every position of a segment. One shift must be 0, for comparison.
+        length: Number of targets in a segment; None for the training length.
         blocks: Number of segments.
 
     Raises:
@@ -42,9 +42,7 @@ class ShiftTest(BlockMeasure):
     def __post_init__(self) -> None:
         super().__post_init__()
         if 0 not in self.shifts or min(self.shifts) < 0:
-            raise UserError(
-                f"ShiftTest: shifts: got {list(self.shifts)}, expected numbers of at least 0, and 0 among them"
-            )
+            raise UserError(f"ShiftTest: shifts: got {list(self.shifts)}, expected 0 and numbers above 0")
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         length, limit, shifts = self.targets(network), max_length(network), sorted(set(self.shifts))
@@ -71,5 +69,5 @@ def _figure(rows: Sequence[dict[str, Any]], strategy: str) -> Figure:
     # at least 1% on both sides, so that rounding errors do not look like an effect
     axes.set_ylim(min(*values, values[0] * 0.99) * 0.99, max(*values, values[0] * 1.01) * 1.01)
     title = f"{strategy}: the same {rows[0]['length']}-token segments, shifted"
-    finish(axes, xlabel="position of the first token", ylabel="perplexity", title=title)
+    label_axes(axes, xlabel="position of the first token", ylabel="perplexity", title=title)
     return figure

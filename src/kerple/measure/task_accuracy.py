@@ -1,4 +1,4 @@
-"""`TaskAccuracy`: exact match and token accuracy of a task at each problem length, its table and its figures."""
+"""`TaskAccuracy`: exact match and token accuracy of a task at each problem length."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,9 +13,9 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.measure import results
 from kerple.measure.drawing import panel
-from kerple.measure.measure import Measure, max_length, require
+from kerple.measure.measure import Measure, max_length, require_capabilities
 from kerple.measure.result import Result
-from kerple.measure.results import COLUMNS, Row
+from kerple.measure.results import ROW_COLUMNS, Row
 from kerple.measure.runner import Runner
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
@@ -27,30 +27,30 @@ MAX_TICKS = 12  # on an axis of the heat map
 
 
 def add_answers(counts: Tensor, predictions: Tensor, targets: Tensor, scored: Tensor, index: Tensor) -> None:
-    """Add the right and the scored tokens of a batch to those of each example.
+    """Add the numbers of correct and scored tokens of a batch to those of each example.
 
     Args:
-        counts: Numbers of right and of scored tokens of N examples, (2, N) int64 on the CPU.
-        predictions: The token predicted for each target, (B, T) int64.
+        counts: Numbers of correct and of scored tokens of N examples, (2, N) int64 on the CPU. Changed in place.
+        predictions: The predicted tokens, (B, T) int64.
         targets: The targets, (B, T) int64.
-        scored: Whether each target counts, (B, T) bool.
-        index: Number of the example in each row, (B,) int64; -1 for fillers, which do not count.
+        scored: Whether each target is scored, (B, T) bool.
+        index: Number of the example of each row, (B,) int64; -1 for padding rows, which are not counted.
     """
     batch = torch.stack([(predictions == targets) & scored, scored]).sum(2)  # (2, B)
     counts.index_add_(1, index[index >= 0].cpu(), batch[:, index >= 0].cpu())
 
 
 def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
-    """Table of the examples that were measured.
+    """Table of the measured examples.
 
     Args:
         examples: N examples.
-        counts: What `add_answers` counted, (2, N).
+        counts: The counts of `add_answers`, (2, N).
 
     Returns:
-        A row for each example, with columns ``length``, the last two of its sizes as ``row`` and ``column``, numbers of
-        ``right`` and of ``scored`` tokens, ``exact``, which is 1 if all are right and else 0, and ``block``, its number
-        among the examples of its length.
+        A row for each example: its ``length``; the last two of its sizes, ``row`` and ``column``; the numbers of
+        ``right`` and ``scored`` tokens; ``exact``, which is 1 if all tokens are right and else 0; and ``block``, its
+        number among the examples of its length.
     """
     table = pd.DataFrame(
         {
@@ -71,7 +71,7 @@ def result_rows(protocol: str, table: pd.DataFrame) -> list[Row]:
 
     Args:
         protocol: Name of the protocol in the rows.
-        table: What `answer_table` returns.
+        table: A table of `answer_table`.
     """
     rows, columns = [], ["length", "block", "exact", "right", "scored"]
     for length, block, exact, right, scored in table[columns].to_numpy().tolist():
@@ -84,17 +84,17 @@ def result_rows(protocol: str, table: pd.DataFrame) -> list[Row]:
 class TaskAccuracy(Measure):
     """Measures exact match and token accuracy at every test length, by one or two protocols.
 
-    ``teacher_forced`` takes the likeliest token at every scored position, given the right answer before it. It costs
-    one forward pass, and its exact match is that of greedy decoding, because the first mistake is one in both. (Under
-    a strategy whose logits depend on later tokens, such as RoPE with dynamic NTK, they differ: use ``generate``.)
-    ``generated`` lets the model write the answer greedily, through the cache.
+    ``teacher_forced`` takes the likeliest token at every scored position, given the correct answer before it. It needs
+    one forward pass. Its exact match equals that of greedy decoding, because both have the same first error. The two
+    differ for a strategy whose logits depend on later tokens, such as RoPE with dynamic NTK; use ``generate`` there.
+    ``generated`` decodes the answer greedily with the cache.
 
-    Its text is a `kerple.tasks.sampling.Examples`. The protocol of its sums is the task's name, so that each task is a
-    column of a report, and ``<task> generated`` for what the model wrote itself. It draws a figure against length, and
-    a heat map if the task has two sizes. After each validation it gives ``exact_match`` and ``token_accuracy``.
+    The text is a `kerple.tasks.sampling.Examples`. In the results, the protocol is the name of the task, and ``<task>
+    generated`` for generated answers. The result has a figure against length, and a heat map if the task has two sizes.
+    After each validation, ``exact_match`` and ``token_accuracy`` are logged.
 
     Args:
-        generate: Whether to measure ``generated`` too.
+        generate: Whether to also measure ``generated``.
     """
 
     generate: bool = False
@@ -103,12 +103,12 @@ class TaskAccuracy(Measure):
     needs: ClassVar[tuple[type, ...]] = (Transformer,)
 
     def check(self, network: Any, text: Any) -> None:
-        require(self, network, *self.needs)
+        require_capabilities(self, network, *self.needs)
         self.check_validation(text)
 
     def check_validation(self, text: Any) -> None:
         if not isinstance(text, Examples):
-            raise UserError(f"TaskAccuracy: got data {type(text).__name__}, expected TaskData")
+            raise UserError(f"TaskAccuracy: got data {type(text).__name__}, expected a task; use TaskData")
 
     @property
     def validates(self) -> bool:
@@ -130,7 +130,7 @@ class TaskAccuracy(Measure):
         for name, table in tables.items():
             rows = result_rows(labels[name], table)
             result.sums += rows
-            cells = results.totals(pd.DataFrame(rows, columns=COLUMNS))
+            cells = results.totals(pd.DataFrame(rows, columns=ROW_COLUMNS))
             names = cells["metric"] + f"/{name}/" + cells["length"].astype(str)
             result.scalars |= dict(zip(names, cells["value"], strict=True))
         answers = tables[TEACHER_FORCED]
@@ -157,7 +157,7 @@ class TaskAccuracy(Measure):
     def _tables(
         self, network: Transformer, text: Examples, runner: Runner, protocols: list[str]
     ) -> dict[str, pd.DataFrame]:
-        """The table of answers by each protocol, of the examples that the strategy can represent."""
+        """Table of the answers by each protocol, for the examples that the strategy can represent."""
         examples, limit = [example for group in text.groups for example in group], max_length(network)
         counts = {protocol: torch.zeros(2, len(examples), dtype=torch.int64) for protocol in protocols}
         problems = HeldOutProblems(text.groups, text.batch_size, runner.rank, runner.processes)
@@ -177,7 +177,7 @@ class TaskAccuracy(Measure):
 
 
 def range_table(curves: pd.DataFrame, train_length: int) -> pd.DataFrame:
-    """Table of the mean over the training lengths, and over four ranges of longer lengths, of the columns of curves."""
+    """Means of the columns of curves over the training lengths, and over four ranges of longer lengths."""
     longest = int(curves.index.max())
     width = max(1, -(-(longest - train_length) // 4))
     edges = [0, train_length, *range(train_length + width, longest + width, width)]
@@ -186,10 +186,10 @@ def range_table(curves: pd.DataFrame, train_length: int) -> pd.DataFrame:
 
 
 def against_length(curves: pd.DataFrame, train_length: int, title: str) -> Figure:
-    """Draw exact match against length; the training lengths are shaded.
+    """Figure of exact match against length, in which the training lengths are shaded.
 
     Args:
-        curves: Exact matches in per cent by length, a column for each protocol.
+        curves: Exact match in percent by length, with a column for each protocol.
         train_length: Largest length of training.
         title: Title of the figure.
     """
@@ -203,11 +203,11 @@ def against_length(curves: pd.DataFrame, train_length: int, title: str) -> Figur
 
 
 def exact_match_map(cells: pd.DataFrame, train_length: int, title: str) -> Figure:
-    """Draw exact match as a heat map over two sizes; a frame marks the training lengths.
+    """Heat map of exact match over two sizes, in which a frame marks the training lengths.
 
     Args:
-        cells: Fraction of exact matches by two sizes, whose names are those of its index and its columns. Cells without
-            test problems are NaN and stay white.
+        cells: Fraction of exact matches by two sizes, which name its index and its columns. Cells without test problems
+            are NaN and stay white.
         train_length: Largest length of training.
         title: Title of the figure.
     """

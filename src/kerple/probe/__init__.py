@@ -1,1 +1,1 @@
-"""What the positions of a model really do: configuration, measurement at the attention call, and invariances."""
+"""Comparison of a model's positions with its configuration, and tests of the invariances of its logits."""

@@ -1,4 +1,4 @@
-"""What a configuration of transformers says about the positions of each layer, by the formulas of the papers."""
+"""The positions of each layer that a configuration of transformers describes, by the formulas of the papers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,29 +18,29 @@ from kerple.positions.wrapper import Wrapper
 
 ORIGINAL = "original_max_position_embeddings"
 NO_POSITIONS_IN_FULL_LAYERS = {"cohere2", "cohere2_moe", "afmoe", "flint"}
-UNLESS_NO_WINDOW = {"exaone4", "exaone_moe"}  # the same, if any layer has a window
+NO_POSITIONS_WITH_WINDOWS = {"exaone4", "exaone_moe"}  # the same rule, if the model has windows
 KNOWN = {
     *("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "gemma", "gemma2", "gemma3_text"),
     *("olmo", "olmo2", "olmo3", "smollm3", "cohere", "phi", "phi3", "gpt_neox", "gpt2", "opt", "bloom", "granite"),
     *("stablelm", "starcoder2", "ministral", "ministral3", "llama4_text", "gpt_oss", "glm", "glm4", "nemotron"),
     *NO_POSITIONS_IN_FULL_LAYERS,
-    *UNLESS_NO_WINDOW,
+    *NO_POSITIONS_WITH_WINDOWS,
 }
-"""Families whose code was compared with `configured_layers`; differences of others are not judged."""
+"""Families whose code was compared with `configured_layers`. In other families, a difference is not a fault."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What the configuration says about one layer.
+    """The configuration of one layer.
 
     Args:
         kind: Kind of the layer in the configuration, such as ``sliding_attention``.
         frequencies: Frequencies of RoPE, or None if the layer does not rotate.
         attention_factor: Factor of the rotated queries and keys.
-        window: Number of keys that a query sees, or None for all before it.
-        chunk: Length of the chunks that attention does not cross, or None.
-        temperature: Rule of the factor of queries that grows with the position, or None.
-        judged: Whether the configuration of this family is understood, so that a difference is a fault.
+        window: Number of keys that a query sees, or None for all earlier keys.
+        chunk: Length of the chunks to which attention is limited, or None.
+        temperature: Rule of a factor of the queries that grows with the position, or None.
+        judged: Whether a difference is a fault; False for families outside of `KNOWN`.
     """
 
     kind: str
@@ -52,14 +52,14 @@ class Layer:
     judged: bool = True
 
     def query_factor(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """Factor of the queries of tokens in rows (T,) at positions (T,), (T,) fp64."""
+        """Factors (T,) fp64 of the queries of the tokens with indices ``rows`` (T,) and positions ``ids`` (T,)."""
         if self.temperature is None:
             return torch.ones(len(ids), dtype=torch.float64)
-        counted = rows if self.temperature.rule == "llama4" else ids  # Llama 4's code counts tokens
+        counted = rows if self.temperature.rule == "llama4" else ids  # Llama 4 counts the tokens of the input
         return self.temperature.factor(TokenPositions(counted, counted), torch.float64)[:, 0]
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Which keys (Tk,) each query (Tq,) sees, from their numbers in the input; (Tq, Tk) bool."""
+        """Whether each query sees each key, (Tq, Tk) bool, from their indices in the input, (Tq,) and (Tk,) int64."""
         queries = queries[:, None]
         seen = keys <= queries
         if self.window is not None:
@@ -76,14 +76,14 @@ class Layer:
 
 
 def configured_layers(config: Any) -> list[Layer]:
-    """What the configuration of a text model, a `transformers.PreTrainedConfig`, says about each of its layers."""
+    """The layers that the configuration of a text model, a `transformers.PreTrainedConfig`, describes."""
     kinds = layer_kinds(config)
-    each = getattr(config, "per_layer_config", None) or [config] * len(kinds)  # where sizes differ between layers
+    each = getattr(config, "per_layer_config", None) or [config] * len(kinds)  # the sizes of layers may differ
     return [_layer(each[i], i, kind) for i, kind in enumerate(kinds)]
 
 
 def our_layers(network: Transformer) -> list[Layer]:
-    """What the strategies of a network of this project say about each of its layers; RoPE and NoPE are judged."""
+    """The layers that the strategies of a network of this project describe; only RoPE and NoPE are judged."""
     found = []
     for i in range(len(network.blocks)):
         outer = network.positions[min(i, len(network.positions) - 1)]
@@ -95,7 +95,7 @@ def our_layers(network: Transformer) -> list[Layer]:
 
 
 def original_length(config: Any) -> int | None:
-    """Context length before any scaling, in tokens, or None if the configuration does not say."""
+    """Context length before any scaling in tokens, or None if the configuration does not name it."""
     rope = getattr(config, "rope_parameters", None) or {}
     for entry in (rope, *rope.values(), vars(config)):
         if isinstance(entry, Mapping) and entry.get(ORIGINAL):
@@ -122,14 +122,14 @@ def with_rope(layer: Layer, rope: RoPE) -> Layer:
 
 def _without_positions(config: Any, i: int, kind: str) -> bool:
     if pattern := getattr(config, "no_rope_layers", None):
-        return not pattern[i]  # despite its name, 1 stands for a layer with positions
+        return not pattern[i]  # despite the name, 1 is a layer with positions
     windows = getattr(config, "sliding_window", None) is not None
-    families = NO_POSITIONS_IN_FULL_LAYERS | (UNLESS_NO_WINDOW if windows else set())
+    families = NO_POSITIONS_IN_FULL_LAYERS | (NO_POSITIONS_WITH_WINDOWS if windows else set())
     return kind == "full_attention" and config.model_type in families
 
 
 def _rope(rope: Mapping[str, Any], config: Any) -> RoPE | None:
-    """The RoPE of one ``rope_parameters`` of transformers, None if it has no counterpart here."""
+    """The RoPE of ``rope_parameters`` of transformers, or None if it has no counterpart here."""
     longest = getattr(config, "max_position_embeddings", None) or 0
     known = {name: value for name, value in rope.items() if name not in ("truncate", "mscale", "mscale_all_dim")}
     if "rope_theta" not in rope or (options := read_rope(known, True, longest)) is None:
@@ -145,7 +145,7 @@ def _rope(rope: Mapping[str, Any], config: Any) -> RoPE | None:
 
 
 def _temperature(config: Any, rope: Mapping[str, Any], rotates: bool) -> Temperature | None:
-    shape = Shape(1, 1, 2)  # a temperature with a length of its own needs no sizes
+    shape = Shape(1, 1, 2)  # a temperature with an explicit length ignores the shape
     if getattr(config, "attn_temperature_tuning", False) and not rotates:
         return Temperature(shape, "llama4", config.attn_scale, int(config.floor_scale))
     beta = rope.get("llama_4_scaling_beta")

@@ -1,4 +1,4 @@
-"""What the logits of a model must not depend on: shift, prefix, cache, padding, batch and implementation."""
+"""Tests of invariances of the logits: shift, prefix, cache, padding, batch and implementation of attention."""
 
 import inspect
 import math
@@ -17,20 +17,20 @@ from kerple.model import Transformer
 from kerple.probe.expected import configured_layers, original_length
 
 LENGTH = 48  # tokens of a text
-SHIFT = 16
-ALLOWED = 20  # a difference may be this many times the effect of rounding the embeddings
+SHIFT = 16  # positions of a shift, and tokens of padding
+ALLOWED = 20  # largest difference as a multiple of the effect of rounding the embeddings
 
 
 @dataclass(frozen=True)
 class Invariance:
-    """One property of the logits.
+    """The test of one invariance.
 
     Args:
         name: Name of the property.
-        difference: Largest difference of logits that should be equal, or None if it could not be tested.
-        allowed: Largest difference that rounding explains.
-        by_design: Why the family breaks it, or None.
-        reason: Why it could not be tested, or None.
+        difference: Largest difference of logits that should be equal, or None if they could not be computed.
+        allowed: Largest difference by rounding.
+        by_design: Part of the family's design that breaks the invariance, or None.
+        reason: Error of the model, or None.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Invariance:
 
 @torch.inference_mode()
 def measure_invariances(model: Any, config: Any) -> list[Invariance]:
-    """Measure every property on random tokens.
+    """Test every invariance on random tokens.
 
     Args:
         model: A `transformers.PreTrainedModel` in evaluation mode and fp32.
@@ -102,9 +102,9 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
 def _test(name: str, run: Callable[[], Tensor], expected: Tensor, by_design: str | None, allowed: float) -> Invariance:
     try:
         difference = float((run().double() - expected.double()).abs().max())
-    except (UserError, ValueError, NotImplementedError, ImportError) as error:  # the model refuses it
+    except (UserError, ValueError, NotImplementedError, ImportError) as error:  # the model does not support it
         return Invariance(name, None, allowed, reason=str(error).splitlines()[0])
-    except RuntimeError as error:  # sizes of torch do not fit
+    except RuntimeError as error:  # shapes do not fit
         return Invariance(name, math.inf, allowed, reason=str(error).splitlines()[0])
     return Invariance(name, difference, allowed, by_design)
 
@@ -127,7 +127,7 @@ def _cached(model: Any, tokens: Tensor, sizes: list[int]) -> Tensor:
 
 
 def _rounding(model: Any, tokens: Tensor, logits: Tensor) -> float:
-    """Largest change of the logits when each entry of the embeddings changes by the rounding of fp32."""
+    """Largest change of the logits if each entry of the embeddings is changed by a rounding error of fp32."""
     generator = torch.Generator().manual_seed(1)
 
     def perturb(module: Any, args: Any, output: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def _rounding(model: Any, tokens: Tensor, logits: Tensor) -> float:
 
 
 def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
-    """Why a shift, and why the length of the input, may change the logits of a family; None where they must not."""
+    """The parts of a family's design by which a shift and the input length may change logits, None for none."""
     if isinstance(network := getattr(model, "network", None), Transformer):
         shifts = None if all(p.shift_invariant for p in network.positions) else "its strategy"
         return shifts, None if network.prefix_consistent else "its strategy"
@@ -155,5 +155,5 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
     if any(layer.chunk for layer in said):
         shifts = "chunks"
     if not all(layer.judged for layer in said):
-        shifts = shifts or "perhaps, as this kind of model is not known here"
+        shifts = shifts or "perhaps, because the family is not known"
     return shifts or grows, grows

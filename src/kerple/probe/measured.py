@@ -1,4 +1,4 @@
-"""What the forward pass does with positions, measured at the attention call of each layer."""
+"""Measurement of the positions in the forward pass, at the attention call of each layer."""
 
 from collections import defaultdict
 from contextlib import suppress
@@ -17,19 +17,19 @@ from kerple.probe.rotation import rotation_differences
 
 SHORT = 32  # tokens of the short pass
 DECODED = 4  # tokens that are decoded one by one
-LONGEST = 1040  # tokens of the pass that is longer than a window; for longer windows it reads on after an empty cache
+LONGEST = 1040  # tokens of a text that is longer than a window; longer windows are read after an empty cache
 SAME = 1e-3  # largest relative difference of numbers that should be equal
 
 
 @dataclass
 class Pass:
-    """The calls of attention for one text of equal tokens, read at once or in parts.
+    """The calls of attention for one text of equal tokens, which is read at once or in parts.
 
     Args:
         label: Name in messages.
-        rows: Numbers of the tokens in the input, (T,) int64.
-        ids: Their positions, (T,) int64.
-        calls: The calls of each layer, in order; none if the model cannot read the text.
+        rows: Indices of the tokens in the input, (T,) int64.
+        ids: Positions of the tokens, (T,) int64.
+        calls: The calls of each layer, in order; empty if the model cannot read the text.
     """
 
     label: str
@@ -40,14 +40,14 @@ class Pass:
 
 @dataclass
 class Verdict:
-    """What is said and measured of one layer.
+    """The comparison of one layer with the configuration.
 
     Args:
-        layer: Number of the layer.
-        expected: What the configuration says.
-        measured: What the forward pass does.
-        differences: Where the two differ; none if they agree.
-        unknown: Why something was not measured or not judged, or None.
+        layer: Index of the layer.
+        expected: Description of the layer by the configuration.
+        measured: Description of the layer by its forward pass.
+        differences: Differences between the two; empty if they agree.
+        unknown: Reason why something was not measured or not judged, or None.
     """
 
     layer: int
@@ -80,10 +80,10 @@ def measure_layers(model: Any, config: Any) -> list[Verdict]:
 
 
 def _passes(model: Any, config: Any, expected: list[Layer], relative: bool) -> list[Pass]:
-    """Read texts of one token: a short one, one longer than each window, one at far positions, and one decoded."""
+    """Read texts of equal tokens: short, longer than each window, at far positions, and with decoding."""
     length, longest = original_length(config), getattr(config, "max_position_embeddings", None) or 0
     weight = model.get_input_embeddings().weight[:1000].float().norm(dim=-1)
-    token = int(weight.argmax())  # the embedding of padding is 0
+    token = int(weight.argmax())  # not the padding token, whose embedding is 0
     windows = {w for layer in expected if (w := layer.window or layer.chunk) and w < max(longest, LONGEST)}
     short = min(SHORT, length or SHORT)
     found = [_read(model, token, "a short text", [short])]
@@ -99,13 +99,13 @@ def _passes(model: Any, config: Any, expected: list[Layer], relative: bool) -> l
 
 
 def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | None = None, cache: Any = None) -> Pass:
-    """Read equal tokens in parts of these sizes, after those in a cache, at positions (T,) int64 if they are given."""
+    """Read equal tokens in parts of these sizes, after those in a cache; ``ids`` (T,) int64 are their positions."""
     first = 0 if cache is None else cache.get_seq_length()
     rows = torch.arange(first, first + sum(sizes))
     options: dict[str, Any] = {} if ids is None else {"position_ids": ids[None].to(model.device)}
     use_cache = len(sizes) > 1 or cache is not None
     forget_length(model)
-    with captured(model) as calls, suppress(ValueError, RuntimeError):  # the invariances report what cannot be read
+    with captured(model) as calls, suppress(ValueError, RuntimeError):  # the invariances report such errors
         for size in sizes:
             options |= {} if cache is None else {CACHE: cache}
             tokens = torch.full((1, size), token, device=model.device)
@@ -117,7 +117,7 @@ def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | No
 
 
 def _empty_cache(read: Pass, length: int) -> Any:
-    """A cache of ``length`` keys and values that are 0, with the sizes of a text that was read."""
+    """A cache of ``length`` keys and values that are 0, with the shapes of an earlier pass."""
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -130,11 +130,11 @@ def _empty_cache(read: Pass, length: int) -> Any:
 def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict:
     verdict, notes = Verdict(i, str(layer)), []
     if i not in passes[0].calls:
-        verdict.unknown = "its attention is not called through transformers' registry of attention functions"
+        verdict.unknown = "attention is not called through transformers' registry of attention functions"
         return verdict
     for p in (p for p in passes if p.calls.get(i)):
         calls = p.calls[i]
-        new = _visible(calls, p, layer)
+        differences = _window_differences(calls, p, layer)
         q = torch.cat([call.q for call in calls], 1)
         k, v = (torch.cat([x(c)[:, -c.q.shape[1] :] for c in calls], 1) for x in (lambda c: c.k, lambda c: c.v))
         v = v / v.abs().max()
@@ -145,27 +145,28 @@ def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict
                 for message in messages:
                     found[message].append(what)
             notes += [_describe(radians)] if p is passes[0] else []
-            new += [f"{' and '.join(of)}: {message}" for message, of in found.items()]
+            differences += [f"{' and '.join(of)}: {message}" for message, of in found.items()]
             factor = calls[0].factor
             if layer.frequencies is not None and factor is not None and p is passes[0]:
                 notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
                 if abs(factor / layer.attention_factor - 1) > SAME:
-                    new.append(f"attention factor {factor:.4g}, expected {layer.attention_factor:.4g}")
+                    differences.append(f"attention factor {factor:.4g}, expected {layer.attention_factor:.4g}")
         elif learned:
             notes = ["positions are added to the hidden states"]
             distinct = len(v.mul(1e4).round().unique(dim=1)[0])
-            new += [f"{v.shape[1]} positions have only {distinct} hidden states"] * (distinct < v.shape[1])
+            if distinct < v.shape[1]:
+                differences.append(f"{v.shape[1]} positions have only {distinct} different hidden states")
         else:
-            verdict.unknown = "hidden states of equal tokens differ, so that the rotation cannot be separated"
-        verdict.differences = verdict.differences or [f"{message} ({p.label})" for message in new]
+            verdict.unknown = "hidden states of equal tokens differ, so that the rotation cannot be measured"
+        verdict.differences = verdict.differences or [f"{message} ({p.label})" for message in differences]
     calls = [call for p in passes for call in p.calls.get(i, [])]
-    sizes = [call.window or 0 if call.seen is None else int(call.seen.sum(1).max()) for call in calls]
+    sizes = [call.window or 0 if call.visible is None else int(call.visible.sum(1).max()) for call in calls]
     notes += [f"window {max(sizes)}"] if 0 < max(sizes) < max(int(p.rows[-1]) + 1 for p in passes) else ["no window"]
     notes += [name for name in ("sinks", "bias") if any(getattr(call, name) for call in calls)]
     verdict.measured = ", ".join(notes)
     if verdict.differences and not layer.judged:
-        differences, verdict.differences = verdict.differences, []
-        verdict.unknown = f"not judged, as this kind of model is not known here: {'; '.join(differences[:2])}"
+        verdict.unknown = f"not judged, because the family is not known: {'; '.join(verdict.differences[:2])}"
+        verdict.differences = []
     return verdict
 
 
@@ -178,16 +179,16 @@ def _describe(radians: Tensor) -> str:
     return f"rotates by {high:.4g} to {low:.4g} radians per position"
 
 
-def _visible(calls: list[Call], p: Pass, layer: Layer) -> list[str]:
-    """What the masks of some calls show that the configuration does not say."""
+def _window_differences(calls: list[Call], p: Pass, layer: Layer) -> list[str]:
+    """The first difference between the keys that queries see and the configuration, as a list of 0 or 1 messages."""
     begin = int(p.rows[0])
     for call in calls if p.ids is p.rows else ():
         rows = torch.arange(begin, begin := begin + call.q.shape[1])
-        if call.seen is not None:
-            expected = layer.sees(rows, torch.arange(begin - call.seen.shape[1], begin))
-            for row in (call.seen.cpu() != expected).any(1).nonzero()[:1, 0].tolist():
+        if call.visible is not None:
+            expected = layer.sees(rows, torch.arange(begin - call.visible.shape[1], begin))
+            for row in (call.visible.cpu() != expected).any(1).nonzero()[:1, 0].tolist():
                 wanted = int(layer.sees(rows[row : row + 1], torch.arange(begin)).sum())
-                return [f"query {int(rows[row])} sees {int(call.seen[row].sum())} keys, expected {wanted}"]
+                return [f"query {int(rows[row])} sees {int(call.visible[row].sum())} keys, expected {wanted}"]
     if calls[0].window not in (None, layer.window, layer.chunk):
         return [f"attention received a window of {calls[0].window}, expected {layer.window}"]
     return []

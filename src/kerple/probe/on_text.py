@@ -1,4 +1,4 @@
-"""The parts of `probe` that read text: jumps in the positions, and the length at which more context stops helping."""
+"""The parts of `probe` that read text: gaps in the positions, and perplexity beyond the training length."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ from kerple.data.text import Text
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.far_context import FarContext
 from kerple.measure.gap import GapCurve
-from kerple.measure.measure import Measure, training_length
+from kerple.measure.measure import Measure, known_training_length
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 
@@ -27,7 +27,7 @@ def corpus_text(corpus: str, tokenizer: Any) -> Text:
 def measure_on_text(
     network: Any, text: Text, parts: list[str], length: int | None = None, blocks: int = 4
 ) -> list[Result]:
-    """Print a lower bound of the time that the measures of some parts need, and run them.
+    """Print a lower bound of the time of some measures, and run them.
 
     Args:
         network: A `kerple.model.network.Network`.
@@ -39,7 +39,7 @@ def measure_on_text(
     Raises:
         UserError: The text is too short, or ``length`` is not a multiple of the training length above it.
     """
-    trained = training_length(network, "probe")
+    trained = known_training_length(network, "probe")
     longest = length or 2 * trained
     if longest <= trained or longest % trained:
         raise UserError(f"length: got {longest}, expected a multiple of {trained}, the training length, above it")
@@ -47,7 +47,7 @@ def measure_on_text(
     many: Any = {"blocks": blocks, "blocks_per_document": 1}
     perplexity = Extrapolation([trained, longest], ["full", "per_position"], documents=True, **many)
     measures: list[tuple[str, Measure, int]] = [  # with the number of tokens that they read
-        ("gap", gap, gap.blocks * (gap.context + gap.k) * len(gap.readings(network))),
+        ("gap", gap, gap.blocks * (gap.context + gap.k) * len(gap.fitting_gaps(network))),
         ("window", perplexity, 2 * blocks * longest),
         ("window", FarContext([longest], **many), 3 * blocks * longest),
     ]

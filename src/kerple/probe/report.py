@@ -1,4 +1,4 @@
-"""`probe_model`: all checks of one model, and their outcome."""
+"""`probe_model`: all checks of one model, and their report."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from kerple.probe.measured import Verdict, measure_layers
 
 @dataclass
 class Report:
-    """What was found in one model.
+    """The report on one model.
 
     Args:
         model: Name of the model.
         family: Type of its configuration.
-        layers: What is said and measured of each layer.
-        invariances: What the logits do not depend on.
-        results: What was measured on text.
+        layers: Comparison of each layer with the configuration.
+        invariances: Tests of the invariances of the logits.
+        results: Results of measures on text.
         text: Name of the text and sha256 of its tokens.
     """
 
@@ -34,21 +34,20 @@ class Report:
     def faults(self) -> list[str]:
         """One line for each check that failed."""
         lines = [f"layer {v.layer}: {difference}" for v in self.layers for difference in v.differences]
-        return lines + [
-            f"{i.name}: {i.reason or f'logits differ by {i.difference:.3g}, rounding explains {i.allowed:.2g}'}"
-            for i in self.invariances
-            if i.verdict == "broken"
-        ]
+        for i in (i for i in self.invariances if i.verdict == "broken"):
+            difference = f"logits differ by {i.difference:.3g}, more than {i.allowed:.2g} by rounding"
+            lines.append(f"{i.name}: {i.reason or difference}")
+        return lines
 
     @property
     def outcome(self) -> str:
-        """How many of the checks failed."""
+        """The number of failed checks, as a sentence."""
         checks = len(self.layers) + len(self.invariances)
         return f"{len(self.faults) or 'no'} checks failed" if checks else "no check was run"
 
     @property
     def groups(self) -> Iterator[tuple[str, Verdict]]:
-        """Neighbouring layers of which the same is said and measured: their numbers, and the first of them."""
+        """Indices of neighbouring layers with equal verdicts, and the first of these verdicts."""
         for _, same in groupby(self.layers, key=lambda v: (v.expected, v.measured, v.differences, v.unknown)):
             first, *_, last = [*(group := list(same)), group[-1]]
             yield (f"{first.layer}" if first is last else f"{first.layer} to {last.layer}"), first
@@ -75,12 +74,10 @@ def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, in
         model: A `transformers.PreTrainedModel` in evaluation mode and fp32.
         config: The configuration of its text model, as it was read from the model's files.
         name: Name of the model in the report.
-        layers: Whether each layer is measured.
-        invariances: Whether the invariances are measured.
+        layers: Whether each layer is compared with the configuration.
+        invariances: Whether the invariances are tested.
     """
-    return Report(
-        name or type(model).__name__,
-        config.model_type,
-        measure_layers(model, config) if layers else [],
-        measure_invariances(model, config) if invariances else [],
-    )
+    report = Report(name or type(model).__name__, config.model_type)
+    report.layers = measure_layers(model, config) if layers else []
+    report.invariances = measure_invariances(model, config) if invariances else []
+    return report

@@ -1,4 +1,4 @@
-"""Rotations recovered from queries and keys of equal tokens, and their comparison with what is expected."""
+"""Recovery of rotations from queries and keys of equal tokens, and their comparison with a configuration."""
 
 import math
 
@@ -8,38 +8,39 @@ from torch import Tensor
 from kerple.positions.angles import frequencies
 from kerple.probe.expected import Layer
 
-ANGLE = 2e-3  # largest error of an angle in radians, beside rounding
+ANGLE = 2e-3  # largest error of an angle in radians, in addition to rounding
 RATIO = 2e-3  # largest relative error of a norm
-ROUNDING = 4e-7  # of an angle, relative to it: frequency, position and product are fp32
-NOISE = 2e-5  # of an entry of a query in fp32, relative to the query
+ROUNDING = 4e-7  # largest relative rounding error of an angle: frequency, position and product are fp32
+NOISE = 2e-5  # rounding error of an entry of a query in fp32, relative to the norm of the query
 
 
 def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer: Layer) -> tuple[list[str], Tensor]:
-    """Compare how the queries or keys of equal tokens differ between positions with what a configuration says.
+    """Compare the rotation of the queries or keys of equal tokens with a configuration.
 
     Args:
         x: Queries or keys (H, T, δ) of equal tokens.
         what: ``queries``, which may have a temperature, or ``keys``.
-        rows: Numbers of the tokens in the input, (T,) int64.
-        ids: Their positions, (T,) int64, the first is 0.
-        layer: What the configuration says.
+        rows: Indices of the tokens in the input, (T,) int64.
+        ids: Positions of the tokens, (T,) int64; the first is 0.
+        layer: The configuration of the layer.
 
     Returns:
-        What differs, and the radians per position of the pairs of channels in which they are not close to 0.
+        Messages about differences, and the measured radians per position of the pairs of channels that are not close
+        to 0.
     """
     x, f = x.double().cpu(), layer.frequencies
     half = (x.shape[-1] if f is None else f.dim) // 2
     expected = torch.zeros(half, dtype=x.dtype) if f is None else f(ids).flatten().cpu()
     factor = layer.query_factor(rows, ids) if what == "queries" else torch.ones(len(ids), dtype=x.dtype)
-    # factor of each pair at each position relative to position 0, (T, r/2) complex, in the layout that explains more
+    # factors of the pairs relative to position 0, (T, r/2) complex, in the layout with the smaller residual
     layouts = ((slice(half), slice(half, 2 * half)), (slice(0, 2 * half, 2), slice(1, 2 * half, 2)))
-    turns, noise, residual = min((_factors(x, *channels) for channels in layouts), key=lambda found: found[2])
-    clear = noise < 0.01  # pairs in which a query is not close to 0
-    measured = _frequencies(turns, ids)
+    rotations, noise, residual = min((_factors(x, *channels) for channels in layouts), key=lambda result: result[2])
+    clear = noise < 0.01  # whether a pair is not close to 0
+    measured = _frequencies(rotations, ids)
     if residual > RATIO:
         return [f"positions do more than rotate pairs of channels, {residual:.1%} of a pair"], measured[clear]
     messages, angles = [], ids[:, None] * expected  # (T, r/2)
-    error = torch.angle(turns * torch.exp(-1j * angles)).abs()
+    error = torch.angle(rotations * torch.exp(-1j * angles)).abs()
     wrong = error > ANGLE + ROUNDING * angles + noise
     if bool(wrong.any()):
         pair, hint = int(error.amax(0).argmax()), ""
@@ -52,33 +53,31 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
             f"{float(expected[pair]):.4g}; angles are wrong from position {int(ids[wrong.any(1)][0])} on, by up to "
             f"{float(error.max()):.2g} radians{hint}"
         )
-    rest = x[..., 2 * half :]  # channels that are in no pair
+    rest = x[..., 2 * half :]  # channels that are not rotated
     along = (rest * rest[:, :1]).sum((0, 2)) / rest[:, 0].square().sum().clamp(min=1e-30)
-    norms = torch.cat([turns.abs(), along[:, None][:, : rest.shape[-1]]], 1) / factor[:, None]
+    norms = torch.cat([rotations.abs(), along[:, None][:, : rest.shape[-1]]], 1) / factor[:, None]
     error = (norms - 1).abs() - torch.nn.functional.pad(noise, (0, norms.shape[1] - half))
     if float(error.max()) > RATIO:
         t, pair = divmod(int(error.argmax()), norms.shape[1])
-        messages.append(
-            f"the norm at position {int(ids[t])} is {float(norms[t, pair] * factor[t]):.4g} times that at "
-            f"position 0, expected {float(factor[t]):.4g}"
-        )
+        ratio = f"{float(norms[t, pair] * factor[t]):.4g} times the norm at position 0"
+        messages.append(f"the norm at position {int(ids[t])} is {ratio}, expected {float(factor[t]):.4g}")
     return messages, measured[clear]
 
 
 def _factors(x: Tensor, first: slice, second: slice) -> tuple[Tensor, Tensor, float]:
-    """Factors of pairs relative to position 0, (T, r/2), their rounding (r/2,), and what they leave unexplained."""
+    """Factors of the pairs relative to position 0, (T, r/2), their rounding errors (r/2,), and the residual."""
     z = torch.complex(x[..., first], x[..., second])  # (H, T, r/2)
     norm = z[:, 0].abs().square().sum(0).clamp(min=1e-30).sqrt()  # (r/2,)
-    turns = (z * z[:, :1].conj()).sum(0) / norm**2
+    rotations = (z * z[:, :1].conj()).sum(0) / norm**2
     noise = NOISE * x[:, 0].norm() / math.sqrt(x.shape[-1]) / norm
-    left = (z - turns * z[:, :1]).abs().square().sum(0).sqrt() / norm - noise
-    return turns, noise, float(left.max().clamp(min=0))
+    left = (z - rotations * z[:, :1]).abs().square().sum(0).sqrt() / norm - noise
+    return rotations, noise, float(left.max().clamp(min=0))
 
 
-def _frequencies(turns: Tensor, ids: Tensor) -> Tensor:
-    """Radians per position, refined at positions 1, 2, 4, ... as far as each agrees."""
-    found, where = torch.zeros(turns.shape[1], dtype=torch.float64), {int(p): i for i, p in enumerate(ids)}
+def _frequencies(rotations: Tensor, ids: Tensor) -> Tensor:
+    """Radians per position (r/2,), refined at positions 1, 2, 4, … as long as these agree."""
+    found, where = torch.zeros(rotations.shape[1], dtype=torch.float64), {int(p): i for i, p in enumerate(ids)}
     for step in (1 << k for k in range(40) if 1 << k in where):
-        change = torch.angle(turns[where[step]] * torch.exp(-1j * step * found))
+        change = torch.angle(rotations[where[step]] * torch.exp(-1j * step * found))
         found = found + torch.where((change.abs() > 0.5) & (step > 1), 0, change / step)
     return found

@@ -1,1 +1,1 @@
-"""Training: the LightningModule, its optimiser, and callbacks that watch and save a run."""
+"""Training: the LightningModule, optimisers, and callbacks that monitor and save a run."""

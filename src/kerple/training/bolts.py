@@ -1,8 +1,8 @@
-"""The data monitors of lightning-bolts, made importable beside Lightning 2; an option, not a requirement.
+"""The data monitors of lightning-bolts, an optional dependency, made importable with Lightning 2.
 
 lightning-bolts 0.7.0, its last release, requires pytorch-lightning < 2, imports a module that Lightning 2 has moved,
-and its packages import torchvision. The monitors need none of that. They are loaded with stand-ins for the packages
-that contain them, which have the right search path and run no code.
+and imports torchvision. The monitors need none of these. Empty modules therefore replace the packages that contain the
+monitors. They have the search paths of the packages and run no code.
 """
 
 import sys
@@ -32,5 +32,5 @@ with warnings.catch_warnings():
     from pl_bolts.callbacks.data_monitor import ModuleDataMonitor, TrainingDataMonitor
     from pl_bolts.utils.stability import UnderReviewWarning
 
-# each use warns that the package is under review; its review ended with its maintenance
+# each use warns that the package is under review
 warnings.filterwarnings("ignore", category=UnderReviewWarning)

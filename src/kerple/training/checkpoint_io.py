@@ -1,4 +1,4 @@
-"""Lightning's plugin that writes checkpoints atomically, and reads and removes them safely."""
+"""A plugin for Lightning that writes checkpoints atomically, and reads and removes them safely."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from kerple.base.atomic import writing
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints by `kerple.base.atomic`, and loads only tensors and plain containers from them."""
+    """Writes checkpoints with `kerple.base.atomic`, and loads only tensors and plain containers from them."""
 
     def __init__(self) -> None:
         self._folders: set[str] = set()
@@ -20,8 +20,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint.
 
         Raises:
-            OSError: It cannot be written. This ends the run, because `ModelCheckpoint` would otherwise remove another
-                checkpoint for one that does not exist. Earlier checkpoints are intact.
+            OSError: It cannot be written. Earlier checkpoints are intact. The run ends, because `ModelCheckpoint` would
+                remove another checkpoint in exchange for the missing one.
         """
         if "://" in str(path):  # object stores write a file as a whole
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -35,9 +35,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return super().load_checkpoint(path, map_location, weights_only=True)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove an earlier checkpoint, but only from a folder that this run has written to.
+        """Remove a checkpoint, but only from a folder that this run has written to.
 
-        A resumed run reads from a checkpoint which files it had kept, and would remove any file that it names.
+        A resumed run reads the names of earlier checkpoints from a checkpoint, whose names could be those of any files.
         """
         if _folder(path) in self._folders and not os.path.isdir(path):
             super().remove_checkpoint(path)
@@ -52,7 +52,7 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
     with writing(path) as file:
         try:
             torch.save(checkpoint, cast("IO[bytes]", file))
-        except RuntimeError:  # torch's writer hides why it could not write; writing once more raises the system's error
+        except RuntimeError:  # torch hides the reason; writing again raises the error of the system
             file.write(bytes(2**20))
             file.flush()
             raise

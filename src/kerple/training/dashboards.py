@@ -20,14 +20,14 @@ TRAINING_CHARTS = {
 
 
 class Dashboards(Callback):
-    """Lays out TensorBoard's pages, and writes what they show beside the scalars that other callbacks log.
+    """Sets the layout of TensorBoard's pages and writes their content, apart from the scalars of other callbacks.
 
-    - *Custom scalars*: the course of training in three charts. What is measured against length is a figure instead,
-      among the images, because TensorBoard smooths every scalar over its steps.
-    - *HParams*: the strategy, the seed, the model's settings, and the last value of each metric.
+    - *Custom scalars*: three charts of the training.
+    - *HParams*: the strategy, the seed, the options of the model, and the last value of each metric.
     - *Histograms*: each parameter of the strategy as ``kernels/<name>``, after each validation.
 
-    It does nothing without a TensorBoardLogger.
+    Measurements against length are figures among the images, because TensorBoard smooths scalars over steps. Without a
+    TensorBoardLogger, the callback does nothing.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -46,16 +46,16 @@ class Dashboards(Callback):
         self._hyperparameters(trainer, pl_module, ("test/",))
 
     def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # whole on every rank, and copies: TensorBoard makes numpy arrays of them, whose memory FSDP could not free
+        # copies of whole parameters, because TensorBoard makes numpy arrays of them, whose memory FSDP cannot free
         parameters = {name: whole(p.detach()).float().cpu().clone() for name, p in _parameters(pl_module)}
         for writer in tensorboard_writers(trainer):
             for name, parameter in parameters.items():
-                if torch.isfinite(parameter).all():  # else TensorBoard raises before `NonFiniteGuard`
+                if torch.isfinite(parameter).all():  # or TensorBoard would raise an error before `NonFiniteGuard`
                     writer.add_histogram(f"kernels/{name}", parameter, trainer.global_step)
 
     def _hyperparameters(self, trainer: Trainer, pl_module: LightningModule, prefixes: tuple[str, ...]) -> None:
         strategy = next((type(m).__name__ for m in pl_module.modules() if isinstance(m, Position)), "none")
-        # TensorBoard shows the first few columns by name, and then the metrics: these two belong among them
+        # TensorBoard shows the first few columns by name; the numbers put these two first
         settings = {"1 strategy": strategy, "2 seed": int(os.environ.get("PL_GLOBAL_SEED", -1))}
         settings |= {"position_parameters": position_parameters(pl_module), "max_steps": trainer.max_steps}
         settings |= {
@@ -71,7 +71,7 @@ class Dashboards(Callback):
 
 
 def _parameters(pl_module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, parameter) of all strategies. If each layer has its own strategy, the layer is part of the name."""
+    """Yield (name, parameter) of all strategies. If there are several strategies, the name begins with their number."""
     strategies = list(dict.fromkeys(m for m in pl_module.modules() if isinstance(m, Position)))
     for i, strategy in enumerate(strategies):
         for name, parameter in strategy.named_parameters():

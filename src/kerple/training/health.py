@@ -15,21 +15,21 @@ from kerple.training.sharding import local_parts
 
 
 class NonFiniteGuard(Callback):
-    """Checks all losses and gradients, on all ranks, before the optimiser uses them.
+    """Checks all losses and gradients on all ranks before each step of the optimiser.
 
-    A check by the host has to wait for the device. On a GPU, the device therefore skips a bad step and all steps after
-    it by itself, through a flag of the fused optimiser that loss scaling uses too. The host checks now and then, and
-    always before a checkpoint. If the optimiser has no such flag, the host checks every step.
+    A check by the host waits for the device. On a GPU, the fused optimiser therefore skips a bad step and all later
+    steps by its flag ``found_inf``, and the host checks every few steps and before each checkpoint. With another
+    optimiser, the host checks every step.
 
-    With ``precision: 16-mixed`` only the loss is checked, because the loss scaler skips steps with gradients that
-    overflow by itself. Weights are checked with every bad step, before a checkpoint is written, and at the end.
+    With ``precision: 16-mixed`` only the loss is checked, because the loss scaler skips steps whose gradients overflow.
+    Weights are checked after a bad step, before each checkpoint, and at the end.
 
     Args:
-        every_n_steps: Steps between two checks by the host; null for 1 on a CPU, ``trainer.log_every_n_steps`` on a
-            GPU.
+        every_n_steps: Number of steps between two checks by the host; null for 1 on a CPU, and for
+            ``trainer.log_every_n_steps`` on a GPU.
 
     Raises:
-        UserError: If a loss, a gradient or a weight is not finite. The weights are those before the bad step; the
+        UserError: If a loss, a gradient or a weight is not finite. The weights are those before the bad step. The
             message names the step and the last good checkpoint.
     """
 
@@ -51,9 +51,9 @@ class NonFiniteGuard(Callback):
         gradients = local_parts(
             p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         )
-        if gradients and not scaled:  # the norm is the largest entry, because a sum of squares could overflow by itself
+        if gradients and not scaled:  # the norm is the largest entry, because a sum of squares could overflow
             finite = finite & get_total_norm(gradients, math.inf).isfinite()
-        if trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
+        if trainer.world_size > 1:  # without strategy.reduce, whose barrier waits for the device
             everywhere = finite.int()
             torch.distributed.all_reduce(everywhere, torch.distributed.ReduceOp.MIN)
             finite = everywhere.bool()
@@ -78,7 +78,7 @@ class NonFiniteGuard(Callback):
         _check_weights(trainer)
 
     def _check(self, trainer: Trainer) -> None:
-        """Raise a UserError if a step since the last check was not finite. It waits for the device."""
+        """Raise a UserError if a step since the last check was not finite. This waits for the device."""
         unchecked, self._unchecked = self._unchecked, []
         if not unchecked or torch.stack([finite for _, finite in unchecked]).all():
             return
@@ -91,7 +91,7 @@ class NonFiniteGuard(Callback):
 
 
 def _has_flag(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimiser can skip a step on the device. Subclasses are not trusted to, as they may do more."""
+    """Whether the optimiser can skip a step on the device. A subclass may do more in its step, so it is excluded."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return fused and type(optimizer) in (torch.optim.AdamW, torch.optim.Adam)
 

@@ -9,7 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.measure.drawing import finish, grid
+from kerple.measure.drawing import label_axes
 from kerple.measure.kernels import KernelCurves, kernel_tables
 from kerple.measure.result import Result
 from kerple.positions import Position
@@ -20,17 +20,16 @@ MAX_RECORDS = 400  # during a whole training
 
 
 class Kernels(Callback):
-    """Draws each head's bias, and its weight if the strategy has one, against distance.
+    """Records the bias of each head, and its weight if the strategy has one, against distance.
 
-    At the end of `test` it makes the measurement `KernelCurves`. During `fit` it
-    records the strategy's parameters and the bias at a few distances; at the end of `fit` it writes them as
-    ``kernels_trajectory.csv`` (step, layer, head, name, value) and a figure. Checkpoints hold the records, at most
-    `MAX_RECORDS`: when there are more, every second one is dropped, and `every` doubles. Strategies
-    whose bias is no function of the distance are skipped with a message.
+    The end of `test` runs `KernelCurves`. During `fit`, the parameters of the strategy and the bias at a few distances
+    are recorded. The end of `fit` writes them as ``kernels_trajectory.csv`` (step, layer, head, name, value) and a
+    figure. Checkpoints contain at most `MAX_RECORDS` records: of more, every second one is dropped and ``every`` is
+    doubled. A strategy whose bias is not a function of the distance is skipped with a message.
 
     Args:
         length: Number of distances, 0..length-1; None for 32 × the training length.
-        every: Steps between two records during `fit`, at first.
+        every: Initial number of steps between two records during `fit`.
         distances: Distances at which the bias is recorded during `fit`.
 
     Raises:
@@ -81,7 +80,7 @@ class Kernels(Callback):
         publish(curves, trainer)
 
     def _record(self, step: int, pl_module: LightningModule) -> None:
-        """Record the curves at this step, unless there are none; thin the records out if there are too many."""
+        """Record the curves at this step, if there are any, and drop every second record of too many."""
         curves = self._curves(pl_module)
         if not curves:
             return
@@ -91,7 +90,7 @@ class Kernels(Callback):
             self.steps, self.records, self.every = self.steps[::2], self.records[::2], 2 * self.every
 
     def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
-        """What is recorded of the model at this step: a number for each head, (H,), by layer and name.
+        """The recorded values of each head, (H,), by layer and name.
 
         The layer is that of `kernel_tables`. Names are those of the parameters, and ``bias at 10`` or ``weight at 10``.
         """
@@ -107,7 +106,7 @@ class Kernels(Callback):
 def _per_head(position: Position, pl_module: LightningModule) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the values (H,) of each parameter with one number for each head.
 
-    If the strategy has no parameters, such as ALiBi, its buffers are taken instead.
+    The buffers of a strategy without parameters, such as ALiBi, replace them.
     """
     for name, values in list(position.named_parameters()) or position.named_buffers():
         if values.shape == (network_of(pl_module).shape.heads,):
@@ -115,7 +114,7 @@ def _per_head(position: Position, pl_module: LightningModule) -> Iterator[tuple[
 
 
 def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: Tensor, strategy: str) -> Figure:
-    """Draw the records of the first layer over training: one panel for each name, one curve for each head.
+    """Draw the records of the first layer over training: a panel for each name, a curve for each head.
 
     Args:
         steps: Steps of the records.
@@ -124,10 +123,13 @@ def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: 
         strategy: Name of the strategy, for the title.
     """
     first = [i for i, (layer, _) in enumerate(curves) if layer == curves[0][0]]  # curves of the first layer
-    figure, panels = grid(len(first), 4.2, 3.2)
-    for axes, i in zip(panels, first, strict=True):
+    columns = min(3, len(first))
+    rows = -(-len(first) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
+    for number, i in enumerate(first, 1):
+        axes = figure.add_subplot(rows, columns, number)
         for head, curve in enumerate(values[:, i].T.tolist()):
             axes.plot(steps, curve, label=f"head {head}", color=f"C{head % 10}")
-        finish(axes, xlabel="optimiser step", ylabel=curves[i][1])
+        label_axes(axes, xlabel="optimiser step", ylabel=curves[i][1])
     figure.suptitle(f"{strategy}: bias and parameters over training, layer {curves[0][0]}")
     return figure

@@ -1,4 +1,4 @@
-"""`LanguageModel`: the Lightning module, which has loss, optimiser and schedule. The network is in `kerple.model`."""
+"""`LanguageModel`: the LightningModule with the loss, the optimiser and the schedule of a `kerple.model` network."""
 
 import math
 from collections.abc import Callable
@@ -26,33 +26,33 @@ from kerple.training.sharding import ShardedBlocks, whole
 class LanguageModel(LightningModule):
     """A decoder that predicts the next token, with any positional strategy (recipe: Chi et al. 2022, section 5).
 
-    A batch is ``{"tokens": (B, T + 1) int64}``, and may have ``"scored"`` (B, T) bool for the targets that count. The
-    loss of a step is the mean over all scored targets of the global batch, and its gradient belongs to that mean,
-    however devices and accumulation divide the batch. Batches without "scored" must all have the same size. Tests are
-    made by callbacks, which use the network.
+    A batch is ``{"tokens": (B, T + 1) int64}``, and may have ``"scored"``, (B, T) bool, for the targets that count. The
+    loss of a step is the mean over the scored targets of the global batch. Loss and gradient do not depend on the
+    division of the batch by devices and accumulation. Batches without "scored" must have the same size. Measurements
+    are made by callbacks, which use ``network``.
 
     Args:
         position: Positional strategy, by class name, with its own options below it.
-        vocabulary: Number of token ids; it is taken from the data.
-        length: Training length T in tokens; it is taken from the data.
+        vocabulary: Number of token ids, taken from the data.
+        length: Training length T in tokens, taken from the data.
         layers: Number of blocks.
         dim: Width D of the residual stream.
         heads: Number of attention heads H, a divisor of ``dim``.
         pad_vocabulary_to: The number of rows of the embedding is rounded up to a multiple of this; 128 suits tensor
             cores.
-        optimizer: ``adamw``, or ``muon`` for the matrices of the blocks and AdamW for the rest (`training.muon`), or
-            any optimiser by class name, such as ``torch.optim.SGD``, with its own options below it. It gets two groups
-            of parameters, matrices and vectors, whose ``lr`` and ``weight_decay`` are those below.
+        optimizer: ``adamw``; ``muon`` for the matrices of the blocks and AdamW for the rest (`training.muon`); or any
+            optimiser by class name, such as ``torch.optim.SGD``, with its own options below it. Such an optimiser gets
+            two groups of parameters, matrices and vectors, with the ``lr`` and ``weight_decay`` below.
         lr: Peak learning rate.
         betas: Betas of AdamW.
         adam_eps: Epsilon of AdamW.
-        weight_decay: Weight decay of matrices; other parameters have none.
+        weight_decay: Weight decay of matrices. Other parameters have none.
         schedule: ``cosine``, ``linear``, ``wsd`` or ``constant`` (`training.schedule`), or any schedule by class name,
-            such as ``torch.optim.lr_scheduler.StepLR``, which moves once a step and has no warm-up but its own.
+            such as ``torch.optim.lr_scheduler.StepLR``, which is stepped once a step, without our warm-up.
         warmup: Fraction of ``trainer.max_steps`` in which the learning rate rises linearly.
         final_lr: Fraction of the peak at which the learning rate ends.
         decay: Fraction of ``trainer.max_steps`` in which ``wsd`` falls.
-        compile: Whether network and loss are compiled by torch.compile in a fit; a mapping holds options for it.
+        compile: Whether torch.compile compiles network and loss in a fit; a mapping has options for torch.compile.
         **options: Options of the network, see `kerple.model.architecture.Architecture`.
 
     Raises:
@@ -103,7 +103,7 @@ class LanguageModel(LightningModule):
         self.adam_options: dict[str, Any] = {"betas": tuple(betas), "eps": adam_eps}
         self.schedule, self.warmup, self.final_lr, self.decay = schedule, warmup, final_lr, decay
         self.compile_options = compile
-        # sums are fp64, and a loss that is not finite is not left out of the mean
+        # sums are fp64; a loss that is not finite must not be left out of the mean
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
         self._sums: list[Tensor] = []  # (2,) fp64 of each micro-batch since the last step: loss, targets
 
@@ -113,9 +113,9 @@ class LanguageModel(LightningModule):
         if vocabulary != self.vocabulary:
             raise UserError(f"data.vocabulary: got {vocabulary}, expected the {self.vocabulary} tokens of the model")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            raise UserError(f"position: {self.network.name} is only for `test`; fit the strategy that it wraps")
+            raise UserError(f"position: got {self.network.name}, only for `test`; fit the strategy that it wraps")
         self.attach(data)
-        if self.compile_options and stage == "fit":  # a test has few batches of many lengths, and each compiles again
+        if self.compile_options and stage == "fit":  # a test compiles for each length
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
 
     def configure_model(self) -> None:
@@ -123,20 +123,20 @@ class LanguageModel(LightningModule):
         if isinstance(strategy, ShardedBlocks):
             strategy.shard(self.network)
         elif isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
-            raise UserError("trainer.strategy: shards all alike, expected ShardedBlocks, configs/trainer/fsdp.yaml")
+            raise UserError("trainer.strategy: got another FSDP, expected ShardedBlocks: configs/trainer/fsdp.yaml")
 
     def attach(self, data: object) -> None:
-        """Give the network the places of tokens that the data's task defines, if a strategy uses them.
+        """Set the places of tokens in the network by the task of the data, if a strategy uses them.
 
         Raises:
-            UserError: If the data has no such places.
+            UserError: If the data has no places, or strategies of two kinds use them.
         """
         placed = [module for module in self.network.modules() if isinstance(module, Placed)]
         if not placed:
             return
         names = sorted({type(strategy).__name__ for strategy in placed})
         if len(names) > 1:
-            raise UserError(f"position: got {' and '.join(names)}, expected one of them: a token has one place")
+            raise UserError(f"position: got {' and '.join(names)}, expected one of them, because a token has one place")
         if not hasattr(data, "places"):
             raise UserError(f"position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
         self.network.places = data.places(placed[0].scheme)
@@ -149,21 +149,21 @@ class LanguageModel(LightningModule):
         else:
             losses, targets = losses.where(scored, 0), scored.sum()
         self._sums.append(torch.stack([losses.detach().sum(dtype=torch.float64), targets.double()]))
-        # the number of targets in the global batch is known only at its end; `on_before_optimizer_step` divides by it
+        # `on_before_optimizer_step` divides by the number of targets in the global batch, which is known only then
         return losses.mean() if scored is None else losses.sum() / self.network.shape.length
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Scale the gradient to that of the mean over the targets of the global batch, and log that mean."""
+        """Scale the gradient to that of the mean loss over the targets of the global batch, and log this mean."""
         micro_batches, sums = len(self._sums), torch.stack(self._sums).sum(0)
         self._sums = []
         if self.trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
             torch.distributed.all_reduce(sums)
         total, targets = sums
         self.log("train/loss", (total / targets).float(), prog_bar=True)
-        # an epoch's last step may have fewer micro-batches, but Lightning always divides by the same number
+        # the last step of an epoch may have fewer micro-batches, but Lightning always divides by the same number
         scale: Tensor | float = self.trainer.accumulate_grad_batches / micro_batches
         if self._partly_scored:
-            # undo the division by the length, and the means over micro-batches and devices that Lightning and DDP take
+            # undo the division by the length and the means of Lightning and DDP over micro-batches and devices
             divided = self.network.shape.length * self.trainer.accumulate_grad_batches * self.trainer.world_size
             scale = divided / targets.clamp(min=1)
         elif scale == 1:
@@ -178,11 +178,11 @@ class LanguageModel(LightningModule):
         self.log("val/loss", self.validation_loss, prog_bar=True)
 
     def test_step(self, batch: Batch, index: int) -> None:
-        """Do nothing: measures read the test split themselves, see `kerple.measure`."""
+        """Do nothing, because measurements read the test split themselves (`kerple.measure`)."""
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         if self.trainer.precision == "16-true":
-            raise UserError("trainer.precision: got 16-true, in which training diverges; expected 16-mixed or another")
+            raise UserError("trainer.precision: got 16-true, expected 16-mixed, because training diverges in 16-true")
         groups = self._muon_groups() if self.muon else []
         grouped = {p for group in groups for p in group["params"]}
         rest = [p for p in self.parameters() if p.requires_grad and p not in grouped]
@@ -194,9 +194,9 @@ class LanguageModel(LightningModule):
             optimiser = self.build_optimiser(groups)
         else:
             kind: Any = Muon if self.muon else torch.optim.AdamW
-            # a fused optimiser unscales fp16's gradients inside its step, after they were clipped
+            # a fused optimiser unscales gradients of fp16 in its step, after clipping
             optimiser = kind(groups, fused=self.trainer.precision != "16-mixed", **self.adam_options)
-        # after each step, so that parameters are within their ranges wherever they are used
+        # after each step, so that parameters are always within their ranges
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
         return {
             "optimizer": optimiser,
@@ -208,13 +208,13 @@ class LanguageModel(LightningModule):
         if not isinstance(schedule, str):
             return schedule(optimiser)
         if steps < 1:
-            raise UserError(f"trainer.max_steps: got {steps}, expected the number of steps, which the schedule spans")
+            raise UserError(f"trainer.max_steps: got {steps}, expected the number of steps of the schedule")
         warmup = max(2, round(self.warmup * steps))
         end = max(steps, warmup + 1)
         return LambdaLR(optimiser, lambda step: lr_multiplier(step, schedule, warmup, end, self.final_lr, self.decay))
 
     def _muon_groups(self) -> list[dict[str, Any]]:
-        """Muon's parameter groups: the weights of the blocks' linear layers; queries, keys and values are apart."""
+        """Parameter groups of Muon: the linear layers of blocks, with queries, keys and values split."""
         first = self.network.blocks[0].attention
         qkv = [block.attention.qkv for block in self.network.blocks]
         linear = [m for m in self.network.blocks.modules() if isinstance(m, nn.Linear) and m not in qkv]
@@ -223,15 +223,15 @@ class LanguageModel(LightningModule):
             {"name": "linear", "params": [m.weight for m in linear if m.weight.requires_grad], "muon": []},
         ]
         if any(isinstance(p, DTensor) for group in groups for p in group["params"]):
-            raise UserError("model.optimizer: got muon, which trainer.strategy must not shard; choose adamw")
+            raise UserError("model.optimizer: got muon with sharded parameters, expected adamw")
         return [group | {"weight_decay": self.weight_decay} for group in groups]
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip the gradient by its global norm and log the norm; null and 0 mean no clipping.
+        """Clip the gradient by its global norm and log the norm. A value of null or 0 means no clipping.
 
-        Lightning's own clipping refuses a fused optimiser under bf16, although bf16 has no loss scaling.
+        Lightning's own clipping refuses a fused optimiser with bf16, although bf16 has no loss scaling.
         """
         if not gradient_clip_val:
             return

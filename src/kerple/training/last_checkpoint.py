@@ -1,4 +1,4 @@
-"""`LastCheckpoint`: the checkpoint from which a stopped run resumes."""
+"""`LastCheckpoint`: the checkpoint from which a run resumes."""
 
 import signal
 import time
@@ -19,21 +19,21 @@ ACCUMULATION = "accumulate_grad_batches"
 
 
 class LastCheckpoint(Checkpoint):
-    """Writes ``checkpoints/last.ckpt`` at intervals, after the last step, and when a signal asks the run to stop.
+    """Writes ``checkpoints/last.ckpt`` at intervals, after the last step, and after a signal to stop.
 
-    It is written only between optimiser steps, because a checkpoint holds no accumulated gradients. If it is written
-    just before a validation, the resumed run does that validation; Lightning would skip it.
+    It is written only between optimiser steps, because a checkpoint has no accumulated gradients. If it is written just
+    before a validation, the resumed run makes that validation, which Lightning would skip.
 
-    Ctrl-C (SIGINT), SIGTERM and SIGHUP, which the end of a terminal sends, save and end the process with the code 130,
-    143 or 129. SIGUSR1 saves, requeues the job under SLURM and ends with 138. They are obeyed after an optimiser step,
-    so a signal during a validation waits for its end and one more step. After the last step they are ignored, because
-    the run then saves and ends by itself. A second Ctrl-C ends the process at once.
+    Signals to stop are SIGINT (Ctrl-C), SIGTERM and SIGHUP (end of the terminal). The run saves and ends with the code
+    130, 143 or 129. After SIGUSR1 it saves, requeues its SLURM job and ends with 138. The run stops after an optimiser
+    step. A signal during a validation takes effect after the validation and one step. After the last step, signals are
+    ignored, because the run saves and ends anyway. A second Ctrl-C ends the process at once.
 
     Args:
-        every_n_train_steps: Optimiser steps between two checkpoints; null for no such interval.
-        every_minutes: Minutes between two checkpoints by the first process's clock, which is the most that a crash can
-            cost; null for no such interval. It suits fast runs better than steps: a checkpoint of 162M parameters has
-            2 GB with the optimiser's moments.
+        every_n_train_steps: Number of optimiser steps between two checkpoints; null for no such interval.
+        every_minutes: Minutes between two checkpoints by the clock of the first process; null for no such interval. A
+            crash costs at most this time. Minutes suit fast runs better than steps, because writing takes time: a
+            checkpoint of 162M parameters with the moments of the optimiser has 2 GB.
 
     Raises:
         UserError: If a number is not positive, or both are null.
@@ -43,7 +43,7 @@ class LastCheckpoint(Checkpoint):
         super().__init__()
         numbers = [number for number in (every_n_train_steps, every_minutes) if number is not None]
         if not numbers or not min(numbers) > 0:
-            raise UserError(f"LastCheckpoint: every_n_train_steps, every_minutes: got {numbers}, expected 1 or more")
+            raise UserError(f"LastCheckpoint: every_n_train_steps, every_minutes: got {numbers}, expected above 0")
         self.every_n_train_steps, self.every_minutes = every_n_train_steps, every_minutes
         self._saved_at = 0.0  # seconds on the monotonic clock
         self.path: Path | None = None
@@ -86,7 +86,9 @@ class LastCheckpoint(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
-        if before is not None and before != now:  # the loops count micro-batches; a step has another number now
+        if (
+            before is not None and before != now
+        ):  # the loops count micro-batches, of which a step now has another number
             for counts in ("total", "current"):
                 progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"][counts]
                 lag = progress["processed"] - progress["completed"]
@@ -102,30 +104,30 @@ class LastCheckpoint(Checkpoint):
         self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
 
     def _obey_signals(self, trainer: Trainer) -> bool:
-        """Save and end the process if a signal asked for it; else return whether ``every_minutes`` have passed."""
+        """Save and end the process after a signal. Without a signal, return whether ``every_minutes`` have passed."""
         late = self.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.every_minutes
         number, due = self._signals.agreed(trainer, late and trainer.is_global_zero)
         if not number:
             return due
         rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: saving {self.path}")
-        trainer._logger_connector.update_train_step_metrics()  # which Lightning would do after this hook
+        trainer._logger_connector.update_train_step_metrics()  # Lightning does this after this hook
         self.save(trainer)
         self._leave(trainer, number)
 
     def _leave(self, trainer: Trainer, number: int) -> NoReturn:
         if number == signal.SIGUSR1 and trainer.is_global_zero:
             requeue()
-        # Lightning's launcher kills the first process if another one that it started ends with a code other than 0
+        # Lightning's launcher kills the first process if another process ends with a code other than 0
         environment = getattr(trainer.strategy, "cluster_environment", None)
         by_launcher = environment is not None and not environment.creates_processes_externally
         raise SystemExit(0 if by_launcher and not trainer.is_global_zero else 128 + number)
 
 
 def _validation_ahead(trainer: Trainer) -> bool:
-    """Whether a checkpoint that is written now precedes a validation that is due after this batch."""
+    """Whether a validation is due after this batch, and a checkpoint written now precedes it."""
     loop = trainer.fit_loop.epoch_loop
     progress: Any = loop.batch_progress.total
-    # best.ckpt is written after the validation; completed and processed differ only in on_train_batch_end
+    # completed and processed differ only in on_train_batch_end; best.ckpt is written after the validation
     if trainer.validating or progress.completed == progress.processed:
         return False
     fetcher: Any = trainer.fit_loop._data_fetcher
@@ -133,7 +135,7 @@ def _validation_ahead(trainer: Trainer) -> bool:
 
 
 def _expect_validation(loops: dict[str, Any]) -> None:
-    """Set a checkpoint's counters to those of a validation that was interrupted in its first batch."""
+    """Set the counters in a checkpoint as if a validation was interrupted in its first batch."""
     for counts in ("total", "current"):
         progress = loops["epoch_loop.batch_progress"][counts]
         progress["completed"] = progress["processed"]
@@ -144,6 +146,6 @@ def _expect_validation(loops: dict[str, Any]) -> None:
 
 
 def _between_steps(trainer: Trainer) -> bool:
-    """Whether there are no accumulated gradients, and another step comes: after the last the run saves by itself."""
+    """Whether there are no accumulated gradients and this is not the last step."""
     last = 0 < trainer.max_steps <= trainer.global_step
     return not last and not trainer.fit_loop._should_accumulate()

@@ -1,4 +1,4 @@
-"""Typed access to the network, data module and trainer that Lightning hands to callbacks."""
+"""Access to the network, the trainer, its writers and its folder in callbacks."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -17,30 +17,25 @@ def network_of(pl_module: LightningModule) -> Transformer:
     return cast(Transformer, pl_module.network)
 
 
-def data_of(trainer: Trainer) -> Any:
-    """The data module of a run."""
-    return untyped(trainer).datamodule
-
-
 def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:
-    """Raise a UserError if FSDP has sharded the parameters, which are then whole only inside the forward pass."""
+    """Raise a UserError if FSDP shards the parameters, which are then whole only inside the forward pass."""
     if isinstance(trainer.strategy, ModelParallelStrategy):
-        raise UserError(f"trainer.callbacks: got {callback} with parameters that FSDP has sharded; {advice}")
+        raise UserError(f"trainer.callbacks: got {callback} with parameters that FSDP shards; {advice}")
 
 
 def untyped(trainer: Trainer) -> Any:
-    """The trainer without its type, which lacks the attributes ``callbacks``, ``log_every_n_steps`` and more."""
+    """The trainer without its type, which lacks attributes such as ``callbacks`` and ``log_every_n_steps``."""
     return trainer
 
 
 def tensorboard_writers(trainer: Trainer) -> list[SummaryWriter]:
-    """The writers of all TensorBoard loggers; on other ranks than the first, none."""
+    """The writers of all TensorBoard loggers; none on ranks other than the first."""
     loggers = trainer.loggers if trainer.is_global_zero else []
     return [logger.experiment for logger in loggers if isinstance(logger, TensorBoardLogger)]
 
 
 def log_directory(trainer: Trainer) -> Path:
-    """The run's log directory, made if it is missing. Call it on every rank, because Lightning broadcasts the path."""
+    """The log directory of a run, made if it is missing. Call it on every rank, because it broadcasts the path."""
     directory = Path(trainer.log_dir or trainer.default_root_dir)
     if trainer.is_global_zero:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`MeasureCallback`: makes a measurement in `test`, and after each validation, inside a Lightning Trainer."""
+"""`MeasureCallback`: a measurement in `test` and after each validation, inside a Lightning Trainer."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,6 @@ from kerple.measure.measure import Measure
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.training.lightning_types import (
-    data_of,
     log_directory,
     network_of,
     refuse_shards,
@@ -21,16 +20,16 @@ from kerple.training.progress_lines import with_progress
 
 
 class MeasureCallback(Callback):
-    """Makes a measurement at the end of `test` and logs its scalars as ``test/…``, after a validation as ``val/…``.
+    """Makes a measurement in `test` and after each validation, and logs its scalars as ``test/…`` and ``val/…``.
 
-    The data module gives the text by a method ``text(split)``. Figures go to TensorBoard as ``analyses/<name>``.
+    The method ``text(split)`` of the data module returns the text. TensorBoard shows figures as ``analyses/<name>``.
 
     Args:
         measure: The measurement.
 
     Raises:
-        UserError: In `setup`, if the network or the data does not suit the measurement, or another one writes the same
-            files.
+        UserError: In `setup`, if the network or the data does not suit the measurement, or if another measurement
+            writes the same files.
     """
 
     def __init__(self, measure: Measure) -> None:
@@ -40,9 +39,9 @@ class MeasureCallback(Callback):
         name, kind = self.measure.name, type(self.measure).__name__
         others = [c.measure.name for c in untyped(trainer).callbacks if isinstance(c, MeasureCallback)]
         if others.count(name) > 1:
-            raise UserError(f"trainer.callbacks: got more than one {kind} that writes {name}, expected one a test")
+            raise UserError(f"trainer.callbacks: got more than one {kind} that writes {name}, expected one in a test")
         if stage == "test":
-            if trainer.limit_test_batches != 1:  # 1.0, Lightning's default, is no limit
+            if trainer.limit_test_batches != 1:  # the default is 1.0, no limit
                 raise UserError(f"trainer.limit_test_batches: has no effect on {kind}; use its own options")
             self.measure.check(network_of(pl_module), self.text(trainer, "test"))
         elif self.measure.validates:
@@ -69,14 +68,14 @@ class MeasureCallback(Callback):
         Raises:
             UserError: If the data module has none.
         """
-        data = data_of(trainer)
+        data = untyped(trainer).datamodule
         if not hasattr(data, "text"):
             raise UserError(f"trainer.callbacks: got data {type(data).__name__}, expected TokenShards or TaskData")
         return data.text(split)
 
 
 def runner(trainer: Trainer, pl_module: LightningModule) -> Runner:
-    """Where a Trainer runs: its device, precision and processes."""
+    """The device, the precision and the processes of a Trainer."""
     return Runner(
         pl_module.device,
         trainer.precision_plugin.forward_context,
@@ -88,10 +87,7 @@ def runner(trainer: Trainer, pl_module: LightningModule) -> Runner:
 
 
 def publish(result: Result, trainer: Trainer) -> None:
-    """Write a result into the run's log directory, log its figures, and print its report.
-
-    Call it on every rank; only the first one writes.
-    """
+    """Write a result into the log directory, log its figures, and print its report. Call it on every rank."""
     directory = log_directory(trainer)
     if trainer.is_global_zero:
         result.publish(directory, tensorboard_writers(trainer), trainer.global_step)

@@ -1,4 +1,4 @@
-"""`Muon`: an optimiser that updates matrices by their orthogonalised momentum, and other parameters as AdamW does."""
+"""`Muon`: an optimiser that updates matrices by orthogonalised momentum, and other parameters like AdamW."""
 
 import inspect
 from collections import defaultdict
@@ -13,18 +13,18 @@ COEFFICIENTS, STEPS = (3.4445, -4.7750, 2.0315), 5  # of the quintic Newton-Schu
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW whose parameter groups with ``"muon"`` are updated by Muon instead.
+    """AdamW, with Muon for the parameter groups that have the key ``"muon"``.
 
-    The parameters of such a group are matrices. ``"muon"`` is a list of numbers of rows by which they are cut, such as
-    those of queries, keys and values in one matrix; each part is updated as a matrix of its own. An empty list leaves
-    them whole.
+    The parameters of such a group are matrices. Its ``"muon"`` is a list of numbers of rows, by which the matrices are
+    split, for example into queries, keys and values. Each part is updated as a separate matrix. With an empty list, the
+    matrices are not split.
 
-    Learning rate and weight decay mean the same for both: an update by Muon is scaled to the root mean square that an
-    update by AdamW usually has (Liu et al. 2025, arXiv 2502.16982, section 2.2). `torch.optim.Muon` is the same rule,
-    but accepts only matrices and iterates in bf16, which many CPUs emulate; this one iterates in fp32.
+    Muon and AdamW share the learning rate and the weight decay. An update by Muon is scaled to the usual root mean
+    square of an update by AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2). `torch.optim.Muon` has the same rule,
+    but accepts only matrices and iterates in bf16, which many CPUs emulate. This class iterates in fp32.
 
     Args:
-        groups: Parameter groups; those without ``"muon"`` are updated by AdamW.
+        groups: Parameter groups. Those without ``"muon"`` are updated by AdamW.
         **options: Options of AdamW.
     """
 
@@ -43,33 +43,33 @@ class Muon(torch.optim.AdamW):
                 self._move(group)
         self.param_groups = [group for group in groups if group["muon"] is None]
         try:
-            # not `super().step()`: what torch makes of it when a first AdamW is built would call our hooks once more
+            # `super().step()` would call our hooks again, because torch wraps AdamW.step when an AdamW is built
             inspect.unwrap(torch.optim.AdamW.step, stop=lambda step: not getattr(step, "hooked", False))(self)
         finally:
             self.param_groups = groups
         return loss
 
     def _move(self, group: dict[str, Any]) -> None:
-        # parts of parameters and their momenta by shape, because the iteration is faster on many matrices at once
-        alike: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        # stacked by shape, because the iteration is faster on many matrices at once
+        of_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for p in group["params"]:
             if p.grad is not None:
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 rows = group["muon"] or [len(p)]
                 for part, momentum in zip(p.split(rows), self._momentum(p).split(rows), strict=True):
-                    alike[part.shape].append((part, momentum))
-        for shape, parts in alike.items():
+                    of_shape[part.shape].append((part, momentum))
+        for shape, parts in of_shape.items():
             directions = orthogonalise(torch.stack([momentum for _, momentum in parts]))  # (parts, rows, columns)
             scale = 0.2 * max(shape) ** 0.5  # the entries' root mean square becomes 0.2
             for (part, _), direction in zip(parts, directions, strict=True):
                 part.add_(direction, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: Tensor) -> Tensor:
-        """Nesterov's momentum: a weighted mean of the gradient and the running mean of all gradients."""
+        """Nesterov momentum: a weighted mean of the gradient and the running mean of all gradients."""
         state, gradient = self.state[p], p.grad
         assert gradient is not None
         if not state:
-            state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))  # AdamW looks for a step when it loads
+            state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))  # AdamW expects a step when it loads
         state["step"] += 1
         state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         return gradient.lerp(state["momentum"], MOMENTUM)
@@ -78,7 +78,7 @@ class Muon(torch.optim.AdamW):
 def orthogonalise(matrices: Tensor) -> Tensor:
     """Approximate U·Vᵀ for each matrix U·S·Vᵀ by a Newton-Schulz iteration.
 
-    Singular values become 0.7 to 1.2, unless they are tiny beside the largest. Source: Jordan et al. 2024,
+    Singular values become 0.7 to 1.2, unless they are much smaller than the largest. Source: Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon.
 
     Args:

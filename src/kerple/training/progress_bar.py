@@ -1,4 +1,4 @@
-"""`SteadyProgress`: a progress bar that does not make the host wait for the GPU after every micro-batch."""
+"""`SteadyProgress`: a progress bar for which the host does not wait for the GPU after every micro-batch."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kerple.training.lightning_types import untyped
 class SteadyProgress(RichProgressBar):
     """Lightning's progress bar, updated every ``trainer.log_every_n_steps`` micro-batches.
 
-    Lightning's own bar converts the loss to a Python number after each micro-batch, and so waits for the device.
+    Lightning's bar converts the loss to a Python number after each micro-batch, which waits for the device.
     """
 
     def on_train_batch_end(
@@ -21,5 +21,5 @@ class SteadyProgress(RichProgressBar):
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def _get_train_description(self, current_epoch: int) -> str:
-        """The epoch, without a number of all epochs: ``trainer.max_steps`` limits a run."""
+        """The epoch without the number of epochs, because ``trainer.max_steps`` limits a run."""
         return f"Epoch {current_epoch}".ljust(len(self.validation_description))

@@ -1,4 +1,4 @@
-"""`ProgressLines`: prints lines that say how far a run is, and writes a file with the same, which `compare` reads."""
+"""`ProgressLines`: prints the progress of a run as lines, and writes it to a file that `compare` reads."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class ProgressLines(Callback):
-    """Prints a line every few seconds that says at which step or block a run is, and how much time is left.
+    """Prints the step or block of a run and the remaining time every few seconds.
 
     The command line adds it in place of Lightning's bar if the output is not a terminal. In training a line has the
-    step, the loss, the tokens per second, and the time left at the average pace since this start. The same is written
-    as JSON to ``progress.json`` in the run's folder, where `compare` reads it.
+    step, the loss, the tokens per second, and the remaining time at the average speed since the start. The same is
+    written as JSON to ``progress.json`` in the folder of the run.
 
     Args:
         every: Seconds between two lines.
@@ -41,7 +41,7 @@ class ProgressLines(Callback):
         self._tokens += rows * (columns - 1) * trainer.world_size
 
         def more(seconds: float) -> dict[str, Any]:
-            # a step's own loss is scaled where only some targets count; this waits for the device, but seldom
+            # with scored targets, the loss of a step is scaled; float() waits for the device, but rarely
             loss = trainer.callback_metrics.get("train/loss") or (outputs or {}).get("loss")
             return {"tokens_per_second": self._tokens / seconds} | ({} if loss is None else {"loss": float(loss)})
 
@@ -53,7 +53,7 @@ class ProgressLines(Callback):
 
 
 def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
-    """Yield the blocks that a measurement reads; `ProgressLines` counts those of a test, and SIGTERM ends it."""
+    """Yield the blocks of a measurement. In a test, `ProgressLines` counts them, and SIGTERM ends the process."""
     counters = [c.progress for c in untyped(trainer).callbacks if isinstance(c, ProgressLines) and trainer.testing]
     shown = counters[0].over(blocks) if counters and trainer.is_global_zero else blocks
     for block in shown:
@@ -63,5 +63,5 @@ def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
 
 
 def _end_on_sigterm(trainer: Trainer) -> None:
-    if trainer.testing and trainer.received_sigterm:  # Lightning takes note of it, and looks when all are read
+    if trainer.testing and trainer.received_sigterm:  # Lightning itself obeys it only after the last block
         raise SystemExit(128 + signal.SIGTERM)

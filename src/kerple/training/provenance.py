@@ -1,4 +1,4 @@
-"""`Provenance`: a record of the code, the packages and the command that made a run."""
+"""`Provenance`: a record of the code, the packages and the command of a run."""
 
 import json
 import os
@@ -15,12 +15,12 @@ GIT = ["git", "-C", str(Path(__file__).parent)]
 
 
 class Provenance(Callback):
-    """Writes ``provenance/<n>/`` into the run's folder; n is 0 for the first start and rises with each resumption.
+    """Writes ``provenance/<n>/`` into the folder of a run; n is 0 for the first start and grows with each resumption.
 
-    It holds ``run.json`` (time, command line, folder, git revision, whether files were changed or added since, the
-    names of added files, the checkpoint that was resumed from, devices), ``lock.txt`` (all installed packages with
-    their versions) and, if files were changed, ``changes.patch``. The content of added files is not kept. The
-    configuration is in the run's config.yaml.
+    - ``run.json``: time, command line, working folder, git revision, whether files were changed or added since, the
+      names of added files, the checkpoint of the resumption, devices.
+    - ``lock.txt``: all installed packages with their versions.
+    - ``changes.patch``: the changes since the revision, if there are any, without the content of added files.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -50,13 +50,13 @@ class Provenance(Callback):
             (folder / "changes.patch").write_text(changes, encoding="utf-8")
 
 
-@cache  # a process keeps its packages, and reading the metadata of a hundred takes a sixth of a tiny run
+@cache  # the packages of a process do not change, and reading them takes a sixth of the time of a tiny run
 def _lock() -> list[str]:
     return sorted({f"{d.metadata['Name']}=={d.version}" for d in distributions()}, key=str.lower)
 
 
 def git(*arguments: str) -> str:
-    """What a git command prints in the folder of this code; the empty string outside a repository."""
+    """The output of a git command in the folder of this code; empty outside a repository."""
     try:
         ended = subprocess.run([*GIT, *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=30)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""`RandomState`: the state of training's random generators, kept apart from other draws and saved in checkpoints."""
+"""`RandomState`: the random state of training, which other draws do not change and checkpoints contain."""
 
 import random
 from typing import Any
@@ -12,11 +12,11 @@ State = dict[str, Any]
 
 
 class RandomState(Callback):
-    """Restores the random state at the start of a micro-batch to that of the end of the one before; saves it too.
+    """Restores the random state of the end of a micro-batch at the start of the next one, and saves it.
 
-    So the draws of validation, loaders and sanity checks in between have no effect on training, and a resumed run draws
-    the numbers of an uninterrupted one. Each rank has a state of its own, and a checkpoint holds all of them. A rank
-    that is not in the checkpoint, because there are more devices now, is seeded by the seed, its number and the step.
+    Draws of validations, loaders and sanity checks therefore have no effect on training, and a resumed run draws the
+    numbers of an uninterrupted one. Each rank has its own state, and a checkpoint contains the states of all ranks. If
+    there are more ranks than in the checkpoint, a new rank is seeded by the seed, its number and the step.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class RandomState(Callback):
             self._state = self._stored[rank]
         else:
             if rank or self._stored is not None:
-                # so far all ranks have the same seed, which gives equal weights; from here on they have to differ
+                # until here all ranks have the same seed, so that weights are equal; from here on they have to differ
                 words = np.random.SeedSequence([torch.initial_seed(), rank, trainer.global_step]).generate_state(3)
                 torch.manual_seed(int(words[0]))
                 random.seed(int(words[1]))
-                np.random.seed(int(words[2]))  # noqa: NPY002 (the global generator is the one libraries draw from)
+                np.random.seed(int(words[2]))  # noqa: NPY002 (libraries draw from the global generator)
             self._state = capture(pl_module.device)
         self._stored = None
 
@@ -47,7 +47,7 @@ class RandomState(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         states = [self._state]
-        if trainer.world_size > 1:  # this runs on every rank, but only the first one writes
+        if trainer.world_size > 1:  # this runs on every rank, but only the first writes
             states = [None] * trainer.world_size
             torch.distributed.all_gather_object(states, self._state)
         if None not in states:
@@ -58,7 +58,7 @@ class RandomState(Callback):
 
 
 def capture(device: torch.device) -> State:
-    """The states of all generators that training may draw from: torch's (also the device's), numpy's and Python's."""
+    """The states of the generators of torch (CPU and device), numpy and Python."""
     state: Any = np.random.get_state()  # noqa: NPY002
     name, keys, position, has_gauss, gauss = state
     return {

@@ -1,4 +1,4 @@
-"""The schedule of the learning rate: a linear warm-up, then one of four shapes."""
+"""Schedules of the learning rate: a linear warm-up, then one of four shapes."""
 
 import math
 from typing import Literal
@@ -9,9 +9,9 @@ ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 def lr_multiplier(step: int, name: ScheduleName, warmup: int, end: int, final: float, decay: float) -> float:
     """The learning rate at a step, as a fraction of its peak.
 
-    It rises linearly from 1 / warmup to 1 in the first ``warmup`` steps. Then ``cosine`` and ``linear`` fall to
-    ``final`` at ``end``; ``wsd`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395) stays at 1 and falls
-    linearly in the last ``decay`` of all steps; ``constant`` stays at 1.
+    It rises linearly from 1 / warmup to 1 in the first ``warmup`` steps. After that, ``cosine`` and ``linear`` fall to
+    ``final`` at ``end``. ``wsd`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395) stays at 1 and falls
+    linearly in the last fraction ``decay`` of all steps. ``constant`` stays at 1.
 
     Args:
         step: Number of optimiser steps before this one.

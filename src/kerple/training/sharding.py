@@ -1,4 +1,4 @@
-"""`ShardedBlocks`: FSDP that gathers the linear layers of blocks in the Trainer's precision, and all else in fp32."""
+"""`ShardedBlocks`: FSDP with the linear layers of blocks in the Trainer's precision, and other parameters in fp32."""
 
 import warnings
 from collections.abc import Iterable
@@ -17,14 +17,14 @@ GATHERED = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": 
 
 
 class ShardedBlocks(ModelParallelStrategy):
-    """Parameters, gradients and moments in shards (torch's `fully_shard`): a unit for each block, and one for all else.
+    """Shards parameters, gradients and moments by torch's `fully_shard`: a unit for each block and one for the rest.
 
-    The linear layers of a block are gathered in the Trainer's precision, and everything else, such as strategies and
-    norms, in fp32. Buffers keep their dtype, gradients are summed in fp32, and what a strategy hands to the blocks is
-    not cast. A checkpoint is one file, as without shards.
+    The linear layers of a block are gathered in the Trainer's precision. Other parameters, such as those of strategies
+    and norms, are gathered in fp32. Buffers keep their dtype, gradients are summed in fp32, and the inputs of blocks
+    are not cast. A checkpoint is one file, as without shards.
 
     Args:
-        reshard_after_forward: Whether a block's weights are given up between its forward and its backward pass, and
+        reshard_after_forward: Whether the weights of a block are freed between its forward and its backward pass, and
             gathered twice a step.
         **options: Options of `ModelParallelStrategy`, except save_distributed_checkpoint.
     """
@@ -34,14 +34,14 @@ class ShardedBlocks(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
 
     def shard(self, network: Transformer) -> None:
-        """Cut the parameters up, in place: each is a `DTensor` from then on, except in the forward and backward pass.
+        """Shard the parameters in place. Each becomes a `DTensor`, except in the forward and backward pass.
 
         Raises:
-            UserError: If the Trainer's precision is none that has fp32 parameters.
+            UserError: If parameters are not fp32 with the Trainer's precision.
         """
         if isinstance(network, FSDPModule):  # a second fit, validation or test by the same trainer
             return
-        # of all processes, whatever mesh Lightning has made of nodes and devices
+        # all processes in one dimension, unlike the mesh of Lightning
         mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
         precision = self.precision_plugin.precision
         if precision not in GATHERED:
@@ -51,15 +51,15 @@ class ShardedBlocks(ModelParallelStrategy):
             layers: list[nn.Module] = [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
             fully_shard(layers, mesh=mesh, mp_policy=policy, reshard_after_forward=self.reshard_after_forward)
         fully_shard(network, mesh=mesh)
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing writes into the losses
-        register_fsdp_forward_method(network, "losses")  # training calls it, and not `forward`
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # it is not changed in place
+        register_fsdp_forward_method(network, "losses")  # training calls it in place of `forward`
 
 
 def whole(x: Tensor) -> Tensor:
-    """A tensor that may be in shards, gathered from all processes."""
+    """A tensor, gathered from all processes if it is sharded."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """What this process holds of tensors that may be in shards; those of which it holds nothing are left out."""
+    """The parts of tensors that are on this process, without empty ones."""
     return [x for x in (x.to_local() if isinstance(x, DTensor) else x for x in tensors) if x.numel()]

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop. They are recorded when they arrive, and obeyed when the run can be saved."""
+"""Signals to stop a run. They are recorded when they arrive, and obeyed when the run can be saved."""
 
 import os
 import signal
@@ -11,18 +11,18 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-# none, and those that ask a run to stop; of several that arrive the last one here counts: to end wins over to come back
+# no signal, and the signals to stop; if several arrive, the last one in this order is obeyed
 ORDER = (0, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 SECOND = b"\nCtrl-C: the run ends when this step is done and saved; a second Ctrl-C ends it at once\n"
 
 
 class Signals:
-    """Records the signals of `ORDER` that this process gets, and agrees on them with the other processes of the run.
+    """Records the signals of `ORDER` that reach this process, and shares them with the other processes of the run.
 
-    A second Ctrl-C (SIGINT) ends the process at once. A signal that is ignored stays so, such as SIGHUP under nohup.
+    A second Ctrl-C (SIGINT) ends the process at once. Ignored signals, such as SIGHUP with nohup, stay ignored.
 
-    It replaces Lightning's handlers, which save in the middle of a step, and broadcast from inside the handler, where
-    the other ranks do not take part. On Ctrl-C Lightning saves nothing.
+    The handlers replace those of Lightning, which save in the middle of a step, and broadcast in the handler, where
+    other ranks do not take part. After Ctrl-C, Lightning saves nothing.
     """
 
     def __init__(self) -> None:
@@ -40,21 +40,21 @@ class Signals:
             self._before = {number: signal.signal(number, self._note) for number in heard}
 
     def restore(self) -> None:
-        """Put back the handlers that were set before `install`."""
+        """Restore the handlers from before `install`."""
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._before = {}
 
     def connect(self, trainer: Trainer) -> None:
-        """Connect the hosts of all processes, so that agreeing does not wait for a GPU. Call it on every rank."""
+        """Connect the processes by gloo, so that `agreed` does not wait for a GPU. Call it on every rank."""
         if trainer.world_size > 1 and self._group is None:
             self._group = torch.distributed.new_group(backend="gloo")
-            # at each micro-batch Lightning would wait for the device to broadcast its signals, which its handlers, not
-            # set here, never record
+            # at each micro-batch Lightning broadcasts its own record of signals, which is empty here, and waits for the
+            # device
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def agreed(self, trainer: Trainer, wish: bool = False) -> tuple[int, bool]:
-        """The signal that any process of the run has received, or 0, and whether ``wish`` is true in any of them.
+        """The signal that any process of the run has received, or 0; and whether ``wish`` is true in any process.
 
         Call it on every rank, after `connect`.
         """
@@ -71,11 +71,11 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
             if getattr(rank_zero_only, "rank", 0) == 0:
                 with suppress(OSError):
-                    os.write(2, SECOND)  # what the signal has interrupted may be a print
+                    os.write(2, SECOND)  # the signal may have interrupted a print
 
 
 def requeue() -> None:
-    """Requeue the SLURM job that this process belongs to; outside SLURM, do nothing."""
+    """Requeue the SLURM job of this process. Outside SLURM, do nothing."""
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return

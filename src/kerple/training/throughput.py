@@ -1,4 +1,4 @@
-"""`Throughput`: the speed and the memory of training."""
+"""`Throughput`: speed and memory of training."""
 
 import json
 import os
@@ -27,18 +27,17 @@ class Throughput(Callback):
     """Logs ``train/tokens_per_second`` and ``train/peak_memory_mib``, and writes ``cost.json`` at the end of `fit`.
 
     A rate counts the targets of all devices in ``trainer.log_every_n_steps`` optimiser steps. Its time includes waiting
-    for data but not validation. The first rate is left out, because the first step allocates, compiles and warms
-    caches. ``cost.json`` has the median rate, which a busy moment of the machine does not change, the seconds that
-    torch.compile took in this process, the peak memory, the numbers of parameters, and the environment. Memory is the
-    largest size of all tensors on a CUDA device, or the largest resident size of the process on a CPU. Checkpoints hold
-    the rates and the memory.
+    for data and excludes validation. The first rate is left out, because the first step allocates and compiles.
+    ``cost.json`` has the median rate, the seconds of torch.compile in this process, the peak memory, the numbers of
+    parameters, and the environment. Memory is the largest size of all tensors on a CUDA device, or the largest resident
+    size of the process on a CPU. Checkpoints contain the rates and the memory.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.rates: list[float] = []
         self.peak = 0
-        self._intervals: int | None = None  # in this process; None before training
+        self._intervals: int | None = None  # number of rates in this process; None before training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._intervals = 0
@@ -59,8 +58,8 @@ class Throughput(Callback):
     ) -> None:
         assert self._intervals is not None
         rows, columns = batch["tokens"].shape
-        self._tokens += rows * (columns - 1) * trainer.world_size  # targets, of which a row has one fewer than tokens
-        if trainer.global_step - self._step < untyped(trainer).log_every_n_steps:  # a step may be many batches
+        self._tokens += rows * (columns - 1) * trainer.world_size  # a row has one target fewer than tokens
+        if trainer.global_step - self._step < untyped(trainer).log_every_n_steps:  # a step may have many batches
             return
         rate = self._tokens / (_now(pl_module) - self._since)
         if self._intervals:
@@ -72,13 +71,13 @@ class Throughput(Callback):
         self._restart(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._update_peak(pl_module)  # before the last checkpoint, which is written after this
+        self._update_peak(pl_module)  # before the last checkpoint
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         path = log_directory(trainer) / "cost.json"
         if not trainer.is_global_zero or (path.exists() and self._intervals is None):
-            return  # the latter: a finished run was resumed, and this process has not trained
-        from torch._dynamo.utils import calculate_time_spent  # slow to import, and by now imported by the optimiser
+            return  # with a cost.json, a finished run was resumed, and this process has not trained
+        from torch._dynamo.utils import calculate_time_spent  # slow to import, but the optimiser has imported it
 
         cost = {
             "tokens_per_second": median(self.rates) if self.rates else None,
@@ -106,13 +105,13 @@ class Throughput(Callback):
 
 
 def position_parameters(module: torch.nn.Module) -> int:
-    """Number of parameters of all positional strategies in a model; a strategy that layers share counts once."""
+    """Number of parameters of all positional strategies in a model. A strategy that layers share counts once."""
     strategies = [m for m in module.modules() if isinstance(m, Position)]
     return sum(p.numel() for p in {p for strategy in strategies for p in strategy.parameters()})
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes: of the tensors on a CUDA device, otherwise of the process."""
+    """Peak memory in bytes: of the tensors on a CUDA device, or of the process on other devices."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -120,11 +119,11 @@ def peak_memory(device: torch.device) -> int:
 
 
 def environment(trainer: Trainer, device: torch.device) -> dict[str, str]:
-    """Versions, commit, machine, devices and precision, as a report states them; what is unknown is left out."""
+    """Versions, commit, machine, devices and precision, as reports show them. Unknown values are left out."""
     facts = {
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "pytorch-lightning", "torchmetrics")},
-        "commit": git("describe", "--always", "--abbrev=12", "--dirty=+").strip(),  # with a + if files were changed
+        "commit": git("describe", "--always", "--abbrev=12", "--dirty=+").strip(),  # ends in + if files were changed
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": f"{os.cpu_count()}, {torch.get_num_threads()} threads",

@@ -1,4 +1,4 @@
-"""`AutoTrainer`: Lightning's Trainer as this project uses it."""
+"""`AutoTrainer`: Lightning's Trainer with the defaults and checks of this project."""
 
 from typing import Any, Literal, cast
 
@@ -15,17 +15,17 @@ from kerple.training.measure_callback import MeasureCallback
 
 
 class AutoTrainer(Trainer):
-    """Lightning's Trainer with the precision ``auto``, measurements among the callbacks, and no Apple GPU.
+    """Lightning's Trainer with the precision ``auto`` and measurements among the callbacks.
 
-    An Apple GPU has no fp64, in which losses are summed: ``accelerator: auto`` leaves it out.
+    ``accelerator: auto`` never selects an Apple GPU, because losses are summed in fp64, which it does not have.
 
     Args:
-        precision: Any of Lightning's, or ``auto`` for the one that `kerple.base.precision.choose_precision` returns.
-        callbacks: Callbacks, and measurements, which a `MeasureCallback` makes.
+        precision: A precision of Lightning, or ``auto`` for `kerple.base.precision.choose_precision`.
+        callbacks: Callbacks and measurements. A measurement is made by a `MeasureCallback`.
 
     Raises:
-        UserError: If the accelerator is an Apple GPU, or a number is out of range that Lightning accepts: a negative
-            ``gradient_clip_val`` would reverse the gradient.
+        UserError: If the accelerator is an Apple GPU, or a number that Lightning accepts is out of range. For example,
+            a negative ``gradient_clip_val`` would reverse the gradient.
     """
 
     def __init__(
@@ -47,24 +47,24 @@ class AutoTrainer(Trainer):
         for name in ("limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
             if kwargs.get(name) == 0:
                 raise UserError(f"trainer.{name}: got {kwargs[name]}, expected a positive number")
-        if kwargs.get("overfit_batches"):  # Lightning would replace our sampler, and with it the order
-            raise UserError("trainer.overfit_batches: got a number, expected 0; give data.samples to fit few samples")
+        if kwargs.get("overfit_batches"):  # Lightning would replace our sampler and so the order
+            raise UserError("trainer.overfit_batches: got a number, expected 0; set data.samples to fit few samples")
         listed = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
         wrapped = [MeasureCallback(c) if isinstance(c, Measure) else c for c in listed]
         super().__init__(*args, precision=cast("_PRECISION_INPUT | None", resolved), callbacks=wrapped, **kwargs)
 
     @property
     def log_dir(self) -> str:
-        """The run's folder, where results are written, whatever folder a logger has."""
+        """The folder of the run, to which results are written. It does not depend on loggers."""
         return self.strategy.broadcast(self.default_root_dir)
 
 
 def resolve_auto(trainer: Namespace, resumed: str | None = None) -> None:
-    """Replace ``auto`` in the Trainer's options by a precision, and print one line that says which and why.
+    """Replace the precision ``auto`` in the Trainer's options, and print the precision and the reason.
 
     Args:
         trainer: The options.
-        resumed: Precision of the fit that is resumed, which keeps it; None for a new fit.
+        resumed: Precision of the fit that is resumed, which is kept; None for a new fit.
     """
     if trainer.precision == "auto":
         trainer.precision, reason = (

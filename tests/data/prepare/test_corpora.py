@@ -32,7 +32,7 @@ def read(corpus: Path | str, text_field: str = "text") -> list[str]:
     return [document.text if isinstance(document, Document) else document.reason for document in documents]
 
 
-def test_json_lines_plain_and_compressed(tmp_path):
+def test_json_lines_plain_and_compressed_and_not_with_text_files(tmp_path):
     half = LINES.index(b"\n", len(LINES) // 2) + 1
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(LINES))
@@ -41,6 +41,9 @@ def test_json_lines_plain_and_compressed(tmp_path):
     for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst"):
         assert read(tmp_path / name) == TEXTS
     assert read(tmp_path) == TEXTS * 3
+    (tmp_path / "README.md").write_text("about it")
+    with pytest.raises(UserError, match=r"has .*README\.md and .*a\.jsonl; .* such as '.*/\*\.jsonl'"):
+        read(tmp_path)
     assert read(tmp_path / "*.gz") == TEXTS
     assert read(f"file://{tmp_path}/a.jsonl") == TEXTS
     zeros = decompress(io.BytesIO(compress(bytes(3_000_000)) + compress(LINES)), "x.zst")
@@ -92,14 +95,6 @@ def test_a_corpus_at_a_url(tmp_path):
         server.shutdown()
 
 
-def test_text_files_beside_tables_are_refused_and_not_left_out(tmp_path):
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES))
-    (tmp_path / "README.md").write_text("about it")
-    with pytest.raises(UserError, match=r"has .*README\.md beside .*a\.jsonl\.gz; .* such as '.*/\*\.jsonl\.gz'"):
-        read(tmp_path)
-    assert read(tmp_path / "*.jsonl.gz") == TEXTS
-
-
 def test_a_link_is_read_unless_it_leaves_the_corpus_or_is_broken(tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/1").write_bytes(LINES)
@@ -121,13 +116,6 @@ def test_a_link_is_read_unless_it_leaves_the_corpus_or_is_broken(tmp_path):
         (tmp_path / "corpus" / name).unlink()
 
 
-@pytest.mark.parametrize("corpus", ["", "*.txt", "pipe.txt"])
-def test_what_would_never_end_is_refused(tmp_path, corpus):
-    os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(UserError, match=r"pipe\.txt is not a regular file"):
-        read(tmp_path / corpus)
-
-
 @pytest.mark.parametrize("ending", ["txt.gz", "jsonl.gz", "tar.gz"])
 def test_a_document_that_does_not_fit_into_memory_is_one_line(tmp_path, monkeypatch, ending):
     class Endless(io.BytesIO):
@@ -143,7 +131,11 @@ def test_a_document_that_does_not_fit_into_memory_is_one_line(tmp_path, monkeypa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_closed_folder_is_named(tmp_path, monkeypatch):
+def test_a_pipe_and_a_closed_folder_are_named(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe.txt")  # which would never end
+    for corpus in ("", "*.txt", "pipe.txt"):
+        with pytest.raises(UserError, match=r"pipe\.txt is not a regular file"):
+            read(tmp_path / corpus)
     (tmp_path / "snapshot/closed").mkdir(parents=True)
     scan = os.scandir
 
@@ -212,7 +204,10 @@ def test_a_dataset_of_the_hub_is_streamed_and_leaves_nothing_if_it_cannot_be(tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_the_built_in_corpora():
+def test_the_built_in_corpora_and_unknown_ones():
+    for corpus in ("zip://a::http://b/c.zip", "sh://x", "http://127.0.0.1:9/folder"):
+        with pytest.raises(UserError, match=r"expected a local path or a URL|cannot be read|got 'http"):
+            find_corpus(corpus)
     library, modules = standard_library(), library_modules()
     assert library.files == standard_library().files != sorted(library.files)
     assert len(library.files) > 500
@@ -221,9 +216,3 @@ def test_the_built_in_corpora():
     assert names == sorted(names)
     assert "argparse.py" in names
     assert set(modules.files) < set(library.files)
-
-
-@pytest.mark.parametrize("corpus", ["zip://a::http://b/c.zip", "sh://x", "http://127.0.0.1:9/folder"])
-def test_what_cannot_be_read_is_one_line(corpus):
-    with pytest.raises(UserError, match=r"expected a local path or a URL|cannot be read|got 'http"):
-        find_corpus(corpus)

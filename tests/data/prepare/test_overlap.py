@@ -20,7 +20,7 @@ def shards(documents: list[list[int]], cuts: list[int]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("chunk", [1 << 22, 7, 100])
-def test_fractions_are_those_of_a_loop_over_sets(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fractions_are_those_of_a_loop_over_sets(chunk, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", chunk)
     draw = np.random.default_rng(0)
     training = [draw.integers(1, 5, size).tolist() for size in (300, 10, 700, 33, 31, 500)]
@@ -39,7 +39,7 @@ def test_fractions_are_those_of_a_loop_over_sets(chunk: int, monkeypatch: pytest
     assert computed.tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_no_test_document_or_a_short_one() -> None:
+def test_no_test_document_or_a_short_one():
     training = shards([list(range(1, 100))], [0, 1])
     assert overlap([], training, END).tolist() == []
     assert overlap(shards([[1, 2], [3]], [0, 2]), training, END).tolist() == [0, 0]

@@ -12,23 +12,16 @@ from kerple.data.prepare import workers
 from tests.inline_ray import Inline
 
 
-def test_two_processes_write_what_one_does(json_lines, prepared, tmp_path, small_build, contents):
-    small_build(tmp_path, json_lines, prepare_workers=2)
-    assert contents(tmp_path) == contents(prepared)
-
-
 def die(*_: object) -> None:
     os._exit(1)
 
 
-def test_a_process_that_dies_is_one_line_and_the_next_start_goes_on(
-    json_lines, prepared, tmp_path, small_build, contents
-):
+def test_two_processes_of_which_one_dies_and_the_next_start(json_lines, prepared, tmp_path, small_build, contents):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "tokenise", die)
         with pytest.raises(UserError, match=r"data\.prepare_workers: got 2, of which one died"):
             small_build(tmp_path, json_lines, prepare_workers=2)
-    small_build(tmp_path, json_lines)
+    small_build(tmp_path, json_lines, prepare_workers=2)
     assert contents(tmp_path) == contents(prepared)
 
 
@@ -54,9 +47,7 @@ def test_processes_end_with_a_preparation_that_is_killed(json_lines, tmp_path):
     assert not psutil.wait_procs(running, timeout=10)[1]
 
 
-def test_what_a_cluster_tokenises_is_that_of_one_process(
-    json_lines, prepared, tmp_path, small_build, contents, monkeypatch
-):
+def test_a_cluster_writes_the_same(json_lines, prepared, tmp_path, small_build, contents, monkeypatch):
     ray = Inline()
     monkeypatch.setitem(sys.modules, "ray", ray)
     small_build(tmp_path, json_lines, prepare_workers=2, prepare_engine="ray")

@@ -1,1 +1,1 @@
-"""Preparation: it tokenises a corpus and writes the shards that `kerple.data` reads."""
+"""Preparation of a corpus: its tokenisation into the shards that `kerple.data` reads."""

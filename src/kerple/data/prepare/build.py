@@ -37,7 +37,7 @@ from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, tra
 
 TRAINING_BYTES = 10**8  # bytes of the training split that a tokenizer is trained on
 SHIPPED = Path(__file__).parents[1] / "tokenizers"  # tokenizers of `code` and `rfc`
-PARTS = "parts"  # folder with the settings and a small file for each finished part; removed at the end
+PARTS = "parts"  # folder with the settings and a file for each finished part, which is removed at the end
 
 
 def prepare(options: ShardOptions) -> Manifest:
@@ -49,31 +49,29 @@ def prepare(options: ShardOptions) -> Manifest:
         options: Options of the preparation.
 
     Raises:
-        UserError: The corpus or the tokenizer cannot be used, the corpus has no document or too many faults, or the
-            folder was prepared with other options or from other files.
+        UserError: The corpus or the tokenizer cannot be used, the corpus has no document or too many faulty ones, or
+            the folder was prepared with other options or from other files.
     """
     directory = Path(options.location)
-    # a finished folder is not locked, because it may be on a disk without write access
+    # a finished folder is not locked, because it may not be writable
     if (directory / MANIFEST_FILE).exists():
-        shutil.rmtree(directory / PARTS, ignore_errors=True)  # a killed process may have left it
+        shutil.rmtree(directory / PARTS, ignore_errors=True)  # left by a killed process
         return check_prepared(options)
     assert options.corpus is not None
     if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):
-        raise UserError(
-            f"data.directory: got {directory}, inside of the corpus {options.corpus}; choose a folder outside of it"
-        )
+        raise UserError(f"data.directory: got {directory}, inside of the corpus {options.corpus}; choose another")
     corpus = find_corpus(options.corpus, options.text_field, options.fetched)  # before the folder is made
     with _locked(directory):
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
         settings = options.content_options() | {"files": corpus.state()}
-        tokenizer = _begin(directory, options, corpus, settings)
+        tokenizer = _corpus_tokenizer(directory, options, corpus, settings)
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
         content = (directory / "tokenizer.json").read_bytes()
         encoder = Encoder(content.decode(), end, token_dtype(vocabulary))
         reading = Reading(corpus, options.split_fractions, options.drop_duplicates)
         parts = _write_parts(directory, options, encoder, reading)
-        _check_losses(options, reading)
+        _check_reading(options, reading)
         splits = {}
         for name in SPLITS:
             shards = tuple(Shard(part[name]["tokens"], part[name]["sha256"]) for part in parts)
@@ -87,7 +85,7 @@ def prepare(options: ShardOptions) -> Manifest:
             settings=settings,
             left_out=dict(sorted(reading.left_out.items())),
             text=reading.text.hexdigest(),
-            test_documents=_write_test_documents(directory, splits, encoder, reading.tested),
+            test_documents=_write_test_documents(directory, splits, encoder, reading.test_documents),
         )
         manifest.write(directory)
         shutil.rmtree(directory / PARTS, ignore_errors=True)
@@ -95,18 +93,13 @@ def prepare(options: ShardOptions) -> Manifest:
     summary = f"{options.location}: prepared {tokens:,} tokens of {documents:,} documents"
     print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
     if none := " and no ".join(name for name, split in splits.items() if not split.documents):
-        print(
-            f"{options.location}: there is no {none} text; add documents, or set data.split_fractions", file=sys.stderr
-        )
+        advice = "add documents, or set data.split_fractions"
+        print(f"{options.location}: there is no {none} text; {advice}", file=sys.stderr)
     return manifest
 
 
 def check_corpus(options: ShardOptions) -> None:
-    """Check that the corpus of missing shards exists.
-
-    Raises:
-        UserError: There is no such corpus.
-    """
+    """Raise a UserError if the shards are missing and their corpus does not exist."""
     if options.corpus is not None and not Path(options.location, MANIFEST_FILE).exists():
         find_corpus(options.corpus, options.text_field, options.fetched)
 
@@ -129,16 +122,14 @@ def check_prepared(options: ShardOptions) -> Manifest:
 def _refuse_other(location: str, before: dict[str, Any], now: dict[str, Any]) -> None:
     changes = [f"{name} was {before.get(name)!r}, is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changes:
-        raise UserError(
-            f"{location}: was prepared with other settings: {'; '.join(changes)}. Give data.directory another folder, "
-            "or delete this one; data.corpus: null uses the shards without this check"
-        )
+        advice = "Give data.directory another folder, or delete this one; data.corpus: null omits this check"
+        raise UserError(f"{location}: was prepared with other settings: {'; '.join(changes)}. {advice}")
 
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Make the folder, and lock it for other processes; after an error, remove the folder if it is new and empty."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a spawned worker imports the script
+    """Make and lock the folder. After an error, the folder is removed if it is new and empty."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # in a spawned worker
         raise UserError('data: a script that prepares shards needs `if __name__ == "__main__":` around its statements')
     try:
         made = not directory.exists()
@@ -155,24 +146,22 @@ def _locked(directory: Path) -> Iterator[None]:
         try:
             yield
         except MemoryError as error:
-            raise UserError(
-                "data.corpus: a document does not fit into memory; split it into smaller documents"
-            ) from error
+            raise UserError("data.corpus: a document does not fit into memory; split it into smaller ones") from error
         finally:
             if made and [path.name for path in directory.glob("*")] == [".lock"]:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _begin(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a preparation: trained or loaded at its start, read from the folder when it is continued.
+def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
+    """The tokenizer of a preparation, which is trained or loaded once and then read from the folder.
 
     Raises:
         UserError: The folder has shards without a manifest or an unfinished preparation with other settings, or the
             tokenizer cannot be loaded or has too many entries.
     """
-    begun = directory / PARTS / "settings.json"
-    if begun.exists():
-        _refuse_other(options.location, read_mapping(begun), settings)
+    unfinished = directory / PARTS / "settings.json"
+    if unfinished.exists():
+        _refuse_other(options.location, read_mapping(unfinished), settings)
         return load_tokenizer(str(directory))
     for shard in directory.glob("*.tar"):
         raise UserError(f"data.directory: got {directory}, which has {shard.name} without a manifest; choose another")
@@ -181,19 +170,16 @@ def _begin(directory: Path, options: ShardOptions, corpus: Corpus, settings: dic
         reading = Reading(corpus, options.split_fractions)
         texts = _training_texts(reading)
         if (first := next(texts, None)) is None:
-            raise UserError(
-                f"data.corpus: got {options.corpus!r}, which has no training document to train a tokenizer on: "
-                f"{reading.reasons() or 'it is empty, or too small'}; set data.text_field, split_fractions or tokenizer"
-            )
+            reasons = reading.reasons() or "it is empty, or too small"
+            given = f"got {options.corpus!r}, which has no training document for a tokenizer: {reasons}"
+            raise UserError(f"data.corpus: {given}; set data.text_field, split_fractions or tokenizer")
         tokenizer = train_tokenizer(chain([first], texts), options.vocabulary)
     else:
         tokenizer = load_tokenizer(str(shipped) if shipped.exists() else options.tokenizer)
     if (size := vocabulary_size(tokenizer)) > options.vocabulary:
-        raise UserError(
-            f"data.vocabulary: got {options.vocabulary}, expected the {size} entries of {options.tokenizer!r} or more"
-        )
+        raise UserError(f"data.vocabulary: got {options.vocabulary}, but {options.tokenizer!r} has {size} entries")
     write(directory / "tokenizer.json", tokenizer.to_str())
-    write(begun, json.dumps(settings))
+    write(unfinished, json.dumps(settings))
     return tokenizer
 
 
@@ -209,7 +195,7 @@ def _training_texts(reading: Reading) -> Iterator[str]:
 
 
 def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, reading: Reading) -> list[dict[str, Any]]:
-    """Tokenise the parts that are not finished, and return the entries of each part by split."""
+    """Tokenise the unfinished parts, and return the entries of each part by split."""
     paths = list[Path]()
     waiting = deque[tuple[int, str, Any]]()
     tokens = 0
@@ -233,10 +219,10 @@ def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, readi
         for number, documents in enumerate(cut_into_parts(reading)):
             paths.append(directory / PARTS / f"{number:05d}.json")
             checksum = hashlib.blake2b("\0".join(f"{d.split}\0{d.text}" for d in documents).encode()).hexdigest()
-            # a finished part is repeated if its documents have changed
+            # a finished part is repeated if its documents have changed since
             if not paths[number].exists() or read_mapping(paths[number])["texts"] != checksum:
                 waiting.append((number, checksum, submit(encoder, documents)))
-            bar.update(reading.used + reading.lost - bar.n)
+            bar.update(reading.used_bytes + reading.lost_bytes - bar.n)
             if len(waiting) > workers:
                 write_next()
         while waiting:
@@ -247,36 +233,30 @@ def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, readi
 def _write_test_documents(
     directory: Path, splits: dict[str, Split], encoder: Encoder, documents: list[Document]
 ) -> str:
-    """Write the table of the test documents, with the overlap of each with the training text; return its sha256."""
+    """Write the table of the test documents with their overlaps with the training text; return its sha256."""
 
     def tokens(split: str) -> Iterator[Tokens]:
         return read_shards(directory, split, splits[split].shards, encoder.dtype)
 
     fractions = overlap(tokens("test"), tokens("train"), encoder.end_of_text).round(6)
-    names = (document.name.encode("utf-8", "replace").decode() for document in documents)  # a path may have other bytes
+    names = (document.name.encode("utf-8", "replace").decode() for document in documents)  # a path may not be Unicode
     rows = zip(names, (document.group for document in documents), fractions, strict=True)
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     write(directory / TEST_DOCUMENTS, content)
     return hashlib.sha256(content).hexdigest()
 
 
-def _check_losses(options: ShardOptions, reading: Reading) -> None:
-    """Check that a corpus has documents, few faults, and the text of its checksum."""
-    if not reading.used:
+def _check_reading(options: ShardOptions, reading: Reading) -> None:
+    """Check that a corpus has documents, few faulty ones, and the expected checksum."""
+    if not reading.used_bytes:
         shutil.rmtree(Path(options.location, PARTS))  # they belong to this state of the corpus
-        raise UserError(
-            f"data.corpus: got {options.corpus!r}, which has no document that can be used: "
-            f"{reading.reasons() or 'it is empty'}; choose another, or set data.text_field to the name of its text"
-        )
-    fraction = reading.lost / (reading.lost + reading.used)
+        given = f"got {options.corpus!r}, which has no document that can be used: {reading.reasons() or 'it is empty'}"
+        raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of its text")
+    fraction = reading.lost_bytes / (reading.lost_bytes + reading.used_bytes)
     if fraction > options.max_dropped_fraction:
-        raise UserError(
-            f"data.max_dropped_fraction: got {options.max_dropped_fraction}, but {fraction:.2g} of the bytes of "
-            f"{options.corpus!r} cannot be used: {reading.reasons()}; repair the corpus and delete {options.location}, "
-            "or raise data.max_dropped_fraction"
-        )
+        given = f"got {options.max_dropped_fraction}, but {fraction:.2g} of {options.corpus!r} cannot be used"
+        advice = f"repair the corpus and delete {options.location}, or raise data.max_dropped_fraction"
+        raise UserError(f"data.max_dropped_fraction: {given}: {reading.reasons()}; {advice}")
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
-        raise UserError(
-            f"data.corpus: got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}; "
-            "after a change of its list or rules, write the new checksum into kerple/data/prepare/corpora.py"
-        )
+        given = f"got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}"
+        raise UserError(f"data.corpus: {given}; after a change of its list or rules, change the checksum in corpora.py")

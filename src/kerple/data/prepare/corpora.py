@@ -1,7 +1,7 @@
 """Corpora: sources of documents, built-in or named by a path.
 
-A corpus has a function that yields its documents, in the same order on every call. A new built-in corpus is such a
-function and its entry in `CORPORA`.
+A corpus has a function that yields its documents, in the same order on every call. A new built-in corpus needs such a
+function and an entry in `CORPORA`.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Corpus(NamedTuple):
 
     Attributes:
         documents: Yields the documents, and a `Fault` for each document that cannot be read.
-        files: Paths of the files of the corpus, for `state`; empty if they are not known.
+        files: Paths of the files of the corpus; empty if they are not known.
         text: Expected checksum of the text of a fetched corpus, see `Manifest`.
         text_bytes: Bytes of this text.
         drop_duplicates: Whether only the first of several documents with equal text belongs to the corpus.
@@ -45,7 +45,7 @@ class Corpus(NamedTuple):
     drop_duplicates: bool = False
 
     def state(self) -> str | None:
-        """Number, bytes and a checksum of the names and sizes of the files, to notice a change of the corpus."""
+        """Number and bytes of the files, and a checksum of their names and sizes, by which a change is noticed."""
         if not self.files or is_remote(self.files[0]):
             return self.text
         sizes = [os.stat(path).st_size for path in self.files]
@@ -55,14 +55,14 @@ class Corpus(NamedTuple):
         return f"{len(sizes)} files, {sum(sizes)} bytes, {digest.hexdigest()[:16]}"
 
     def size(self) -> int | None:
-        """Bytes of text, for progress; None if they are not known before reading."""
+        """Bytes of text for the progress bar; None if they are not known before reading."""
         if not self.files or any(is_remote(path) or path.endswith(COMPRESSED) for path in self.files):
             return self.text_bytes
         return sum(os.stat(path).st_size for path in self.files)
 
 
 def text_files(paths: Iterable[str]) -> Corpus:
-    """A corpus of files in this order, each of which is one document."""
+    """A corpus of text files in this order; each file is one document."""
     paths = list(paths)
     return Corpus(lambda: map(read_text, paths), paths)
 
@@ -84,7 +84,7 @@ def library_modules() -> Corpus:
     return text_files(str(path) for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
 
 
-# functions of the folder into which a corpus is fetched when it is read
+# the argument is the folder into which a corpus is fetched when it is read
 CORPORA: dict[str, Callable[[Path], Corpus]] = {
     "code": lambda folder: Corpus(lambda: read_wheels(read_list(False), folder), [], CODE, 183271102, True),
     "code-demo": lambda folder: Corpus(lambda: read_wheels(read_list(True), folder), [], CODE_DEMO, 29953133, True),

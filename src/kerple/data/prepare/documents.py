@@ -1,4 +1,4 @@
-"""Reading of a corpus: the split of each document, the documents that are left out, and the division into parts."""
+"""Reading of a corpus: the splits of its documents, the documents that are left out, and the division into parts."""
 
 import hashlib
 from collections import Counter
@@ -15,33 +15,33 @@ def part_size(number: int) -> int:
 
 
 def split_of(text: bytes, fractions: tuple[float, float, float]) -> str:
-    """The split of a document, from a hash of the name of its group or of its text."""
+    """The split of a document by a hash of the name of its group or of its text."""
     number = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
     train, validation, _ = fractions
     return "train" if number < train else "validation" if number < train + validation else "test"
 
 
 class Reading:
-    """Reads the documents of a corpus with their splits, and counts what is left out.
+    """Reads the documents of a corpus with their splits, and counts the documents that are left out.
 
     Args:
         corpus: The corpus.
         fractions: Fractions of the documents in train, validation and test, unless the corpus determines the splits.
-        drop_duplicates: Whether only the first of several documents with equal text is read, in every corpus.
+        drop_duplicates: Whether only the first of several documents with equal text is read. Some corpora require it.
 
     Attributes:
         left_out (Counter[str]): Number of documents that were left out so far, by reason.
-        lost (int): Bytes of documents that cannot be used.
-        used (int): Bytes of the documents that were read.
+        lost_bytes (int): Bytes of documents that cannot be used.
+        used_bytes (int): Bytes of the documents that were read.
         text (hashlib._Hash): Checksum of these documents, see `Manifest`.
-        tested (list[Document]): Documents of the test split, without their texts.
+        test_documents (list[Document]): Documents of the test split, without their texts.
     """
 
     def __init__(self, corpus: Corpus, fractions: tuple[float, float, float], drop_duplicates: bool = False) -> None:
         self.corpus, self.fractions, self.drop_duplicates = corpus, fractions, drop_duplicates or corpus.drop_duplicates
-        self.text, self.tested = hashlib.sha256(), list[Document]()
+        self.text, self.test_documents = hashlib.sha256(), list[Document]()
         self.left_out, self.examples = Counter[str](), dict[str, str]()
-        self.lost = self.used = 0
+        self.lost_bytes = self.used_bytes = 0
 
     def __iter__(self) -> Iterator[Document]:
         seen = set[int]()
@@ -51,10 +51,10 @@ class Reading:
                 if document.reason != "empty":
                     first = ": ".join(filter(None, [document.name, document.details]))
                     self.examples.setdefault(document.reason, f"{document.reason} (first: {first})")
-                    self.lost += document.bytes
+                    self.lost_bytes += document.bytes
                 continue
             content = document.text.encode()
-            self.used += len(content)
+            self.used_bytes += len(content)
             if self.drop_duplicates:
                 digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
                 if digest in seen:
@@ -65,11 +65,11 @@ class Reading:
             document = replace(document, split=split)
             self.text.update(f"{document.group}\0{document.split}\0{len(content)}\0".encode() + content)
             if document.split == "test":
-                self.tested.append(replace(document, text=""))
+                self.test_documents.append(replace(document, text=""))
             yield document
 
     def reasons(self) -> str:
-        """Numbers and reasons of the documents that cannot be used, for messages; empty if there are none."""
+        """Numbers of the documents that cannot be used and their reasons, for messages; empty if there are none."""
         return "; ".join(f"{self.left_out[reason]} × {example}" for reason, example in self.examples.items())
 
 

@@ -16,12 +16,12 @@ from kerple.base.errors import UserError
 def arriving(folder: Path) -> Iterator[Path]:
     """Make an empty folder inside ``folder``. At the end of the context, its files ``*.*`` are moved to ``folder``.
 
-    After an error no file is moved. Other processes wait for the end of the context.
+    After an error, no file is moved. Other processes wait until the context ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
         fresh = folder.absolute() / ".arriving"
-        shutil.rmtree(fresh, ignore_errors=True)  # a killed process may have left it
+        shutil.rmtree(fresh, ignore_errors=True)  # left by a killed process
         fresh.mkdir()
         yield fresh
         for path in fresh.glob("*.*"):
@@ -34,7 +34,7 @@ def call(command: list[str], advice: str, folder: Path) -> None:
 
     Args:
         command: The program and its arguments.
-        advice: An alternative for the user, for the error.
+        advice: Alternative for the user, which the error names.
         folder: Working folder of the program.
 
     Raises:
@@ -42,12 +42,7 @@ def call(command: list[str], advice: str, folder: Path) -> None:
     """
     ended = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace")
     if ended.returncode:
-        reasons = (
-            re.findall("^E(?:RROR)?: (.*)", ended.stderr, re.M)
-            or ended.stderr.splitlines()[-1:]
-            or ["no error message"]
-        )
-        raise UserError(
-            f"data.corpus: its files cannot be fetched ({reasons[0][:300]}); completed downloads are kept: start again "
-            f"when the network works, or {advice}"
-        )
+        reasons = re.findall("^E(?:RROR)?: (.*)", ended.stderr, re.M) or ended.stderr.splitlines()[-1:]
+        reason = (reasons or ["no error message"])[0][:300]
+        advice = f"completed downloads are kept: start again when the network works, or {advice}"
+        raise UserError(f"data.corpus: its files cannot be fetched ({reason}); {advice}")

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from kerple.data.shards import Tokens
 
 GRAM = 32  # tokens
-CHUNK = 1 << 18  # number of tokens that are hashed at once; their hashes fit into the cache of a processor
+CHUNK = 1 << 18  # tokens that are hashed at once; their hashes fit into the cache of a processor
 
 
 def gram_hashes(tokens: Tokens, end_of_text: int) -> NDArray[np.uint64]:
-    """Hash of the `GRAM` tokens from each position on, (n - GRAM + 1,) uint64; 0 if a document ends inside them.
+    """Hash of the `GRAM` tokens from each index on, (n - GRAM + 1,) uint64; 0 if a document ends among them.
 
-    The hash is a polynomial in an odd number modulo 2^64, whose coefficients are random numbers of the tokens.
+    The hash is a polynomial in an odd number modulo 2^64. Its coefficients are a random number for each token id.
     """
     codes = np.random.default_rng(0).integers(1, 1 << 63, max(int(tokens.max(initial=0)), end_of_text) + 1, np.uint64)
     hashes, base, length = codes[tokens], np.array([0x9E3779B97F4A7C15], np.uint64), 1
     ends = tokens == end_of_text
-    while length < GRAM:  # hashes of twice the length from two neighbours
+    while length < GRAM:  # two hashes give one of twice the length
         hashes = hashes[:-length] * base + hashes[length:]
         ends = ends[:-length] | ends[length:]
         base, length = base * base, 2 * length
@@ -51,7 +51,7 @@ def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int
     different, number = np.unique(hashes[inside], return_inverse=True)
     shared = np.zeros(len(different), bool)
     bits = np.uint64(64 - max(16, min(30, len(different).bit_length() + 3)))
-    possible = np.zeros(1 << (64 - int(bits)), bool)  # by the first bits, which exclude most hashes
+    possible = np.zeros(1 << (64 - int(bits)), bool)  # indexed by the first bits of a hash, which exclude most hashes
     possible[different >> bits] = True
     for shard in training:
         for start in range(0, len(shard) - GRAM + 1, CHUNK):

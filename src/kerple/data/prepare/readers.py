@@ -47,7 +47,7 @@ class Fault:
     Args:
         name: Name in messages.
         reason: The reason; `empty` does not count as a loss.
-        bytes: Number of bytes that are lost. Of a truncated file, all bytes that were read are counted.
+        bytes: Number of bytes that are lost. For a truncated file, all bytes that were read count.
         details: Details for the message.
     """
 
@@ -83,7 +83,7 @@ def list_files(corpus: str) -> list[str]:
         return [corpus]  # web servers seldom list folders
     try:
         paths = system.glob(inner) if pattern else system.find(inner)
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system raises other errors
         raise UserError(f"data.corpus: got {corpus!r}, which cannot be read ({error!r})") from error
     below = len(inner.rpartition("/")[0]) if pattern else len(inner)
     hidden = [path for path in paths if any(part.startswith(".") for part in path[below:].split("/"))]
@@ -119,7 +119,7 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
     if tables and len(tables) < len(paths):
         other = next(path for path in paths if path not in tables)
         pattern = f"{os.path.dirname(tables[0])}/*{''.join(Path(without_query(tables[0])).suffixes)}"
-        raise UserError(f"data.corpus: has {other} beside {tables[0]}; give a pattern, such as '{pattern}'")
+        raise UserError(f"data.corpus: has {other} and {tables[0]}; give a pattern, such as '{pattern}'")
     if not tables:
         yield from (read_text(path) for path in paths)
     for path in tables:
@@ -138,7 +138,7 @@ def read_text(path: str) -> Document | Fault:
     with open_bytes(path) as file:
         try:
             return as_document(decompress(file, path).read(), path)
-        except Exception as error:  # gzip, zlib and zstandard each have errors of their own
+        except Exception as error:  # gzip, zlib and zstandard raise different errors
             return damaged(path, file.tell(), error)
 
 
@@ -174,7 +174,7 @@ def read_lines(file: IO[bytes], name: str, text_field: str) -> Iterator[Document
         for number, line in enumerate(file, 1):
             size += len(line)
             yield _from_json(line, f"{name}:{number}", text_field)
-    except Exception as error:  # gzip, zlib and zstandard each have errors of their own
+    except Exception as error:  # gzip, zlib and zstandard raise different errors
         yield damaged(f"{name}:{number + 1}", size, error)
 
 
@@ -212,7 +212,7 @@ def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document |
                     yield as_document(content.read(), f"{name}: {member.name}")
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # tarfile and each kind of compression have errors of their own
+    except Exception as error:  # tarfile and the decompressing libraries raise different errors
         raise UserError(f"{name}: is not a tar file that can be read to its end ({error})") from error
 
 

@@ -55,9 +55,7 @@ def read_rfcs(folder: Path) -> Iterator[Document]:
             text = without_pages(content.decode("latin-1"))
         checksum, *family = listed[name]
         if hashlib.sha256(text.encode()).hexdigest()[:16] != checksum:
-            raise UserError(
-                f"data.source: {path} has another text than listed; delete it to fetch it again, or {ADVICE}"
-            )
+            raise UserError(f"data.source: {path} has another text than listed; delete it, or {ADVICE}")
         yield Document(path.name, text, family[0] if family else name)
 
 
@@ -82,7 +80,7 @@ def fetch_rfcs(folder: Path) -> None:
         folders = {"Etc::SourceParts": "sources", "State::Lists": "lists", "Cache": "cache"}
         options = ["Dir::Etc::SourceList=/dev/null", *(f"Dir::{name}={fresh}/apt/{at}" for name, at in folders.items())]
         apt = ["apt-get", *(f"--option={option}" for option in options)]
-        subprocess.run([*apt, "update"], capture_output=True)  # errors show in the download
+        subprocess.run([*apt, "update"], capture_output=True)  # the download reports its errors
         call([*apt, "download", *(f"doc-rfc-{kind}" for kind in KINDS)], ADVICE, fresh / "apt")
         for package in (fresh / "apt").glob("*.deb"):
             with (
@@ -100,8 +98,8 @@ def without_pages(text: str) -> str:
 
     - The first and the last line of each page are dropped, up to three times, if they have a page number in brackets,
       or if the same line without numbers and spaces is repeated on at least 3 pages and 25% of them.
-    - Pages are joined by an empty line, but not inside a sentence: the first ends without punctuation, and the second
-      begins with a small letter.
+    - Pages are joined by an empty line, except inside a sentence: the first page ends without punctuation, and the
+      second begins with a lower-case letter.
     - Spaces at the end of lines are removed, and several empty lines become one.
     """
     text = PAGE_END.sub("\\1\n\f", text.replace("\r\n", "\n").replace("\x00", ""))
@@ -123,7 +121,7 @@ def without_pages(text: str) -> str:
 
 
 def _stripped(lines: list[str]) -> list[str]:
-    """Lines without empty lines at both ends."""
+    """The lines without empty ones at both ends."""
     full = [number for number, line in enumerate(lines) if line.strip()]
     return lines[full[0] : full[-1] + 1] if full else []
 

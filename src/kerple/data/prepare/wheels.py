@@ -1,7 +1,7 @@
 """`code` and `code-demo`: the .py files of a fixed list of packages, the same bytes on every machine.
 
 code.txt lists the packages. pip fetches their wheels from the user's index and compares their sha256. Nothing is built,
-installed or run, and the files are read from the wheels. Generated files are left out, see `is_generated`.
+installed or run: the files are read from the wheels. Generated files are left out, see `is_generated`.
 """
 
 import hashlib
@@ -86,10 +86,10 @@ def read_wheels(wheels: list[Wheel], folder: Path) -> Iterator[Document | Fault]
 
 
 def is_generated(name: str, text: str) -> bool:
-    """Whether a file was not written by hand for its package. These are
+    """Whether a file was not written by hand for its package. Such files are
 
     - copies of other packages, by the name of their folder,
-    - files that say so in their first 2,000 characters,
+    - files that call themselves generated in their first 2,000 characters,
     - files with a line of more than 5,000 characters,
     - tables of 4,000 characters or more: letters are less than half of the characters other than white space, or less
       than a fifth of the lines (of more than three characters) differ after removal of numbers, constants and strings.

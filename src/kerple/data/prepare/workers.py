@@ -1,4 +1,4 @@
-"""Tokenising of documents in processes on this machine or on a Ray cluster."""
+"""Tokenisation of documents by processes on this machine or on a Ray cluster."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ from kerple.data.tokenizer import encode
 
 
 class Encoder(NamedTuple):
-    """What a worker needs to turn texts into tokens.
+    """The settings of `tokenise`.
 
     Attributes:
         tokenizer: The content of a `tokenizer.json`.
@@ -37,7 +37,7 @@ class Encoder(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The tokens (n,) of the documents of a split, the number of documents, and their UTF-8 bytes."""
+    """The tokens (n,) of documents of a split, the number of documents, and their UTF-8 bytes."""
 
     tokens: Tokens
     documents: int
@@ -45,7 +45,7 @@ class Encoded(NamedTuple):
 
 
 def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
-    """The tokens by split, in the order of the documents; the split of each document is set.
+    """The tokens of documents by split, in the order of the documents, whose splits are set.
 
     Raises:
         UserError: The tokenizer encodes a text with the end-of-text token.
@@ -71,7 +71,7 @@ Engine = tuple[Submit, Callable[[Any], dict[str, Encoded]], int]
 
 @contextmanager
 def local_tokenising(workers: int) -> Iterator[Engine]:
-    """Start processes on this machine that tokenise; 0 means one per core, 1 means this process.
+    """Start processes on this machine that tokenise. 0 starts one per core, and 1 uses this process.
 
     The context yields a function that submits documents, a function that waits for the result, and the number of
     workers.

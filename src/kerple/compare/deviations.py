@@ -8,14 +8,15 @@ from statistics import median
 
 from kerple.base.shipped_configs import config_path
 from kerple.compare import records
-from kerple.compare.comparison import Comparison, Job
+from kerple.compare.comparison import Comparison
+from kerple.compare.job import Job
 from kerple.measure import results
 
-DIVERGED = 1.5  # times the median loss of the strategy
+DIVERGED = 1.5  # ratio to the median loss of the strategy
 
 
 def digests(plan: Comparison) -> dict[str, str]:
-    """sha256 of the plan's configuration and of its page, by path."""
+    """sha256 of the configuration and the page of a plan, by path."""
     paths = [path for path in (plan.plan, plan.plan_page) if path]
     return {path: hashlib.sha256(Path(config_path(path)).read_bytes()).hexdigest() for path in paths}
 
@@ -23,13 +24,13 @@ def digests(plan: Comparison) -> dict[str, str]:
 def deviations(
     plan: Comparison, planned: Mapping[str, Job], ready: Mapping[str, Job], refused: Mapping[str, str]
 ) -> list[str]:
-    """Describe what is otherwise in the runs than in the plan.
+    """Describe the differences between the finished runs and the plan, each with the names of its runs.
 
     Args:
         plan: The plan.
         planned: Its runs, resolved, by name.
         ready: The finished runs by name.
-        refused: Why results of a run that is not finished are left out, by its name, if there are any.
+        refused: Reason why existing results of an unfinished run are left out, by its name.
     """
     found: dict[str, list[str]] = {}
     for name in (name for name in planned if name not in ready):
@@ -57,7 +58,7 @@ def deviations(
 
 
 def diverged(jobs: Iterable[Job]) -> list[str]:
-    """Runs whose loss at the shortest length is not finite, or above `DIVERGED` times the median of their strategy."""
+    """Runs whose loss at the shortest length is not finite, or above `DIVERGED` times their strategy's median."""
     losses: dict[tuple[str, str], dict[str, float]] = {}
     for job in jobs:
         totals = results.totals(results.read(job.test_folder)[0])

@@ -1,4 +1,4 @@
-"""How long a comparison will train on this machine, by `plan`'s FLOPs and the speed of a matrix product."""
+"""Estimate of the training time of a comparison from the FLOPs of `plan` and the speed of a matrix product."""
 
 import json
 import time
@@ -13,20 +13,20 @@ from kerple.base.precision import choose_precision
 from kerple.cli.plan import build_model
 from kerple.model.cost import flops
 
-# fits of 64 and 128 dimensions had 0.2 to 0.5 of a matrix product's speed, in fp32 and bf16 on a core of an AMD EPYC
+# ratio to the speed of a matrix product: 0.2 to 0.5 in fits of width 64 and 128 (fp32 and bf16, a core of an AMD EPYC)
 EFFICIENCY = 0.33
-START = 20.0  # seconds of a run until its first step and of its test until its first block
+START = 20.0  # seconds for the start of a fit and of its test, together
 
 
 def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | None:
-    """Estimate the time of several fits that take turns on this machine, without the work of strategies and tests.
+    """Estimate the time of several fits on this machine, without tests and the additional work of strategies.
 
     Args:
         configs: Resolved configurations, nested.
         parallel: Number of fits at a time, which share the machine.
 
     Returns:
-        Seconds, or None if a configuration does not have the numbers of steps and tokens.
+        Seconds, or None if a configuration has no number of steps or no batch size, length or vocabulary.
     """
     seconds, work = START * len(configs) / parallel, Counter[bool]()
     for config in configs:
@@ -42,16 +42,16 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
 
 @cache
 def _training_flops(options: str) -> int:
-    """FLOPs per token of a model with these options, as JSON."""
+    """FLOPs per token of training a model with these options, which are JSON."""
     with torch.device("meta"):
         model = build_model(Namespace(model=Namespace(**json.loads(options))))
     return flops(model.network, model.network.shape.length).training
 
 
 def _speed(dtype: torch.dtype) -> float:
-    """FLOPs per second of a product of matrices, measured for a second."""
+    """FLOPs per second of a matrix product, measured for a second."""
     x = torch.ones(1024, 1024, dtype=dtype, device="cuda" if torch.cuda.is_available() else "cpu")
-    (x @ x)[0, 0].item()  # a first product takes longer
+    (x @ x)[0, 0].item()  # the first product takes longer
     count, start = 0, time.perf_counter()
     while (seconds := time.perf_counter() - start) < 1:
         (x @ x)[0, 0].item()  # waits for the device

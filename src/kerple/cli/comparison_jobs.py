@@ -1,0 +1,89 @@
+"""The jobs of a comparison: resolved, compared with runs that exist, and reused from records."""
+
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from kerple.base.errors import UserError
+from kerple.cli.resolve import prepare_and_checksum, resolve, with_inputs, with_precision
+from kerple.compare import records
+from kerple.compare.comparison import Comparison
+from kerple.compare.configuration import differences
+from kerple.compare.deviations import digests
+from kerple.compare.job import Job
+from kerple.compare.run_process import forget
+
+
+def prepare_jobs(
+    comparison: Comparison, parallel: int, report_only: bool, rerun_changed: bool
+) -> tuple[list[Job], dict[str, str]]:
+    """Resolve all runs of a comparison, and reuse records of the same runs.
+
+    Args:
+        comparison: The comparison.
+        parallel: Number of runs at a time.
+        report_only: Whether nothing is trained. Data is then not prepared, and runs that differ are left out.
+        rerun_changed: Whether runs with another configuration are removed, so that they are trained again.
+
+    Returns:
+        The runs; and the reasons why existing runs and records were refused, by the name of the run.
+
+    Raises:
+        UserError: If options are wrong, or runs with another configuration exist.
+    """
+    with Console(stderr=True).status(f"reading the options of {comparison.name}'s runs"):
+        plan = digests(comparison)
+        resolved = [replace(with_inputs(resolve(job)), plan=plan) for job in comparison.jobs()]
+    folders = comparison.records
+    checksums: dict[str, str | None] = {}
+    for job in resolved:
+        data = _data(job)
+        if report_only:  # no data is read: the checksum is that of the first matching run
+            runs = map(records.described, [job.test_folder, *map(job.record, folders)])
+            same = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
+            checksums[str(data)] = checksums.get(str(data)) or next(same, None)
+        elif str(data) not in checksums and not records.finished(job):  # data of finished runs is not read again
+            checksums[str(data)] = prepare_and_checksum(data)
+    jobs = [replace(job, data=checksums.get(str(_data(job))), parallel=parallel) for job in resolved]
+    refused = _check(jobs, report_only, rerun_changed)
+    outcomes: dict[str, list[Job]] = {}
+    for job in jobs:
+        if not records.finished(job) and not job.directory.joinpath("checkpoints").exists():
+            for folder, report in folders.items():
+                if not (record := job.record(folder)).is_dir():
+                    continue
+                # new runs must have this machine's precision; a report accepts any precision for `auto`
+                objection = records.reuse(job if report_only else with_precision(job), record)
+                outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
+                outcomes.setdefault(outcome, []).append(job)
+                if objection is None:
+                    break
+                refused[job.name] = objection
+        if records.finished(job):
+            records.write_record(job, folders)
+    for outcome, of_jobs in outcomes.items():
+        others = f" and {len(of_jobs) - 1} other run{'s' * (len(of_jobs) > 2)}" if of_jobs[1:] else ""
+        print(f"{of_jobs[0].name}{others}: {outcome}")
+    return jobs, refused
+
+
+def _data(job: Job) -> dict[str, Any] | None:
+    return (job.config or job.tested).get("data")
+
+
+def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:
+    """Refuse, remove or leave out existing runs with another configuration; return their differences by name."""
+    changed = {job: "; ".join(changes) for job in jobs if (changes := records.changes(job))}
+    text = "\n".join(f"  {job.name}: {changes}" for job, changes in changed.items())
+    if changed and report_only:
+        print(f"warning: these runs have another configuration and are not in the report:\n{text}")
+    elif changed and not rerun_changed:
+        raise UserError(
+            "compare: existing runs have another configuration; add --rerun_changed to train them again, or choose "
+            f"another folder with --runs\n{text}"
+        )
+    elif changed:
+        for job in changed:
+            forget(job)
+    return {job.name: changes for job, changes in changed.items()}

@@ -1,0 +1,47 @@
+"""`StoreConfig`: a callback that stores the resolved configuration in the folder and the checkpoints of a run."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.cli import SaveConfigCallback
+
+from kerple.base.atomic import write
+from kerple.base.sources import SOURCE_DIGESTS, source_digests
+from kerple.base.trust import CONFIG
+from kerple.cli.agreement import SAMPLES_PER_STEP
+from kerple.compare.configuration import flat
+
+
+class StoreConfig(SaveConfigCallback):
+    """Writes the resolved configuration into each checkpoint and the run's folder; an existing file is kept."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        directory = Path(trainer.log_dir or trainer.default_root_dir)  # on every rank, because log_dir is a broadcast
+        if self.already_saved or not trainer.is_global_zero:
+            return
+        self.already_saved = True
+        directory.mkdir(parents=True, exist_ok=True)
+        path, resumption = directory / "config.yaml", 0
+        while path.exists() and path.read_text(encoding="utf-8") != self.text:
+            resumption += 1
+            path = directory / f"config-resumed-{resumption}.yaml"
+        write(path, self.text)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[CONFIG] = yaml.safe_load(self.text)
+        checkpoint[SAMPLES_PER_STEP] = samples_per_step(trainer)
+        checkpoint[SOURCE_DIGESTS] = source_digests(flat(checkpoint[CONFIG]))
+
+    @cached_property
+    def text(self) -> str:
+        """The configuration as YAML."""
+        return self.parser.dump(self.config, skip_none=False)
+
+
+def samples_per_step(trainer: Trainer, data: Any = None) -> int | None:
+    """Training samples per step over all devices and micro-batches; None if the data has no ``batch_size``."""
+    size = getattr(data or cast(Any, trainer).datamodule, "batch_size", None)
+    return None if size is None else size * trainer.accumulate_grad_batches * trainer.world_size

@@ -1,0 +1,80 @@
+"""Differences between runs, other than strategy and seed, that make a comparison invalid."""
+
+from typing import Any
+
+import pandas as pd
+
+from kerple.compare.configuration import LOCATIONS
+from kerple.compare.runs import Run, Runs
+from kerple.compare.statistics import CELL
+
+POSITIONAL = ("model.position", "model.scaling", "model.factor")  # the last two are options of pretrained models
+PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # different in each run
+
+
+def inconsistencies(runs: Runs) -> list[str]:
+    """Describe differences between runs that make a comparison invalid.
+
+    - Options, other than the seed, in which runs of one strategy differ.
+    - The text of a protocol.
+    - The precision of training.
+    - The number of targets of a protocol and length.
+    """
+    found = []
+    members: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
+    for run, config in public_configs(runs).items():
+        members.setdefault(run.label, []).append((run, config))
+    for label, of_label in members.items():
+        for key in dict.fromkeys(key for _, config in of_label for key in config):
+            values = {str(config.get(key)) for _, config in of_label}
+            if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label):
+                found.append(f"{label}: {key}: {' | '.join(sorted(values))}")
+    found += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text.items() if len(text) > 1]
+    return found + _precisions(runs) + _unequal(runs.results)
+
+
+def _precisions(runs: Runs) -> list[str]:
+    """The precisions of training, if there are several, with the runs of all but the most frequent one."""
+    members: dict[str, list[str]] = {}
+    for run, environment in runs.environments.items():
+        if "precision" in environment:
+            members.setdefault(environment["precision"], []).append(f"{run.label} seed {run.seed}")
+    usual, *others = sorted(members, key=lambda precision: -len(members[precision])) or [""]
+    odd = " | ".join(f"{precision} ({', '.join(members[precision])})" for precision in others)
+    return [f"precision: {usual} | {odd}"] if odd else []
+
+
+def _unequal(results: pd.DataFrame) -> list[str]:
+    """Protocols whose runs scored different numbers of targets, each with the first such length."""
+    found: dict[str, str] = {}
+    for (_, protocol, length), group in results.groupby(CELL, sort=False):
+        usual = group["count"].mode()[0]
+        counts = [f"{usual:,.0f}"]
+        for count, odd in group[group["count"] != usual].groupby("count", sort=False):
+            names = (f"{strategy} seed {seed}" for strategy, seed in zip(odd["strategy"], odd["seed"], strict=True))
+            counts.append(f"{count:,.0f} ({', '.join(names)})")
+        if len(counts) > 1:
+            found.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(counts)}")
+    return list(found.values())
+
+
+def only_positions_differ(runs: Runs) -> bool:
+    """Whether runs of one part and seed differ only in their strategy."""
+    firsts: dict[tuple[str, int], dict[str, Any]] = {}
+    for run, config in public_configs(runs).items():
+        first = firsts.setdefault((run.part, run.seed), config)
+        if any(first.get(key) != config.get(key) for key in first | config if not key.startswith(POSITIONAL)):
+            return False
+    return True
+
+
+def public_configs(runs: Runs) -> dict[Run, dict[str, Any]]:
+    """The configurations of the runs without options that differ in each run, such as seeds and directories."""
+    return {
+        run: {
+            key: value
+            for key, value in config.items()
+            if value is not None and key not in PRIVATE and not LOCATIONS.fullmatch(key)
+        }
+        for run, config in runs.configs.items()
+    }

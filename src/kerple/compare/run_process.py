@@ -1,0 +1,189 @@
+"""The process of a run of a comparison, which fits and then tests it.
+
+The state of a run is its folder: a fit with a checkpoint is resumed, a finished fit is tested, and a finished run
+is not changed. The process holds the run's lock. If it outlives the command that started it, the next command waits for
+its end.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import kerple
+from kerple.base.atomic import write
+from kerple.base.directories import this_process
+from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
+from kerple.base.sources import own_classes
+from kerple.compare import records
+from kerple.compare.job import Job
+from kerple.measure import results
+
+SOURCES = Path(kerple.__file__).parents[1]
+CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name("__main__.py")
+PATIENCE = 60.0  # seconds that a stopped run has to save its checkpoint
+hurry = threading.Event()  # set by a second signal: runs are killed without waiting
+
+
+def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes]":
+    """Start the process of a run. Its output is appended to the run's log.
+
+    Args:
+        job: The run.
+        threads: Number of CPU threads; OMP_NUM_THREADS replaces it.
+        program: Arguments of Python for a program that calls `work`.
+    """
+    try:
+        with locked(job, patient=False):
+            pass
+    except UserError as busy:
+        print(f"{job.name} waits: {busy}", flush=True)
+    log, task = job.beside(".log"), job.beside(f".{job.test_folder.name}.task.json")
+    write(task, json.dumps(asdict(job), default=str))
+    paths = filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])
+    environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+    environment |= os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, *program, str(task)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            process_group=0,  # Ctrl-C reaches only the parent, which then terminates this process
+        )
+
+
+def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
+    """Wait for the end of a run; an error message with the end of its output if it is not finished, otherwise None."""
+    status, log = process.wait(), job.beside(".log")
+    if not status and records.finished(job):
+        return None
+    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+    return f"{job.name}: ended with status {status}, see {log}:\n{tail}"
+
+
+def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
+    """Terminate runs, so that they save and end. After `PATIENCE` or `hurry`, kill them."""
+    for process in processes:
+        process.terminate()
+    end = time.monotonic() + PATIENCE
+    while any(process.poll() is None for process in processes):
+        if hurry.wait(0.05) or time.monotonic() > end:
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # and its data workers
+                process.wait()
+
+
+def work(main: Callable[[list[str]], None]) -> None:
+    """Finish the run that the file ``sys.argv[1]`` describes, from any state of its folder.
+
+    Args:
+        main: Runs one command of ``run.py``.
+    """
+    content = read_mapping(Path(sys.argv[1]))
+    job = Job(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
+    with locked(job):
+        if not records.finished(job):  # by another comparison, while this one waited for the lock
+            _finish(job, lambda *arguments: _call(main, arguments))
+
+
+def _call(main: Callable[[list[str]], None], arguments: tuple[str, ...]) -> None:
+    # Lightning starts the other ranks of a run with this command line
+    sys.argv = [str(CHECKOUT if CHECKOUT.is_file() else INSTALLED), *arguments]
+    print("$", *sys.argv, flush=True)
+    main([*arguments])
+
+
+def _finish(job: Job, call: Callable[..., None]) -> None:
+    resumed = job.checkpoint.is_file()
+    # a complete test shows that the fit has ended; otherwise a finished fit is resumed and ends immediately
+    tested_before = resumed and any(records.described(path.parent) for path in job.directory.glob(f"*/{results.ABOUT}"))
+    if job.config and not tested_before:
+        if not resumed:
+            remove(job.directory)
+        records.begin(job, resumed)
+        # a path, because "last" is the newest version of this folder, which may be made by hand
+        checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
+        call("fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
+    if (job.test_folder / results.ABOUT).exists() and records.described(job.test_folder) is None:  # made by hand
+        job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
+    remove(job.test_folder)
+    what, options = f"--ckpt_path={job.checkpoint}", job.test
+    if not job.config:
+        what = f"--hf={job.training['model.path']}"
+        options = options | {"model": {key: value for key, value in options["model"].items() if key != "path"}}
+    file = _file(job, f".{job.test_folder.name}.test.yaml", options)
+    call("test", what, *_trust(job.training), file, f"--run_dir={job.test_folder}")
+    records.complete(job)
+
+
+def _file(job: Job, suffix: str, config: dict[str, Any]) -> str:
+    """Write a configuration next to the run's folder, and return the argument for it."""
+    path = job.beside(suffix)
+    write(path, yaml.safe_dump(config, sort_keys=False))
+    return f"--config={path}"
+
+
+def _trust(config: dict[str, Any]) -> list[str]:
+    """The flag that allows a test to import the user's own classes in the configuration of the fit."""
+    packages = sorted({name.split(".")[0] for name in own_classes(config)})
+    return [f"--trust={','.join(packages)}"] if packages else []
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, if there is one."""
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def forget(job: Job) -> None:
+    """Remove the folder of a run whose configuration has changed.
+
+    Raises:
+        UserError: If a process works on the run.
+    """
+    with locked(job, patient=False):
+        remove(job.directory)
+
+
+@contextlib.contextmanager
+def locked(job: Job, patient: bool = True) -> Iterator[None]:
+    """Context that holds the lock of a run, so that no other process works on it.
+
+    Args:
+        job: The run.
+        patient: Whether to wait for another process; if not, an error is raised.
+
+    Raises:
+        UserError: If another process works on the run and ``patient`` is false.
+    """
+    path = job.beside(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8", errors="replace") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise UserError(f"{job.directory} is in use by {holder}; wait until it ends, or stop it") from error
+        except OSError:  # the file system has no locks, see docs/decisions/way-of-compare.md
+            pass
+        file.truncate(0)
+        file.write(this_process())
+        file.flush()
+        yield

@@ -1,0 +1,172 @@
+"""Translation of a model of transformers to options and weights of our own `Transformer`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kerple.base.errors import UserError
+from kerple.hf.families import FAMILIES, GEMMA3, Family
+from kerple.hf.rope import read_rope
+from kerple.model.stored import StoredModel, Weights
+
+TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # names of the same approximation of gelu
+ACTIVATION_NAMES = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"} | dict.fromkeys(TANH, "gelu_tanh")
+
+
+def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
+    """Translate a model of transformers.
+
+    Args:
+        config: The `PreTrainedConfig` of a model of one of `FAMILIES`, or of a model that this project has exported.
+        state: The model's state_dict.
+
+    Raises:
+        UserError: As `read_options`. The model can still be tested by ``test --hf``.
+    """
+    if config.model_type == "kerple":
+        model = dict(config.network)
+        weights = {name.removeprefix("network."): value for name, value in state.items()}
+    else:
+        model = read_options(config)
+        weights = read_weights(FAMILIES[config.model_type], config, state)
+    if config.tie_word_embeddings:
+        weights["head.weight"] = weights["embedding.weight"]
+    return StoredModel(model, weights)
+
+
+def read_options(config: Any) -> dict[str, Any]:
+    """Options of our `Transformer` that give the model of a configuration.
+
+    Raises:
+        UserError: If the family or one of its options has no counterpart here.
+    """
+    if (family := FAMILIES.get(config.model_type)) is None:
+        raise no_counterpart(f"is a {config.model_type}, none of {', '.join(FAMILIES)}")
+    for name, value in family.expected.items():
+        if getattr(config, name, value) != value:
+            raise no_counterpart(f"has {name}: {getattr(config, name)}")
+    dim, heads = config.hidden_size, config.num_attention_heads
+    head_dim = _first(config, "head_dim", default=dim // heads)
+    activations = ("hidden_act", "hidden_activation", "activation_function")
+    activation = _first(config, *activations, default="gelu_new")  # BLOOM's configuration has none
+    if activation not in ACTIVATION_NAMES:
+        raise no_counterpart(f"has the activation {activation}")
+    length = _first(config, "max_position_embeddings", "seq_length", default=2048)  # BLOOM's is 2048
+    position: dict[str, Any] = {"class_path": f"kerple.positions.{family.position}"}
+    if family.position == "RoPE":
+        position, length = read_layers(family, config, length)
+    return {
+        "layers": config.num_hidden_layers,
+        "dim": dim,
+        "heads": heads,
+        "head_dim": None if head_dim == dim // heads else head_dim,
+        "kv_heads": _first(config, "num_key_value_heads", default=heads),
+        "hidden": _first(config, "intermediate_size", "n_inner", default=4 * dim),
+        "bias": True,
+        "eps": _first(config, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+        "activation": ACTIVATION_NAMES[activation],
+        "embedding_scale": dim**0.5 if family is GEMMA3 else 1.0,
+        "logit_cap": getattr(config, "final_logit_softcapping", None),
+        "parallel": config.model_type == "gpt_neox" and config.use_parallel_residual,
+        "tied": config.tie_word_embeddings,
+        "position": position,
+        "length": length,
+        "vocabulary": config.vocab_size,
+        **family.options,
+    }
+
+
+def read_layers(family: Family, config: Any, length: int) -> tuple[dict[str, Any], int]:
+    """The strategy of a model with RoPE, and the training length to which its frequencies belong.
+
+    Args:
+        family: The family.
+        config: The model's configuration.
+        length: Largest number of positions.
+
+    Raises:
+        UserError: If our RoPE has no counterpart of the model's RoPE.
+    """
+    layers, trained = config.num_hidden_layers, length
+    ropes, types = config.rope_parameters, getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    rotates = getattr(config, "no_rope_layers", None)
+    kinds: dict[str, Any] = {}
+    windows: dict[str, int] = {}
+    pattern = []
+    for i, layer_type in enumerate(types):
+        window = getattr(config, "sliding_window", None) if layer_type == "sliding_attention" else None
+        has_rope = rotates[i] if rotates else window or not family.local_rotary
+        kind = ("local" if window else "global") + ("" if has_rope else "_nope")
+        pattern.append(kind)
+        if window:
+            windows[kind] = window
+        if not has_rope:
+            kinds[kind] = {"class_path": "kerple.positions.NoPE"}
+        elif kind not in kinds:
+            rope = ropes if "rope_theta" in ropes else ropes[layer_type]
+            trained = rope.get("original_max_position_embeddings", trained)
+            options = read_rope(rope, family.partial_rotary, length)
+            if options is None:
+                raise no_counterpart(f"has RoPE of type {rope['rope_type']}")
+            kinds[kind] = {"class_path": "kerple.positions.RoPE", "init_args": options | {"layout": family.layout}}
+    if len(kinds) == 1 and not windows:
+        return kinds[pattern[0]], trained
+    period = next(n for n in range(1, layers + 1) if pattern == (pattern[:n] * layers)[:layers])
+    options = {"kinds": kinds, "pattern": pattern[:period], "windows": windows}
+    return {"class_path": "kerple.positions.LayerPattern", "init_args": options}, trained
+
+
+def read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> Weights:
+    """Weights of a model by their names in our Transformer. Parameters that the model lacks are left out."""
+    weights: Weights = {}
+    heads, scalar = config.num_attention_heads, getattr(config, "query_pre_attn_scalar", None)
+    for ours, theirs in parameters(family, config.num_hidden_layers):
+        parts = [part for name in theirs if (part := _part(state, name)) is not None]
+        if not parts:
+            continue
+        weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if family.norm_plus_one and "norm." in ours:
+            weight = weight.float() + 1
+        if ".q_norm." in ours and scalar:
+            weight = weight * (config.head_dim / scalar) ** 0.5  # scores are divided by √scalar, ours by √δ
+        if ours == "norm.weight" and hasattr(config, "logit_scale"):
+            weight = weight * config.logit_scale
+        if family.transposed and ours.startswith("blocks") and weight.ndim == 2:
+            weight = weight.T.contiguous()
+        if family.fused == "heads" and ".qkv." in ours:
+            weight = weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)  # (H, 3, δ, …) -> (3, H, δ, …)
+        weights[ours] = weight
+    if family.position == "Learned":
+        weights["positions.0.table"] = state["transformer.wpe.weight"]
+    return weights
+
+
+def parameters(family: Family, layers: int) -> list[tuple[str, list[str]]]:
+    """Names of all parameters that a model of a family may have: our name, and the names of the family's modules."""
+    return [
+        (f"{ours}.{kind}".replace("*", str(i)), [f"{name}.{kind}".replace("*", str(i)) for name in theirs.split()])
+        for ours, theirs in family.modules.items()
+        for i in range(layers if "*" in ours else 1)
+        for kind in ("weight", "bias")
+    ]
+
+
+def _part(state: Mapping[str, Tensor], name: str) -> Tensor | None:
+    """A tensor of a state, or half of its rows if the name ends in [0] or [1]; None if it is missing."""
+    module, bracket, rest = name.partition("[")
+    if not bracket:
+        return state.get(name)
+    whole = state.get(module + rest[2:])
+    return None if whole is None else whole.chunk(2)[int(rest[0])]
+
+
+def no_counterpart(reason: str) -> UserError:
+    """The error about a family or an option that our Transformer lacks."""
+    return UserError(f"weights: the model {reason}, which kerple's Transformer does not support; use test --hf")
+
+
+def _first(config: Any, *names: str, default: Any = None) -> Any:
+    """The first of these entries of a configuration that is not None, or the default."""
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), default)

@@ -1,0 +1,83 @@
+"""Records of finished runs are reused in place of training, if they are of the same run."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from kerple.cli import compare, comparison_jobs
+from kerple.compare import records
+from kerple.compare.job import Job
+from kerple.compare.run_folders import PACKED, recorded_runs
+from kerple.compare.runs import read_runs
+from kerple.measure import results
+from tests.compare.conftest import WHOLE_TABLE, change, fits, resolve, run
+
+
+def test_without_logs_the_report_comes_from_the_committed_runs(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, names = config.parent / "report", (WHOLE_TABLE, "summary.csv", "table.md", "costs.csv", PACKED)
+    run(config)
+    before = {name: (report / name).read_bytes() for name in names}
+    shutil.rmtree(config.parent / "runs")
+    run(config)
+    assert {name: (report / name).read_bytes() for name in names} == before
+    assert fits(config) == {}
+    assert f"KerpleLog seed 1 and 3 other runs: reused from {report}\n" in capsys.readouterr().out
+    shutil.rmtree(config.parent / "runs")
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison_jobs, "prepare_and_checksum", lambda data: pytest.fail("a report reads no corpus"))
+        run(config, "--report-only")
+    assert {name: (report / name).read_bytes() for name in names} == before
+    shutil.rmtree(config.parent / "runs")
+    with ZipFile(report / PACKED) as archive:
+        archive.extractall(report / "runs")
+    (report / PACKED).unlink()
+    (report / "runs/ALiBi/seed-2" / results.ABOUT).write_text("{")
+    run(config)  # trains it in its place, and keeps it
+    assert not (report / "runs").exists()
+    assert fits(config) == {"ALiBi seed-2": 1}
+    assert len(read_runs(recorded_runs(report)).configs) == 4
+
+    # runs beside another report are reused where they are the same
+    shutil.rmtree(config.parent / "runs")
+    strategies = {"KerpleLog": {}, "ALiBi": {"flags": {"trainer.max_steps": 30}}}
+    reuse_from = [str(config.parent / "nowhere"), str(report)]
+    change(config, strategies=strategies, reuse_from=reuse_from, output=str(config.parent / "second"))
+    compare.main(["--config", str(config)])
+    assert fits(config) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
+    printed = capsys.readouterr().out
+    assert f"KerpleLog seed 1 and 1 other run: reused from {report}\n" in printed
+    assert f"ALiBi seed 1 and 1 other run: not reused from {report}: has another configuration: flags." in printed
+    assert {run.strategy for run in recorded_runs(config.parent / "second")} == {"ALiBi"}
+
+
+def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: Path, tmp_path: Path) -> None:
+    change(config, strategies={"KerpleLog": {}}, seeds=[2])
+    run(config)
+    whole, record, folder = recorded_runs(tmp_path / "report")[0].folder, tmp_path / "broken", tmp_path / "reused"
+    flags = [f"--config={tmp_path}/base.yaml", "--seed_everything=2", "--data.seed=2"]
+    job = Job("KerpleLog", 2, "", folder, folder / "test", [], flags, ["--model.position=KerpleLog"])
+    job = replace(resolve(job), data="a checksum", inputs={"mine.Root": "1"})
+    about = json.loads((whole / results.ABOUT).read_text())
+    for name, content, reason in (
+        (results.ABOUT, about | {"version": 1}, "version 1"),
+        (results.ABOUT, about | {"run": about["run"] | {"data": "0"}}, "was trained on other data"),
+        (results.ABOUT, about | {"run": about["run"] | {"test": {"x": 1}}}, "has another test"),
+        (results.ABOUT, about | {"run": about["run"] | {"inputs": {"mine.Root": "0"}}}, "mine.Root has changed"),
+        (results.ABOUT, about | {"run": None}, "cannot be read"),
+        (results.ABOUT, "[" * 100_000, "cannot be read"),
+        (results.TABLE, "nothing", "cannot be read"),
+        ("results.csv", "a\n1\n", "cannot be read"),  # would replace a table of the report
+    ):
+        shutil.copytree(whole, record)
+        (record / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        assert reason in records.reuse(job, record)
+        assert not folder.exists(), reason
+        shutil.rmtree(record)
+    assert records.reuse(job, whole) is None
+    assert (folder / "test" / results.TABLE).exists()

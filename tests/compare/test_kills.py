@@ -1,0 +1,122 @@
+"""Signals, kills, locks and threads of a comparison's processes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from kerple.cli import compare
+from kerple.compare import execution, run_process
+from kerple.compare.job import Job
+from kerple.compare.run_folders import recorded_runs
+from tests.compare.conftest import WHOLE_TABLE, change, command, fits, run, written
+
+
+def process_of(run: Path) -> int:
+    """The process that holds a run's lock."""
+    (pid,) = [int(line.split()[4]) for line in Path("/proc/locks").read_text().splitlines()
+              if line.split()[5].endswith(f":{run.with_name(run.name + '.lock').stat().st_ino}")]  # fmt: skip
+    return pid
+
+
+@cache
+def undisturbed() -> bytes:
+    """The results of the comparison below without a kill."""
+    with TemporaryDirectory() as folder:
+        return run(written(Path(folder), strategies={"KerpleLog": {}}))
+
+
+def runs_at_work(folder: Path) -> list[Path]:
+    """The folders of both runs, as soon as they have checkpoints."""
+    runs = [folder / "runs" / "KerpleLog" / f"seed-{seed}" for seed in (1, 2)]
+    while not all((run / "checkpoints" / "last.ckpt").exists() for run in runs):
+        time.sleep(0.01)
+    return runs
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])  # the last: a closed terminal
+def test_a_run_that_was_stopped_goes_on(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    def kill() -> None:
+        runs = runs_at_work(config.parent)
+        os.kill(process_of(runs[0]) if number == signal.SIGKILL else os.getpid(), number)
+
+    change(config, strategies={"KerpleLog": {}})
+    monkeypatch.setenv("FAKE_STEP", "0.05")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may have started the tests, ignores it
+    threading.Thread(target=kill).start()
+    with pytest.raises(SystemExit) as end:
+        run(config, "--parallel", "2")
+    signal.signal(signal.SIGHUP, before)
+    killed = (1, "ended with status -9"), (130, "stopped: 0 of 2 runs are done")
+    status, said = killed[number != signal.SIGKILL]
+    assert end.value.code == status
+    assert said in capsys.readouterr().out
+    monkeypatch.setenv("FAKE_STEP", "0.001")
+    assert run(config) == undisturbed()
+    assert fits(config)["KerpleLog seed-1"] == 2
+
+
+def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_killed_are_waited_for(config: Path) -> None:
+    """Processes as they really are; the command dies alone, and its runs go on."""
+    change(config, strategies={"KerpleLog": {}})
+    other = config.with_name("other.yaml")
+    shutil.copy(config, other)
+    change(other, output=str(config.parent / "second"))
+    process = command(other)
+    runs = runs_at_work(config.parent)
+    killed = threading.Timer(0.3, process.kill)
+    killed.start()
+    table = run(config, "--parallel", "2")
+    killed.join()
+    assert not (config.parent / "second").exists()
+    compare.main(["--config", str(other)])
+    assert (config.parent / "second" / WHOLE_TABLE).read_bytes() == table == undisturbed()
+    assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
+    assert [len(recorded_runs(config.parent / name)) for name in ("report", "second")] == [2, 2]
+    assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
+
+
+def test_a_lock_names_its_holder_and_a_second_signal_ends_runs_with_their_own_processes(tmp_path: Path) -> None:
+    job = Job("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [])
+    holder = rf"seed-1 is in use by process {os.getpid()} on .*, since"
+    with run_process.locked(job), pytest.raises(ValueError, match=holder), run_process.locked(job, patient=False):
+        pass
+    script = "trap '' TERM; sleep 60 & echo $!; wait; wait"
+    process = subprocess.Popen(["sh", "-c", script], process_group=0, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    run_process.hurry.set()
+    run_process.stop([process])
+    run_process.hurry.clear()
+    assert process.returncode == -signal.SIGKILL
+    while Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
+        time.sleep(0.01)
+
+
+def test_threads_are_shared_unless_the_user_says_how_many(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads_of_runs = []
+
+    def popen(command: list[str], env: dict[str, str], **_: object) -> None:
+        threads_of_runs.append((env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execution, "start", run_process.start)
+    monkeypatch.setattr("kerple.compare.run_process.subprocess.Popen", popen)
+    monkeypatch.setattr("kerple.compare.execution.cores", lambda: 8)
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(variable, raising=False)
+    for threads in (None, "1"):
+        if threads:
+            monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        with pytest.raises(SystemExit):
+            run(config, "--parallel", "2")
+    assert {threads_of_runs[0], threads_of_runs[-1]} == {("4", "4"), ("1", "1")}
