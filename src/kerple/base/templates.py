@@ -13,12 +13,8 @@ def render_template(package: str, template: str, /, **values: Any) -> str:
         template: Name of its file. In ``.html.jinja`` files, values are escaped.
         values: Its variables.
     """
-    escape = select_autoescape(("html.jinja",))
+    loader, escape = PackageLoader(package, "."), select_autoescape(("html.jinja",))
     environment = Environment(
-        loader=PackageLoader(package, "."),
-        autoescape=escape,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
+        loader=loader, autoescape=escape, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template(template).render(values)

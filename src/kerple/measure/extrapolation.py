@@ -1,6 +1,6 @@
 """`Extrapolation`: perplexity at several evaluation lengths, in `test` and after each validation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Literal
@@ -129,12 +129,8 @@ class Extrapolation(Measure):
                 if text.table is not None:
                     about["groups"] = text.table["group"][list(dict.fromkeys(documents))].tolist()
         runner.synchronise(*(m.loss for m in measurements))
-        done = [m for m in measurements if not m.skip_reason]
-        skipped = [
-            {"protocol": m.protocol.label, "length": m.length, "reason": m.skip_reason}
-            for m in measurements
-            if m.skip_reason
-        ]
+        done, others = [m for m in measurements if not m.skip_reason], [m for m in measurements if m.skip_reason]
+        skipped = [{"protocol": m.protocol.label, "length": m.length, "reason": m.skip_reason} for m in others]
         about |= {"strategy": network.name, "training_length": trained, "split": text.split, "block": self.targets}
         about |= {"sampling": self.sampling, "documents": self.documents, "skip": self.skip}
         about |= {"precision": runner.precision, "skipped": skipped}
@@ -142,15 +138,8 @@ class Extrapolation(Measure):
         figures = {self.name: perplexity_figure(measurements, trained, title)}
         if (drawn := context_gain_figure(gains, f"{network.name}: context gain by distance")) is not None:
             figures["context_gain"] = drawn
-        return Result(
-            self.name,
-            {"context_gain": gains},
-            figures,
-            [row for m in done for row in m.rows()],
-            about,
-            {name: value for m in done for name, value in m.scalars().items()},
-            perplexity_table(measurements, trained),
-        )
+        rows, report = [row for m in done for row in m.rows()], perplexity_table(measurements, trained)
+        return Result(self.name, {"context_gain": gains}, figures, rows, about, _scalars(done), report)
 
     @property
     def validates(self) -> bool:
@@ -160,8 +149,7 @@ class Extrapolation(Measure):
         blocks = self._validation_blocks(text)
         measurements = self._measure(network, blocks, [Protocol("full")], self.lengths, runner)
         runner.synchronise(*(m.loss for m in measurements))
-        scalars = (m.scalars() for m in measurements if not m.skip_reason)
-        return {name: value for of_length in scalars for name, value in of_length.items()}
+        return _scalars(m for m in measurements if not m.skip_reason)
 
     def check_validation(self, text: Text) -> None:
         self._validation_blocks(text)
@@ -217,3 +205,7 @@ class Extrapolation(Measure):
         window = next((p.visibility.window for p in protocols if p.name == "windowed"), None) or length
         fits = window < length and (limit is None or length <= limit) and self.sampling == "blocks"
         return window if fits and "full" in names[: names.index("windowed")] else None
+
+
+def _scalars(measurements: Iterable[Measurement]) -> dict[str, float]:
+    return {name: value for m in measurements for name, value in m.scalars().items()}

@@ -137,9 +137,7 @@ class LongPerplexity(Measure):
         self.lengths = ordered_lengths(self.lengths)
         require_positive(self, "blocks")
         if not 1 <= self.stride <= self.short < self.lengths[-1]:
-            raise UserError(
-                f"LongPerplexity: stride, short: got {self.stride}, {self.short}, expected stride <= short < lengths"
-            )
+            raise UserError(f"stride, short: got {self.stride}, {self.short}, expected 1 <= stride <= short < lengths")
 
     @property
     def criterion(self) -> dict[str, Any]:

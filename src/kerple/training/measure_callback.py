@@ -76,14 +76,9 @@ class MeasureCallback(Callback):
 
 def runner(trainer: Trainer, pl_module: LightningModule) -> Runner:
     """The device, the precision and the processes of a Trainer."""
-    return Runner(
-        pl_module.device,
-        trainer.precision_plugin.forward_context,
-        str(trainer.precision),
-        trainer.global_rank,
-        trainer.world_size,
-        partial(with_progress, trainer),
-    )
+    context, progress = trainer.precision_plugin.forward_context, partial(with_progress, trainer)
+    precision, rank, processes = str(trainer.precision), trainer.global_rank, trainer.world_size
+    return Runner(pl_module.device, context, precision, rank, processes, progress)
 
 
 def publish(result: Result, trainer: Trainer) -> None:
