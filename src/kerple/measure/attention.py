@@ -125,7 +125,7 @@ def _maps_figure(maps: dict[tuple[int, int], Tensor], title: str) -> Figure:
     figure = Figure(figsize=(4 * columns, 3.8 * rows), layout="constrained")
     panels = [figure.add_subplot(rows, columns, number + 1) for number in range(len(maps))]
     for axes, ((layer, head), p) in zip(panels, maps.items(), strict=True):
-        # the square root makes small probabilities visible beside a large one
+        # the square root makes small probabilities visible next to a large one
         visible = p.sqrt().masked_fill(torch.ones_like(p).triu(1).bool(), float("nan"))
         image = axes.imshow(visible.numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
         axes.set(xlabel="key position", ylabel="query position", title=f"layer {layer}, head {head}")
