@@ -1,4 +1,4 @@
-"""Every configuration that is shipped parses, alone or laid over the one that it belongs to."""
+"""Every configuration of the package parses, by itself or on top of the one that it extends."""
 
 from functools import cache
 from pathlib import Path

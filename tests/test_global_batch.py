@@ -1,4 +1,4 @@
-"""What a step and a validation of tasks compute does not depend on how the batch is divided."""
+"""Steps and validations do not depend on the division of the batch by accumulation, devices and shards."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""A run that was stopped, however, and resumed is the run that was not: samples, losses, validations, every bit.
+"""A stopped and resumed run equals an uninterrupted run bit for bit: samples, losses, validations and state.
 
-So are two processes, but for the order of sums, what one is.
+Two processes equal one process up to the order of sums.
 """
 
 import signal

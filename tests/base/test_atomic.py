@@ -1,4 +1,4 @@
-"""A file or checkpoint is the new one or the one before, whatever happens in between."""
+"""A file or checkpoint is always the previous one or the new one, after kills, full disks and concurrent writers."""
 
 import errno
 import multiprocessing
@@ -29,7 +29,7 @@ def test_a_file_is_made_with_its_folder_and_replaced(tmp_path):
     assert list(path.parent.iterdir()) == [path]
     mask = os.umask(0)
     os.umask(mask)
-    assert path.stat().st_mode & 0o777 == 0o666 & ~mask  # as a file that is simply opened
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask  # as of a file opened for writing
 
 
 def _die(path: Path) -> None:
@@ -70,14 +70,14 @@ def value(path: Path) -> float:
 
 
 def state(number: float) -> dict[str, Any]:
-    # fewer numbers than torch shares among threads, for which a forked process would wait for ever
+    # few enough for one thread, because a forked process would wait for torch's threads
     return {"weights": torch.full((30_000,), number)}
 
 
 def fill_the_disk(path: Path) -> None:
     plugin = AtomicCheckpointIO()
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # the kernel refuses what goes beyond
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # the kernel refuses longer files
     with pytest.raises(OSError, match=r"File too large: '.*/last.ckpt'"):
         plugin.save_checkpoint(state(2), path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
@@ -121,7 +121,7 @@ def test_the_best_checkpoint_is_one_that_is_there(tmp_path, monkeypatch):
     assert [path.name for path in kept] == ["step=4.ckpt"]
     stored = torch.load(kept[0], weights_only=True)["callbacks"]
     (state_of_best,) = (value for key, value in stored.items() if key.startswith("ModelCheckpoint"))
-    assert Path(state_of_best["best_model_path"]) == kept[0]  # what a resumed run believes in
+    assert Path(state_of_best["best_model_path"]) == kept[0]  # which a resumed run reads
 
 
 class Bomb:

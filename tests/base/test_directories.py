@@ -1,4 +1,4 @@
-"""No run ever writes into the folder of another."""
+"""A run never writes to the folder of another run."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def leaving():
 
 
 def write(folder: Path) -> None:
-    """As a run does in its folder, and then it ends."""
+    """Write a file of a run, and end the run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").touch()
     unlock()

@@ -1,4 +1,4 @@
-"""`precision: auto` on hardware that is made up here."""
+"""`precision: auto` on simulated hardware."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from kerple.training.trainer import AutoTrainer, resolve_auto
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Makes a machine with these instructions on its CPU and CUDA devices of these compute capabilities."""
+    """Simulates a CPU with these instructions, and CUDA devices with these compute capabilities."""
 
     def build(*instructions, gpus=(), limit="DEFAULT"):
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)

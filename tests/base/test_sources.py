@@ -1,4 +1,4 @@
-"""Digests of the source of the user's own classes."""
+"""Digests of the source code of the user's classes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's configuration may name, and what becomes of a file that is no checkpoint."""
+"""Classes and options that the configuration of a checkpoint may name, and files that are not checkpoints."""
 
 import codecs
 import copy
@@ -23,7 +23,7 @@ PATHS = {f"{kind.__module__}.{kind.__qualname__}" for kind in OFFERED.classes}
 
 
 def config() -> dict[str, Any]:
-    """As `fit` writes it, with texts that look like import paths where nothing is imported for a text."""
+    """A configuration of `fit`, with texts like import paths at options whose texts are not imported."""
     return yaml.safe_load("""
 experiment: demo.v2
 seed_everything: 3

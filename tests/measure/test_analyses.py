@@ -1,4 +1,4 @@
-"""Each measure on a text: its numbers against a second computation, and its figures."""
+"""Measurements on a text: numbers against a second computation, and figures."""
 
 import math
 from functools import partial
@@ -30,7 +30,7 @@ from tests.toy import RandomText, small_model, trainer
 
 
 def model_of(name: str, qk_norm: bool = False, per_layer: bool | None = None, **options: Any) -> LanguageModel:
-    """Two layers, whose weights are large: at their real start all tokens are equally likely."""
+    """A model of two layers with large weights, because initial weights make all tokens equally likely."""
     position = partial(strategies()[name], **options)
     model = small_model(position, vocabulary=23, layers=2, lr=0.01, per_layer=per_layer, qk_norm=qk_norm)
     with torch.no_grad():
@@ -41,7 +41,7 @@ def model_of(name: str, qk_norm: bool = False, per_layer: bool | None = None, **
 
 
 def measured(folder: Path, measure: Measure, model: LanguageModel) -> pd.DataFrame | None:
-    """The table that the measure writes, or None; then the model is in evaluation mode."""
+    """The table of a measurement, or None. The model is then in evaluation mode."""
     result = measure.run(model.eval().network, RandomText(tokens=400).text("test"))
     assert result.skipped is None, result.skipped
     result.write(folder)
@@ -154,7 +154,7 @@ def test_attention_statistics_are_those_of_each_layer_and_head(tmp_path: Path) -
 
 def test_attention_maps_are_drawn(tmp_path: Path) -> None:
     table = measured(tmp_path, AttentionMaps(heads=[(1, 0), (0, 1)], length=6), model_of("T5"))
-    assert table is None  # T² rows for each head would help nobody
+    assert table is None  # a table would have T² rows for each head
 
 
 @torch.no_grad()
@@ -207,7 +207,7 @@ def test_a_model_whose_losses_are_not_finite_is_an_error(tmp_path: Path, measure
         measured(tmp_path, measure, model)
 
 
-# The four terms add up to the scores the model computes
+# The sum of the four terms is the scores of the model
 
 LLAMA = {"norm": "rms", "bias": False, "kv_heads": 2, "embedding_norm": True}
 

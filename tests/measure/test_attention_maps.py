@@ -1,4 +1,4 @@
-"""Attention probabilities made beside the model's attention, against the model itself."""
+"""Attention probabilities reproduce the attention of the model; receptive fields against finite differences."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_probabilities_reproduce_the_attentions_output(name: str, window: int | 
         maps = collect(network, tokens, window)
         assert len(maps) == len(outputs) == 2
         for i, (p, (v, output), block) in enumerate(zip(maps, outputs, network.blocks, strict=True)):
-            if name in ("Sink", "StickBreaking"):  # a part of each query's attention goes nowhere
+            if name in ("Sink", "StickBreaking"):  # the probabilities of a query add up to less than 1
                 assert (p.sum(-1) <= 1 + 1e-6).all()
             else:
                 torch.testing.assert_close(p.sum(-1), torch.ones(2, 4, 20))
@@ -61,13 +61,13 @@ def test_a_compiled_network_is_looked_into_and_stays_compiled(tiny_network) -> N
     network, tokens = tiny_network("ALiBi"), torch.randint(50, (1, 12))
     expected = collect(network, tokens)
     network.compile(backend="eager")
-    network(tokens)  # its graph is made before there is a hook
+    network(tokens)  # compiles before there is a hook
     compiled = network.run_block
     torch.testing.assert_close(collect(network, tokens), expected)
     assert network.run_block is compiled
 
 
-# Receptive fields: gradients by distance against differences of losses, and windows that are enough
+# Receptive fields: gradients by distance against finite differences, and sufficient windows
 
 
 def test_shares_are_gradients_of_the_last_loss_by_finite_differences(tiny_network) -> None:
@@ -76,7 +76,7 @@ def test_shares_are_gradients_of_the_last_loss_by_finite_differences(tiny_networ
     shares = gradient_by_distance(network, tokens)
     assert shares.shape == (2, 8)
     torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
-    # one embedding row per position, so that one input alone can be moved
+    # one embedding row per position, so that a single input can be changed
     own = torch.arange(8)
     rows = network.embedding.weight[tokens[1, :-1]].clone()  # (8, D)
     network.embedding = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=True)

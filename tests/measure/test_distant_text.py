@@ -1,4 +1,4 @@
-"""What a model makes of distant text: LongPPL, with a tiny evaluator and one choice for all models; and Needle."""
+"""LongPPL with a tiny evaluator and the same key tokens for all models; Needle."""
 
 import json
 import math
@@ -166,11 +166,11 @@ def test_spans_of_characters_are_spans_of_bytes_also_where_a_block_cuts_one() ->
     assert byte_spans(text, [(0, 1), (1, 2), (2, 3), (3, 5)]) == [(0, 1), (1, 3), (3, 4), (4, 6)]
 
 
-# Needle, with a stand-in model that remembers a known part of what it reads
+# Needle, with a model that remembers the last tokens
 
 
 class Reader(Generation, Limited):
-    """Finds what is asked for among the last ``memory`` tokens."""
+    """Retrieves numbers from the last ``memory`` tokens."""
 
     name, training_length, max_length = "Reader", 64, 800
 
@@ -195,7 +195,7 @@ def data(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
 
 
 def found(data: TokenShards, folder: Path, memory: int, kind: str) -> tuple[pd.DataFrame, list[str]]:
-    """The table that is written, and the problems that were read."""
+    """The written table, and the problems that the model read."""
     needle, reader = Needle(kind, lengths=[500, 700, 900], depths=[0.0, 0.5, 1.0], problems=2), Reader(data, memory)
     needle.run(reader, data.text("test")).write(folder)
     return pd.read_csv(folder / f"{kind}.csv"), reader.texts

@@ -1,4 +1,4 @@
-"""What Extrapolation measures, logs in a real Trainer and refuses; its sums depend on the text alone."""
+"""Extrapolation in a Trainer: sums against loops, logs, and errors."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def run(
     model: LanguageModel | None = None,
     **options: Any,
 ) -> dict[tuple[str, int], pd.DataFrame]:
-    """Test a model, by default an untrained one; the sums that are written, by protocol and length."""
+    """Test a model, by default an untrained one. Return the written sums by protocol and length."""
     options = {"events": True} | options
     trainer(folder, *measures, **options).test(model or model_of(), data or RandomText(), verbose=False)
     if not (folder / results.ABOUT).exists():

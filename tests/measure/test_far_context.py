@@ -1,4 +1,4 @@
-"""Far context against a loop over single forward passes, and what a network that cannot see far must give."""
+"""Far context against a loop over single forward passes, and for a network that reads only the last tokens."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Positions that jump between a context and its targets."""
+"""Gaps in the positions between a context and its targets."""
 
 import numpy as np
 import pytest

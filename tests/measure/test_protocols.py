@@ -1,4 +1,4 @@
-"""Protocols and blocks of documents against loops, their sums, and the mistakes of public evaluators."""
+"""Protocols and blocks of documents against loops, and their sums."""
 
 import math
 

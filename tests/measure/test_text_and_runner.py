@@ -1,4 +1,4 @@
-"""Texts of strings, capabilities that measures ask for, and measures on several processes without a Trainer."""
+"""Texts of strings, capabilities of networks, and measurements on several processes without a Trainer."""
 
 import os
 import socket
@@ -62,7 +62,7 @@ def test_a_measure_says_what_a_network_lacks(measure, capability) -> None:
 
 
 def measured(rank: int, folder: Path, port: int, processes: int = 2) -> None:
-    """What each process does that torchrun starts."""
+    """The work of a process that torchrun starts."""
     place = {"RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in place.items()}
     network, text = small_model("KerpleLog", vocabulary=23).eval().network, RandomText(tokens=200).text("test")

@@ -1,7 +1,4 @@
-"""Callbacks of a training: the last checkpoint, what made a run, random numbers that others leave alone; signals.
-
-What a resumed run makes of the last checkpoint is `tests/test_resume.py`'s affair.
-"""
+"""Callbacks of training: the last checkpoint, provenance, random state and signals. See also `tests/test_resume.py`."""
 
 import json
 import os
@@ -37,7 +34,7 @@ class Recorded(LastCheckpoint):
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({"every_minutes": 2.5}, [4, 7, 10]),  # a callback's turn is before the module's: a minute is seen late
+        ({"every_minutes": 2.5}, [4, 7, 10]),  # callbacks run before the module, so a minute counts one step later
         ({"every_minutes": None, "every_n_train_steps": 4}, [4, 8, 10]),
         ({"every_minutes": 4, "every_n_train_steps": 3}, [3, 6, 9, 10]),
         ({}, [10]),

@@ -1,4 +1,4 @@
-"""What the event files hold, and what a browser shows of them."""
+"""Content of the event files of TensorBoard."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A loss or gradient that is no number never reaches the weights."""
+"""A loss or gradient that is not finite never changes the weights."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""How far a run is, in lines and in its file."""
+"""Progress of a run, in lines and in a file."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Throughput in a real fit: what is logged, what is written, what a resumed run keeps."""
+"""Throughput in a fit: logs, cost.json and resumption."""
 
 import json
 from importlib.metadata import version
