@@ -96,11 +96,8 @@ def steps(fit: Fit, processes: int, accumulate: int) -> list[tuple[float, list[l
     ]
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    # fast tests show resumption under DDP in the test below
-    [pytest.param("ddp", marks=pytest.mark.slow), {"class_path": "kerple.training.sharding.ShardedBlocks"}],
-)
+@pytest.mark.slow  # the next test shows resumption of two processes in a few seconds
+@pytest.mark.parametrize("strategy", ["ddp", {"class_path": "kerple.training.sharding.ShardedBlocks"}])
 def test_two_processes_stopped_by_a_signal_to_one_and_by_a_kill_continue_in_every_bit(
     strategy: Any, shards: Path, tmp_path: Path
 ) -> None:
