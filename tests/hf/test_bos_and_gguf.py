@@ -9,9 +9,8 @@ import torch
 from tokenizers import processors
 
 from kerple.hf.adapter import hugging_face_network
-from kerple.hf.model_tokenizer import bos_token
 from kerple.hf.pretrained import read_network
-from kerple.hf.source import find_model, read_model_config
+from kerple.hf.source import bos_token, find_model, read_model_config
 from kerple.hf.translation import read_family
 from kerple.measure.receptive_field import gradient_by_distance
 from kerple.model.stored import fill, transformer

@@ -45,9 +45,15 @@ def main(arguments: list[str]) -> None:
     from kerple.hf.adapter import config_length
     from kerple.hf.memory import check_memory
     from kerple.hf.model_folder import link, unpack
-    from kerple.hf.model_tokenizer import check_tokenizer, read_tokenizer
     from kerple.hf.rope import scaled
-    from kerple.hf.source import find_model, model_name, read_model_config, source_digest
+    from kerple.hf.source import (
+        check_tokenizer,
+        find_model,
+        model_name,
+        read_model_config,
+        read_tokenizer,
+        source_digest,
+    )
     from kerple.measure.runner import Runner
 
     configure_torch()

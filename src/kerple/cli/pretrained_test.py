@@ -108,9 +108,8 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.data.shards import Folder
     from kerple.data.text import ShardText
     from kerple.hf.exporter import TRAINED_ON
-    from kerple.hf.model_tokenizer import check_tokenizer
     from kerple.hf.pretrained import read_network
-    from kerple.hf.source import find_model
+    from kerple.hf.source import check_tokenizer, find_model
     from kerple.measure.runner import Runner
 
     trainer, data = options.trainer, ShardOptions(**options.data.as_dict())
@@ -165,8 +164,7 @@ def _parse(arguments: list[str]) -> Namespace:
         raise UserError("hf: got none, expected a folder, a .gguf file or a name on the hub")
     from kerple.hf import need
     from kerple.hf.adapter import config_length
-    from kerple.hf.model_tokenizer import read_tokenizer
-    from kerple.hf.source import find_model, read_model_config
+    from kerple.hf.source import find_model, read_model_config, read_tokenizer
 
     source = find_model(options.hf)
     need()

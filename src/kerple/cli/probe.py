@@ -93,8 +93,7 @@ def network_and_text(model: Any, path: str, corpus: str) -> tuple[Any, Any]:
 
         data = load_trained(path)[1]
         return network, ShardText(data.folder, "test") if hasattr(data, "folder") else data
-    from kerple.hf.model_tokenizer import bos_token, read_tokenizer
-    from kerple.hf.source import find_model
+    from kerple.hf.source import bos_token, find_model, read_tokenizer
     from kerple.probe.on_text import corpus_text
 
     source = find_model(path)

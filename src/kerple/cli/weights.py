@@ -54,8 +54,7 @@ def start_from(network: Transformer, data: LightningDataModule, path: str, trust
     Raises:
         UserError: If a weight that is not of the strategy does not fit, or the tokenizer of the data differs.
     """
-    from kerple.hf.model_tokenizer import check_tokenizer
-    from kerple.hf.source import find_model
+    from kerple.hf.source import check_tokenizer, find_model
 
     if isinstance(data, TokenShards):
         data.prepare_data()

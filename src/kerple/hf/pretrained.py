@@ -9,9 +9,8 @@ import torch
 from kerple.base.errors import UserError
 from kerple.base.trust import Classes
 from kerple.hf.adapter import config_length, hugging_face_network
-from kerple.hf.model_tokenizer import bos_token, has_tokenizer
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
-from kerple.hf.source import find_model, read_model, read_model_config
+from kerple.hf.source import bos_token, find_model, has_tokenizer, read_model, read_model_config
 from kerple.hf.translation import read_family
 from kerple.model.stored import StoredModel, fill, read_checkpoint, transformer
 from kerple.positions import Position, Shape

@@ -199,8 +199,7 @@ class LongPerplexity(Measure):
 
     def _choose(self, text: Text, source: Any) -> list[list[int]]:
         from kerple.hf.adapter import hugging_face_network
-        from kerple.hf.model_tokenizer import bos_token, read_tokenizer, same_tokens
-        from kerple.hf.source import read_model, read_model_config
+        from kerple.hf.source import bos_token, read_model, read_model_config, read_tokenizer, same_tokens
 
         network = hugging_face_network(read_model(source, read_model_config(source)), bos=bos_token(source))
         tokenizer = read_tokenizer(source)
