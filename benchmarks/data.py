@@ -19,7 +19,7 @@ import tokenizers
 import zstandard
 
 from benchmarks.measure import RECORDS, record
-from kerple.base.cluster import cores
+from kerple.base.resources import cores
 from kerple.data import TokenShards
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import prepare

@@ -191,7 +191,7 @@ def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureF
         ({"test_folder": "checkpoints"}, "test_folder"),
         ({"parts": {"../a": {}}}, "../a"),
         ({"name": "../a"}, "../a"),
-        ({"output": str(config.parent)}, "is the folder of records"),
+        ({"output": str(config.parent)}, "is inside the folder of records"),
         ({"base": ["missing.yaml"]}, "missing.yaml"),
         ({"flags": {"data.init_args.seed": 7}}, "flags"),
     ):

@@ -97,7 +97,7 @@ def test_foreign_text_is_the_start_of_another_document_and_a_bound_that_no_metho
         expected = float(network.losses(tokens[None], found.k).mean())
     assert found.losses(pi, "test", TARGET, 1, "foreign")[0] == pytest.approx(expected, rel=1e-6)
     reversed_roles = [Method("unchanged", "pi", 4.0), Method("none")]  # without PI the loss is higher
-    with pytest.raises(UserError, match="which every method exceeds"):
+    with pytest.raises(UserError, match="but every method raises the loss by more"):
         search(lost, tmp_path / "other", chosen=reversed_roles).choose(8)
 
 

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from kerple.base.errors import UserError
 from kerple.cli.probe import read_fp32_model
 from kerple.probe.measured import measure_layers
 from kerple.probe.report import probe_model
@@ -200,6 +201,8 @@ def test_a_scaling_that_transformers_loses_when_it_reads_a_gguf_file_is_found(tm
     write_gguf(tmp_path / "model.gguf", model, YARN_IN_GGUF)
     sound, config = read_fp32_model(str(tmp_path / "model.gguf"))
     assert probe_model(sound, config).faults == []
+    with pytest.raises(UserError, match=r"expected torch\.float32"):
+        probe_model(deepcopy(sound).bfloat16(), config)
     lost = hf.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
     assert "without yarn" in probe_model(lost, config).faults[0]
 

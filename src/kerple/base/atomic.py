@@ -41,12 +41,12 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # not that of the temporary file
+            error.filename = str(path)  # report the path of the file, not of the temporary file
         raise
     if durable:
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the new name is an entry of the folder
+            os.fsync(folder)  # a rename changes the folder, so the folder is synced too
         finally:
             os.close(folder)
 

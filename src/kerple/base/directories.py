@@ -110,7 +110,9 @@ def _unused(preferred: Path) -> Path:
             continue
         with suppress(FileNotFoundError):  # another run has removed the folder
             if _make_and_lock(path) is None:
-                if _is_empty(path) and os.fstat(_held[-1].fileno()).st_nlink:  # else another run was faster
+                if (
+                    _is_empty(path) and os.fstat(_held[-1].fileno()).st_nlink
+                ):  # another run has written to it meanwhile; try the next version
                     if not existed:
                         _made.add(path.absolute())
                     return path
@@ -129,12 +131,16 @@ def _make_and_lock(path: Path) -> str | None:
         path.mkdir(parents=True, exist_ok=True)
         return _lock(path)
     except UnicodeError as error:
-        raise UserError(f"run_dir: {str(path)!r} is not UTF-8, which TensorBoard needs; name another") from error
+        raise UserError(
+            f"run_dir: {str(path)!r} is not UTF-8, which TensorBoard needs; choose another folder"
+        ) from error
     except OSError as error:
         if error.errno not in NO_FOLDER and path.parent.is_dir():
             error.filename = str(path)
             raise
-        raise UserError(f"run_dir: {path} cannot be written to ({error.strerror}); name another: --run_dir") from error
+        raise UserError(
+            f"run_dir: {path} cannot be written to ({error.strerror}); choose another folder: --run_dir"
+        ) from error
 
 
 def this_process() -> str:

@@ -11,16 +11,16 @@ INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF
 # environment variable that limits the instructions of oneDNN, which multiplies matrices on the CPU
 LIMIT = "ONEDNN_MAX_CPU_ISA"
 LIMITS_WITH_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX10", "ALL", "DEFAULT")
-EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long as in fp32"
+EMULATED = "this processor emulates bf16, and a step takes 1.7 to 10 times as long as in fp32"
 
 
 def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
     """Choose the precision for a device. Return it and the reason in a few words.
 
-    On the CPU the instructions decide, because bf16 is emulated without them. On an AMD Zen 4, the time of a training
-    step of the demo in bf16, relative to fp32, was 0.54 to 0.63 with AVX512-BF16, 1.7 with AVX-512, and 10 with AVX2.
-    (Timed by hand, without a record.) ``ONEDNN_MAX_CPU_ISA`` can switch these instructions off;
-    ``ATEN_CPU_CAPABILITY`` cannot.
+    On a CPU, bf16 is chosen only if the processor has bf16 instructions; it is emulated without them.
+    On an AMD Zen 4, the time of a training step of the demo in bf16, relative to fp32, was 0.54 to 0.63 with
+    AVX512-BF16, 1.7 with AVX-512, and 10 with AVX2. (Timed by hand, without a record.) ``ONEDNN_MAX_CPU_ISA`` can
+    switch these instructions off; ``ATEN_CPU_CAPABILITY`` cannot.
 
     Args:
         accelerator: The Trainer's option. With ``auto`` and ``gpu``, a CUDA device is used if there is one.

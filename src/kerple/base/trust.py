@@ -145,7 +145,7 @@ class Classes:
         if (package, last) in self.by_name:
             return self.by_name[package, last]
         if package not in self.trusted:
-            where = f"not one of this project; if you trust its code, add --trust {package[:100]} (of several: a,b)"
+            where = f"not one of this project; if you trust its code, add --trust {package[:100]} (several: a,b)"
             raise UserError(f"{option}: names the class {name!s:.100}, {where}")
         try:
             kind = getattr(import_module(module), last)
@@ -158,7 +158,7 @@ class Classes:
     def options(self, owner: type, node: Any, option: str) -> dict[str, Any]:
         """The options of a class, without those that name folders to write to."""
         if not isinstance(node, dict):
-            raise UserError(f"{option}: got {node!r:.100}, expected options by name")
+            raise UserError(f"{option}: got {node!r:.100}, expected a mapping of option names to values")
         types = _types(owner)
         if unknown := [name for name in node if name not in types]:
             raise UserError(f"{option}: got {unknown[0]!s:.100}, which is not an option of {owner.__name__}")

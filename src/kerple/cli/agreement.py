@@ -55,7 +55,10 @@ def check_weights(path: str, content: dict[str, Any], model: LightningModule, ot
     odd = [name for name, value in expected.items() if getattr(weights.get(name), "shape", None) != value.shape]
     odd += [] if other_strategy else [name for name in weights if name not in expected]
     if odd:
-        raise UserError(f"ckpt_path: the weights in {path} do not fit the model: {odd[0]}; check the model's options")
+        raise UserError(
+            f"ckpt_path: the weights in {path} do not fit the model. {odd[0]} is missing, unexpected, or has "
+            "another shape; check the options of the model"
+        )
 
 
 def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str, Any], samples: int | None) -> None:

@@ -23,7 +23,7 @@ CLASS = re.compile(r"class_path[= ]'([\w.]+)'")
 
 
 def command_parser(command: str, description: str | None = None) -> ArgumentParser:
-    """A parser for a command, to which its options are added."""
+    """Return a parser for a command. The caller adds the options."""
     return ArgumentParser(prog=f"{PROGRAM} {command}", description=description, exit_on_error=False, allow_abbrev=False)
 
 
@@ -78,7 +78,7 @@ def _mistake(message: str, parser: ArgumentParser) -> UserError:
         names: Any = re.findall(r"--([\w.-]+)", parser.format_help())
         # the message names the class before its option, except for a strategy
         if kinds := CLASS.findall(message[: option.start()])[::-1] + CLASS.findall(message):
-            message = f"{option[1]} is no option of {kinds[0]}"
+            message = f"{option[1]} is not an option of {kinds[0]}"
             names = inspect.signature(cast("Any", locate(kinds[0]))).parameters
         nearest = get_close_matches(option[1], names, 1)
         return UserError(f"{message}; did you mean {nearest[0]}?" if nearest else message)

@@ -129,7 +129,9 @@ def _hours(
 ) -> str:
     """The table of hours: whether a training step fits in memory, and the time on each number of devices."""
     table = pd.DataFrame(index=[chip.name for chip in chips])
-    table["fits"] = ["yes" if needed["total"] < 0.9 * chip.memory else "no: accumulate" for chip in chips]
+    table["fits"] = [
+        "yes" if needed["total"] < 0.9 * chip.memory else "no: use gradient accumulation" for chip in chips
+    ]
     for n in devices:
         hours = []
         for chip in chips:

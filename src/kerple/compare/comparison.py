@@ -105,17 +105,19 @@ class Comparison:
             for name in names:
                 if Path(name).name != name or name.startswith(".") or (key == "test_folder" and name in RESERVED):
                     raise UserError(
-                        f"compare: {key}: got {name!r}, expected the plain name of a folder, none of {RESERVED}"
+                        f"compare: {key}: got {name!r}, expected a folder name without / and without a leading dot"
+                        + (f", none of {RESERVED}" if key == "test_folder" else "")
                     )
         configs = (flags["config"] for flags in (self.test, *self.parts.values()) if "config" in flags)
         for path in (*self.base, *configs):
             if not isinstance(path, str) or not Path(config_path(path)).is_file():
                 raise UserError(
-                    f"compare: got {path!r}, expected the path of a configuration, relative to {Path.cwd()}"
+                    f"compare: base, test or parts: got {path!r}, expected the path of a configuration, relative to "
+                    f"{Path.cwd()}"
                 )
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
             raise UserError(
-                f"compare: runs: got {self.runs_folder}, which is the folder of records; choose another folder"
+                f"compare: runs: got {self.runs_folder}, which is inside the folder of records; choose another folder"
             )
         advice = dict.fromkeys(self.seeded, "use seeds") | SET_BY_COMPARE
         _refuse("flags", self.flags, advice)

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Any
 
-from kerple.base.cluster import cores
+from kerple.base.resources import cores
 from kerple.compare.job import Job
 from kerple.compare.run_process import hurry, start, stop, wait
 

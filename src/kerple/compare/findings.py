@@ -77,7 +77,7 @@ def _context_gain(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
         groups = [
             ("lowers the loss of", helped),
             ("raises the loss of", harmed),
-            ("has no significant effect on that of", neither),
+            ("has no significant effect on the loss of", neither),
         ]
         effects = [f"{effect} {', '.join(strategies)}" for effect, strategies in groups if strategies]
         yield f"At length {longest:,}, text farther away than {width} tokens {'; it '.join(effects)} (95% intervals)."

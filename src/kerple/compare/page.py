@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from kerple.base.templates import render_template
 from kerple.compare import tables
-from kerple.compare.analyses import analyses
+from kerple.compare.analysis_tables import analyses
 from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures, loss_and_gain, save
 from kerple.compare.findings import findings
@@ -55,7 +55,7 @@ def write_comparison(
 
     The files are ``results.csv`` (a row for each run and cell), ``summary.csv`` (statistics), ``costs.csv``, a CSV file
     for each analysis, ``table.md``, ``table.tex``, figures as PNG and SVG, and ``report.html``, which needs no other
-    file. The same runs give the same bytes, except for the time in ``report.html``.
+    file. The files are deterministic, except for the time in ``report.html``.
 
     Args:
         runs: The runs, see `kerple.compare.runs.read_runs`.
@@ -143,7 +143,7 @@ def write_comparison(
 
 def _show_in_tensorboard(folder: Path, drawings: Mapping[str, Figure], tables: str) -> None:
     """Replace the TensorBoard events in a folder by the figures and tables of a comparison."""
-    from torch.utils.tensorboard import SummaryWriter  # takes seconds
+    from torch.utils.tensorboard import SummaryWriter  # the import takes seconds
 
     for earlier in folder.glob("events.*"):
         earlier.unlink()

@@ -58,8 +58,8 @@ def write_print_figures(
 def _narrow(figure: Figure) -> None:
     """Fit a figure of one panel into a column, with the legend below and without a title, which is in the caption.
 
-    Line width and marker size decrease over each three curves, and later curves are on top. Identical curves therefore
-    stay visible.
+    Within each group of three curves, line width and marker size decrease, and the thinner curve is on top. Identical
+    curves therefore stay visible.
     """
     (ax,) = figure.axes
     band = figure.legends[0].get_title().get_text().replace("\n", " ")

@@ -19,7 +19,7 @@ PACKED = "records.zip"  # in the folder of a report: the records of its runs
 
 
 def record_folders(report: Path) -> list[Path]:
-    """The folders with records of a report: that of single runs, then that of its archive, if it has one.
+    """The folders with records of a report: first the folder ``runs``, then the unpacked archive if it exists.
 
     The records in a folder are ``[PART/]LABEL/seed-N``.
 
@@ -33,7 +33,7 @@ def record_folders(report: Path) -> list[Path]:
 
 @cache
 def _unpacked(path: Path, content: bytes) -> Path:
-    """A temporary folder with the files of an archive. zipfile writes no file outside of it, for any names."""
+    """A temporary folder with the files of an archive. zipfile writes only inside of it, whatever the names are."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
@@ -44,7 +44,7 @@ def _unpacked(path: Path, content: bytes) -> Path:
 
 
 def recorded_runs(report: Path) -> list[Run]:
-    """The runs with records in a report. A single run replaces that of the archive, because it is newer."""
+    """The runs with records in a report. A run in ``runs`` is newer than the same run in the archive."""
     folders = record_folders(report)[::-1]
     found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results.ABOUT)}
     runs = []
@@ -57,7 +57,7 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
     """Find the runs in or below some folders.
 
     The label of a run in ``LABEL/seed-N`` is LABEL, and its seed is N. Any other run is labelled by the name of its
-    folder and has seed 0. A run may have only its test.
+    folder and has seed 0. The files of the training may be missing.
 
     Args:
         folders: Folders to search.

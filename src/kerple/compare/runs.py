@@ -93,13 +93,15 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         config, cost = _trained(run.folder, about)
         together.configs[run] = config
         if run.part:
-            # the protocol of a task is the name of the task, which needs no part unless several parts have it
+            # a task's protocol is its name, with the part as a prefix only if several parts have the task
             unique = table["protocol"].map(lambda protocol: len(parts_of[protocol]) == 1)
             prefixed = table["metric"].isin(LOGARITHMIC) | ~unique
             table["protocol"] = table["protocol"].where(~prefixed, run.part + " " + table["protocol"])
         totals = results.totals(table)
         if totals.empty:
-            raise UserError(f"{run.folder}: got no results except losses by position; test the run first")
+            raise UserError(
+                f"{run.folder}: got no results except losses by position; add a protocol such as full, and test again"
+            )
         for protocol in totals["protocol"].unique():
             lengths.setdefault(protocol, set()).add(trained_length(config))
         for protocol, described in _described(about):
@@ -118,7 +120,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
     if len(twice):
         names = ", ".join(dict.fromkeys(twice["folder"]))
         raise UserError(
-            f"runs: {names}: have the same results of {twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}; "
+            f"runs: {names}: both have results of {twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}; "
             "expected each strategy and seed once; leave one out, or give it another label"
         )
     together.analyses.update({name: _joined(of_runs) for name, of_runs in analyses.items()})

@@ -19,7 +19,7 @@ METRIC_NAMES = {
     "token_accuracy": "Token accuracy",
     "mrr": "Mean reciprocal rank",
 }
-FAR_CONTEXT = (  # quantity of `FarContext`, the readings that are subtracted, meaning of a positive difference
+FAR_CONTEXT = (  # quantity of `FarContext`, the contexts whose losses are subtracted, meaning of a positive difference
     ("gain", "none", "own", "the loss is lower with distant text than without"),
     ("content", "foreign", "own", "a text's own distant text serves better than that of another document"),
     ("disturbance", "foreign", "none", "distant text of another document raises the loss"),
@@ -89,7 +89,7 @@ def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table 
 def context_gain_table(summary: pd.DataFrame, blocks: pd.DataFrame, window: str, trained: int | None) -> Table | None:
     """Table of the context gain: loss with windowed attention minus loss with full attention, on the same targets.
 
-    It is None if no strategy has both.
+    None if no strategy has both protocols.
 
     Args:
         summary: Summary of the strategies, which determines the order of rows.
@@ -238,7 +238,7 @@ def number(mean: float, std: float) -> str:
 
 
 def _paired(cells: pd.DataFrame) -> pd.DataFrame:
-    """The rows with a ratio to the baseline, without those of the baseline."""
+    """The rows of other strategies that have a ratio to the baseline."""
     return cells[cells["fewest_seeds"].notna() & np.isfinite(cells["ratio"])]
 
 

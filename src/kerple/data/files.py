@@ -1,4 +1,4 @@
-"""Files on this machine or at a URL, opened by fsspec and decompressed by the ending of their names."""
+"""Files on this machine or at a URL, opened by fsspec and decompressed according to the file extension."""
 
 import contextlib
 import gzip

@@ -148,7 +148,10 @@ class BatchLoader:
         """
         before, inside = (state[f"samples_{when}_epoch"] for when in ("before", "in"))
         if before % self.samples or inside % self.samples:
-            raise UserError(f"data.batch_size: got {self.samples} in all, expected a divisor of {before + inside}")
+            raise UserError(
+                f"data.batch_size: got {self.samples} samples on all devices, but the checkpoint was written after "
+                f"{before} + {inside} samples; use the batch size and devices of the earlier run"
+            )
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
 
 

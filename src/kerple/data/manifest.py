@@ -67,7 +67,7 @@ class Manifest:
         end_of_text: Id of the token after each document; it occurs nowhere else.
         tokenizer: sha256 of the `tokenizer.json` in the folder.
         splits: The entries of `train`, `validation` and `test`.
-        settings: Options and input files of the preparation; two preparations with equal settings write equal bytes.
+        settings: Options and input files of the preparation. For a local corpus: file names and sizes, not contents.
         left_out: Number of documents that were left out, by reason.
         text: sha256 of the documents in order, with their groups and splits; it does not depend on the tokenizer.
         test_documents: sha256 of `TEST_DOCUMENTS`, a table of the documents of the test split.
@@ -110,7 +110,7 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = Manifest(**entries | {"splits": splits, "settings": dict(entries["settings"])})
         _check_counts(manifest.vocabulary, manifest.end_of_text, *manifest.left_out.values())
         if version != FORMAT or not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
-            raise ValueError(f"format {version}, end of text {manifest.end_of_text} of {manifest.vocabulary} tokens")
+            raise ValueError(f"format {version} is not {FORMAT}, or the vocabulary is wrong: {manifest.vocabulary}")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); run `python run.py prepare`") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

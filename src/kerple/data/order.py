@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kerple.base.errors import UserError
 
 ROUNDS = 8
-MIXTURE_PERIOD = 4096  # number of samples in which every corpus of a mixture has exactly its fraction
+MIXTURE_PERIOD = 4096  # number of draws in one period of a mixture
 
 Indices = NDArray[np.int64]
 

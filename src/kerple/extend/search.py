@@ -152,7 +152,9 @@ class Search:
                         alive.remove(m)
                         print(f"{m.label}: not read beyond {length:,} tokens", flush=True)
                 if not alive:
-                    raise UserError(f"bound: got {100 * self.bound:g}%, which every method exceeds; give a larger one")
+                    raise UserError(
+                        f"bound: got {100 * self.bound:g}%, but every method raises the loss by more; give a larger one"
+                    )
         return alive
 
     def network(self, method: Method) -> Any:

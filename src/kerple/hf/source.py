@@ -101,7 +101,9 @@ def _folder(name: str, folder: Path) -> ModelSource:
         return ModelSource(name, str(folder), ggufs[0])
     if "config.json" not in files:
         others = ", ".join(ggufs) or "no .gguf file"
-        raise UserError(f"hf: got {name} with {others} and no config.json; expected either it or one .gguf file")
+        raise UserError(
+            f"hf: got {name} with {others} and no config.json; expected config.json or exactly one .gguf file"
+        )
     if any(file.endswith((".safetensors", INDEX)) for file in files):
         return ModelSource(name, str(folder))
     if any(file.endswith(PICKLES) for file in files):
@@ -193,7 +195,7 @@ def read_model(
     for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if keys := sorted(map(str, info.get(fault) or ())):
             some = f"{len(keys)} {fault.replace('_', ' ')} such as {', '.join(keys[:3])}"
-            raise UserError(f"hf: the weights of {source.name} do not fit its config.json: {some}; get both again")
+            raise UserError(f"hf: the weights of {source.name} do not fit its config.json: {some}; download both again")
     return model.eval()
 
 

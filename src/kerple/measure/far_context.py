@@ -60,7 +60,9 @@ def next_of_another(groups: Sequence[Any]) -> list[int]:
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
     if len(members) < 2:
-        raise UserError("FarContext: got a text of one document, expected at least two, so that one can be foreign")
+        raise UserError(
+            "FarContext: got text of one document or group, expected at least two, so that one can be foreign"
+        )
     order = list(members)
     following = dict(zip(order, [*order[1:], order[0]], strict=True))
     return [members[following[g]][members[g].index(i) % len(members[following[g]])] for i, g in enumerate(groups)]

@@ -137,7 +137,9 @@ class LongPerplexity(Measure):
         self.lengths = ordered_lengths(self.lengths)
         require_positive(self, "blocks")
         if not 1 <= self.stride <= self.short < self.lengths[-1]:
-            raise UserError(f"stride, short: got {self.stride}, {self.short}, expected 1 <= stride <= short < lengths")
+            raise UserError(
+                f"stride, short: got {self.stride}, {self.short}, expected 1 <= stride <= short < longest length"
+            )
 
     @property
     def criterion(self) -> dict[str, Any]:

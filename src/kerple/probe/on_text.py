@@ -39,7 +39,7 @@ def measure_on_text(
     Raises:
         UserError: The text is too short, or ``length`` is not a multiple of the training length above it.
     """
-    trained = known_training_length(network, "probe")
+    trained = known_training_length(network, "length")
     longest = length or 2 * trained
     if longest <= trained or longest % trained:
         raise UserError(f"length: got {longest}, expected a multiple of {trained}, the training length, above it")

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+import torch
+
+from kerple.base.errors import UserError
 from kerple.measure.result import Result
 from kerple.probe.invariances import Invariance, measure_invariances
 from kerple.probe.measured import Verdict, measure_layers
@@ -76,7 +79,12 @@ def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, in
         name: Name of the model in the report.
         layers: Whether each layer is compared with the configuration.
         invariances: Whether the invariances are tested.
+
+    Raises:
+        UserError: If the model is not in fp32, because its rounding looks like a fault.
     """
+    if model.dtype != torch.float32:
+        raise UserError(f"model: got {model.dtype}, expected torch.float32; use model.float()")
     report = Report(name or type(model).__name__, config.model_type)
     report.layers = measure_layers(model, config) if layers else []
     report.invariances = measure_invariances(model, config) if invariances else []

@@ -136,7 +136,9 @@ class LanguageModel(LightningModule):
             return
         names = sorted({type(strategy).__name__ for strategy in placed})
         if len(names) > 1:
-            raise UserError(f"position: got {' and '.join(names)}, expected one of them, because a token has one place")
+            raise UserError(
+                f"position: got {' and '.join(names)}, expected one of them, because a token has only one task position"
+            )
         if not hasattr(data, "places"):
             raise UserError(f"position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
         self.network.places = data.places(placed[0].scheme)

@@ -43,7 +43,9 @@ class LastCheckpoint(Checkpoint):
         super().__init__()
         numbers = [number for number in (every_n_train_steps, every_minutes) if number is not None]
         if not numbers or not min(numbers) > 0:
-            raise UserError(f"LastCheckpoint: every_n_train_steps, every_minutes: got {numbers}, expected above 0")
+            raise UserError(
+                f"LastCheckpoint: every_n_train_steps, every_minutes: got {numbers}, expected at least one above 0"
+            )
         self.every_n_train_steps, self.every_minutes = every_n_train_steps, every_minutes
         self._saved_at = 0.0  # seconds on the monotonic clock
         self.path: Path | None = None

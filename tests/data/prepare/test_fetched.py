@@ -155,7 +155,7 @@ def test_a_folder_of_ones_own_is_taken_and_what_it_lacks_is_named(apt, monkeypat
         splits.add(documents["rfc7.txt"].split)
     assert splits == {"train", "validation"}
     (folder / "rfc30.txt").write_text("Thirty-one.\n")
-    with pytest.raises(UserError, match=r"data\.source: .*rfc30\.txt has another text"):
+    with pytest.raises(UserError, match=r"data\.source: .*rfc30\.txt has another checksum"):
         list(read_rfcs(folder))
     (folder / "rfc30.txt").unlink()
     monkeypatch.setenv("PATH", str(apt))

@@ -251,7 +251,7 @@ def _check_reading(options: ShardOptions, reading: Reading) -> None:
     if not reading.used_bytes:
         shutil.rmtree(Path(options.location, PARTS))  # they belong to this state of the corpus
         given = f"got {options.corpus!r}, which has no document that can be used: {reading.reasons() or 'it is empty'}"
-        raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of its text")
+        raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of the text column")
     fraction = reading.lost_bytes / (reading.lost_bytes + reading.used_bytes)
     if fraction > options.max_dropped_fraction:
         given = f"got {options.max_dropped_fraction}, but {fraction:.2g} of {options.corpus!r} cannot be used"
@@ -259,4 +259,4 @@ def _check_reading(options: ShardOptions, reading: Reading) -> None:
         raise UserError(f"data.max_dropped_fraction: {given}: {reading.reasons()}; {advice}")
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
         given = f"got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}"
-        raise UserError(f"data.corpus: {given}; after a change of its list or rules, change the checksum in corpora.py")
+        raise UserError(f"data.corpus: {given}; delete its folder and fetch it again, or report it")

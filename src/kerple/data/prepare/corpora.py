@@ -45,7 +45,10 @@ class Corpus(NamedTuple):
     drop_duplicates: bool = False
 
     def state(self) -> str | None:
-        """Number and bytes of the files, and a checksum of their names and sizes, by which a change is noticed."""
+        """Number and bytes of the files, and a checksum of their names and sizes.
+
+        An edit that keeps the size is not noticed. The state of a remote corpus is the expected checksum, or None.
+        """
         if not self.files or is_remote(self.files[0]):
             return self.text
         sizes = [os.stat(path).st_size for path in self.files]

@@ -55,7 +55,7 @@ def read_rfcs(folder: Path) -> Iterator[Document]:
             text = without_pages(content.decode("latin-1"))
         checksum, *family = listed[name]
         if hashlib.sha256(text.encode()).hexdigest()[:16] != checksum:
-            raise UserError(f"data.source: {path} has another text than listed; delete it, or {ADVICE}")
+            raise UserError(f"data.source: {path} has another checksum than listed; delete it, or {ADVICE}")
         yield Document(path.name, text, family[0] if family else name)
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from kerple.base.cluster import connect_to_ray, cores
 from kerple.base.errors import UserError
+from kerple.base.resources import connect_to_ray, cores
 from kerple.data.manifest import SPLITS
 from kerple.data.prepare.readers import Document
 from kerple.data.shards import Tokens
@@ -56,7 +56,9 @@ def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
     for document in documents:
         ids = encode(tokenizer, document.text)
         if encoder.end_of_text in ids:
-            raise UserError("data.tokenizer: got one that encodes a text with its end-of-text token; choose another")
+            raise UserError(
+                "data.tokenizer: got one that produces its end-of-text token inside a document; choose another"
+            )
         tokens[document.split].append(np.array([*ids, encoder.end_of_text], encoder.dtype))
         sizes[document.split] += len(document.text.encode())
     nothing = np.empty(0, encoder.dtype)

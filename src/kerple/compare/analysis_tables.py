@@ -36,7 +36,7 @@ def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
             larger[name] = {"rows": f"{len(table):,}", "file": f"{name}.csv"}
     if larger:
         body = pd.DataFrame.from_dict(larger, orient="index")
-        yield Table("Larger tables of analyses", body, "Their files lie beside this report.")
+        yield Table("Larger tables of analyses", body, "Their CSV files are in the folder of this report.")
 
 
 def _means(name: str, table: pd.DataFrame, runs: list[str], keys: list[str], measured: list[str]) -> Table:
