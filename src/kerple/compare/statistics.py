@@ -137,8 +137,8 @@ def summarise(
         - ``seeds``, ``mean`` and ``std`` (n - 1 in the denominator; NaN for one seed),
         - ``best``: whether the mean is the best of its cell, ties included, unless all tie,
         - ``significant``: p_holm < alpha,
-        - ``ratio``, ``ratio_low`` and ``ratio_high``: ratio of geometric means over seeds to the baseline, and its
-          interval; NaN if the metric is not logarithmic.
+        - ``ratio``, ``ratio_low`` and ``ratio_high``: ratio of geometric means over seeds to the baseline, with
+            its interval; NaN if the metric is not logarithmic.
 
     Raises:
         UserError: If alpha is out of range, a metric is unknown, the baseline is missing, or a combination occurs
