@@ -116,6 +116,7 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeyp
     assert complaint(capsys, "plan").endswith("pip install pandas")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_path_with_brackets_and_accents_or_bytes_that_are_no_unicode(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "a[b] {c} é"

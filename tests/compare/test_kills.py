@@ -65,6 +65,7 @@ def test_a_run_that_was_stopped_goes_on(
     assert fits(config)["KerpleLog seed-1"] == 2
 
 
+@pytest.mark.slow
 def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_killed_are_waited_for(config: Path) -> None:
     """Processes as they really are; the command dies alone, and its runs go on."""
     change(config, strategies={"KerpleLog": {}})

@@ -67,7 +67,13 @@ def subject(name: str) -> Subject:
     return Subject(partial(strategies()[name.split(",")[0]], **SETTINGS.get(name, {})))
 
 
-@pytest.mark.parametrize("name", sorted({*names(), *SETTINGS}))
+# fast tests have every strategy, and of other settings those that are compiled
+SLOW = {name for name in SETTINGS if "," in name} - COMPILED
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in sorted({*names(), *SETTINGS})]
+)
 def test_every_property_holds(name: str) -> None:
     checked = subject(name)
     for title, holds in PROPERTIES.items():

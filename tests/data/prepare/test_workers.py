@@ -16,6 +16,7 @@ def die(*_: object) -> None:
     os._exit(1)
 
 
+@pytest.mark.slow
 def test_two_processes_of_which_one_dies_and_the_next_start(json_lines, prepared, tmp_path, small_build, contents):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "tokenise", die)
