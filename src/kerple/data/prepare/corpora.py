@@ -114,5 +114,6 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
         return Corpus(dataset(name.removeprefix(HUB), text_field), [])
     files = list_files(name)
     if not files:
-        raise UserError(f"data.corpus: got {name!r}, expected a file, pattern, URL, hf:NAME or {', '.join(CORPORA)}")
+        expected = f"a file, folder, pattern, URL, hf:NAME or {', '.join(CORPORA)}"
+        raise UserError(f"data.corpus: got {name!r}, where no file was found, expected {expected}")
     return Corpus(lambda: read_files(files, text_field), files)
