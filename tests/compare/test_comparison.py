@@ -12,10 +12,9 @@ from kerple.base.errors import UserError
 from kerple.base.progress import FILE, write_progress
 from kerple.cli import compare, training_time
 from kerple.cli.resolve import resolve
-from kerple.compare import records
 from kerple.compare.board import Board
 from kerple.compare.comparison import Comparison, Strategy, as_flags
-from kerple.compare.configuration import flat
+from kerple.compare.configuration import differences, flat
 from kerple.compare.job import Job
 
 ROOT = Path(__file__).parents[2]
@@ -75,11 +74,11 @@ def test_flags_of_every_type() -> None:
 def test_differences_are_of_what_was_asked_for_and_of_callbacks() -> None:
     callback = {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss"}}
     written = {"a": 1, "only before": 2, "data.init_args.directory": "x"} | flat({"trainer": {"callbacks": [callback]}})
-    first, *of_callback = records.differences(written, {"a": 2, "data.init_args.directory": "y"})
+    first, *of_callback = differences(written, {"a": 2, "data.init_args.directory": "y"})
     assert (first, len(of_callback)) == ("a: 1 -> 2", 2)
     model = {"model.class_path": "kerple.LanguageModel"}
-    assert records.differences(model, model | {"model.qk_norm": False}) == []  # newer than the run, at its default
-    assert records.differences(model, model | {"model.qk_norm": True}) == ["model.qk_norm: None -> True"]
+    assert differences(model, model | {"model.qk_norm": False}) == []  # newer than the run, at its default
+    assert differences(model, model | {"model.qk_norm": True}) == ["model.qk_norm: None -> True"]
 
 
 def test_a_run_of_each_shipped_comparison_parses_and_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_going_on_from_a_state_with_other_devices(module, workers):
     for loader in again:
         loader.load_state_dict(state)
     assert torch.equal(rows(*again), expected[16:])
-    with pytest.raises(ValueError, match=r"written after (0 \+ 16|16 \+ 0) samples"):
+    with pytest.raises(ValueError, match=r"written after 0 \+ 16 samples"):
         module(batch_size=5).train_dataloader().load_state_dict(state)
 
 

@@ -110,9 +110,8 @@ def _unused(preferred: Path) -> Path:
             continue
         with suppress(FileNotFoundError):  # another run has removed the folder
             if _make_and_lock(path) is None:
-                if (
-                    _is_empty(path) and os.fstat(_held[-1].fileno()).st_nlink
-                ):  # another run has written to it meanwhile; try the next version
+                # another run may have written to it or removed it meanwhile: then the next version is tried
+                if _is_empty(path) and os.fstat(_held[-1].fileno()).st_nlink:
                     if not existed:
                         _made.add(path.absolute())
                     return path

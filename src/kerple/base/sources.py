@@ -39,9 +39,8 @@ def _source(kind: type) -> str:
         return ""
     definitions: dict[str, list[ast.stmt]] = {}
     for statement in ast.parse(inspect.getsource(sys.modules[kind.__module__])).body:
-        named = [
-            node.id for node in ast.walk(statement) if isinstance(node, ast.Name)
-        ]  # the names that it defines are among them
+        # the names that the statement defines are among these
+        named = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
         for name in [statement.name] if isinstance(statement, ast.ClassDef | ast.FunctionDef) else named:
             definitions.setdefault(name, []).append(statement)
     waiting, used = [kind.__name__], dict[str, str]()

@@ -8,7 +8,7 @@ import sys
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
@@ -124,16 +124,13 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
     order = list(comparison.strategies)
     finished = sorted(ready.values(), key=lambda job: (order.index(job.label), job.seed))
     labels = [job.label for job in finished]
-    runs = read_runs(job.as_run for job in finished)
-    for difference in inconsistencies(runs):
-        print(f"warning: runs differ in more than strategy and seed: {difference}")
     texts = {"missing": [job.name for job in jobs if job.name not in ready]}
     if comparison.plan:
         plan = _comparison(_options(["--config", config_path(comparison.plan)]))
         planned = {job.name: resolve(job) for job in plan.jobs()}
         texts["deviations"] = deviations(plan, planned, ready, refused)
-    path = write_comparison(
-        runs,
+    _write_report(
+        [job.as_run for job in finished],
         comparison.report_folder,
         name=comparison.name,
         baseline=comparison.baseline if comparison.baseline in labels else labels[0],  # before the baseline is finished
@@ -143,20 +140,27 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
     )
     if not texts["missing"]:
         records.pack(comparison.report_folder)
-    _print_first_table(path)
 
 
 def _report_directories(options: Namespace) -> None:
     """Write the report of finished runs without the file of a comparison, and print its first table."""
-    runs = read_runs(find_runs(map(Path, options.directories), options.test_folder))
+    runs, output = find_runs(map(Path, options.directories), options.test_folder), Path(options.output)
+    _write_report(runs, output, name=options.name, baseline=options.baseline, printed=_printed(options))
+
+
+def _write_report(finished: list[Run], folder: Path, **options: Any) -> None:
+    """Warn of inconsistencies between the runs, write their report, and print its first table.
+
+    Args:
+        finished: The runs.
+        folder: Folder of the report.
+        **options: Other arguments of `write_comparison`.
+    """
+    runs = read_runs(finished)
     for difference in inconsistencies(runs):
         print(f"warning: runs differ in more than strategy and seed: {difference}")
-    output, printed = Path(options.output), _printed(options)
-    _print_first_table(write_comparison(runs, output, name=options.name, baseline=options.baseline, printed=printed))
-
-
-def _print_first_table(report: Path) -> None:
-    title, first, *_ = (report.parent / "table.md").read_text(encoding="utf-8").split("### ")
+    report = write_comparison(runs, folder, **options)
+    title, first, *_ = (folder / "table.md").read_text(encoding="utf-8").split("### ")
     print(f"{title}### {first}\nreport: {report}")
 
 

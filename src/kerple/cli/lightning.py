@@ -130,9 +130,8 @@ class CLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         data = self.config[self.subcommand].data
-        if self.subcommand == "fit" and data.class_path.endswith(
-            ".TokenShards"
-        ):  # before the model is built, which takes time
+        # before the model is built, which takes time
+        if self.subcommand == "fit" and data.class_path.endswith(".TokenShards"):
             check_corpus(ShardOptions(**data.init_args.as_dict()))
         with unwrapped(self.parser):
             super().instantiate_classes()

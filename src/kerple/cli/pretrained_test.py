@@ -118,10 +118,8 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     runner = Runner.detect(device, precision)
     if runner.rank == 0:  # other ranks may have another version of the folder in ``directory``
         runner = replace(runner, progress=Progress(directory / FILE).over)
-        for path in (
-            directory / "config.yaml",
-            directory.parent / "config.yaml",
-        ):  # a report reads that of the parent folder
+        # a report reads the configuration in the parent folder
+        for path in (directory / "config.yaml", directory.parent / "config.yaml"):
             if path.parent.resolve() != Path.cwd() and not path.exists():
                 write(path, _dump(options))
     network = read_network(options.hf, **vars(model)).to(runner.device)

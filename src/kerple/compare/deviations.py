@@ -9,6 +9,7 @@ from statistics import median
 from kerple.base.shipped_configs import config_path
 from kerple.compare import records
 from kerple.compare.comparison import Comparison
+from kerple.compare.configuration import differences
 from kerple.compare.job import Job
 from kerple.measure import results
 
@@ -42,7 +43,7 @@ def deviations(
         if name not in planned:
             what.append("not planned")
         else:
-            what += records.differences(run["config"], planned[name].training)
+            what += differences(run["config"], planned[name].training)
             what += [f"test: {change}" for change in records.changed_test(run, planned[name])]
         if plan.planned_data not in (None, run["data"]):
             what.append(f"other data, checksum {run['data']}")

@@ -110,7 +110,8 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = Manifest(**entries | {"splits": splits, "settings": dict(entries["settings"])})
         _check_counts(manifest.vocabulary, manifest.end_of_text, *manifest.left_out.values())
         if version != FORMAT or not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
-            raise ValueError(f"format {version} is not {FORMAT}, or the vocabulary is wrong: {manifest.vocabulary}")
+            given = f"format {version}, end of text {manifest.end_of_text} of {manifest.vocabulary} tokens"
+            raise ValueError(f"{given}, expected format {FORMAT}")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); run `python run.py prepare`") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

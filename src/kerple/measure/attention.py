@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import heat_map
+from kerple.measure.drawing import grid, heat_map
 from kerple.measure.measure import BlockMeasure
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
@@ -121,9 +121,7 @@ def _statistics_figure(means: Tensor, title: str) -> Figure:
 
 
 def _maps_figure(maps: dict[tuple[int, int], Tensor], title: str) -> Figure:
-    columns, rows = min(3, len(maps)), -(-len(maps) // 3)
-    figure = Figure(figsize=(4 * columns, 3.8 * rows), layout="constrained")
-    panels = [figure.add_subplot(rows, columns, number + 1) for number in range(len(maps))]
+    figure, panels = grid(len(maps), 4, 3.8)
     for axes, ((layer, head), p) in zip(panels, maps.items(), strict=True):
         # the square root makes small probabilities visible next to a large one
         visible = p.sqrt().masked_fill(torch.ones_like(p).triu(1).bool(), float("nan"))

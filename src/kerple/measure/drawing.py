@@ -13,6 +13,14 @@ def panel(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
+def grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of ``count`` panels of this size in inches, three in a row, and their axes."""
+    columns = min(3, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
+
+
 def label_axes(axes: Axes, training_length: int | None = None, **settings: Any) -> None:
     """Add labels, a grid, a legend, and a mark at the training length.
 

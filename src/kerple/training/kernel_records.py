@@ -9,7 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.measure.drawing import label_axes
+from kerple.measure.drawing import grid, label_axes
 from kerple.measure.kernels import KernelCurves, kernel_tables
 from kerple.measure.result import Result
 from kerple.positions import Position
@@ -123,11 +123,8 @@ def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: 
         strategy: Name of the strategy, for the title.
     """
     first = [i for i, (layer, _) in enumerate(curves) if layer == curves[0][0]]  # curves of the first layer
-    columns = min(3, len(first))
-    rows = -(-len(first) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
-    for number, i in enumerate(first, 1):
-        axes = figure.add_subplot(rows, columns, number)
+    figure, panels = grid(len(first), 4.2, 3.2)
+    for axes, i in zip(panels, first, strict=True):
         for head, curve in enumerate(values[:, i].T.tolist()):
             axes.plot(steps, curve, label=f"head {head}", color=f"C{head % 10}")
         label_axes(axes, xlabel="optimiser step", ylabel=curves[i][1])

@@ -88,9 +88,8 @@ class LastCheckpoint(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
-        if (
-            before is not None and before != now
-        ):  # the loops count micro-batches, of which a step now has another number
+        # the loops count micro-batches, of which a step now has another number
+        if before is not None and before != now:
             for counts in ("total", "current"):
                 progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"][counts]
                 lag = progress["processed"] - progress["completed"]
