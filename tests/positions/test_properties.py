@@ -199,7 +199,7 @@ def combined(*parts: Build) -> Build:
         (combined(positions.ReRoPE, positions.RoPE), "got RoPE with ReRoPE, which doubles the width"),
         *((combined(PoPE, other), f"got {other.__name__} with PoPE") for other in SINGLE_WIDTH),
         (lambda _: Shape(32, 5, 16), "heads: got 5, which does not divide dim 32"),
-        (lambda _: positions.build("Alibi", dim=32, heads=4, length=16), "got Alibi, did you mean ALiBi"),
+        (lambda _: positions.build("Alibi", dim=32, heads=4, length=16), "name: got Alibi, did you mean ALiBi"),
     ],
 )
 def test_an_option_out_of_range_is_refused(strategy: Build, message: str) -> None:

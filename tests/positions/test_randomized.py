@@ -14,6 +14,7 @@ from kerple.model.transformer import Transformer
 from kerple.positions import (
     FIRE,
     Abacus,
+    Combined,
     Coupled,
     LayerPattern,
     Position,
@@ -156,6 +157,16 @@ def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.Monk
         added(Abacus(NARROW, rows=5).eval(), PLACES)
     with pytest.raises(IndexError):
         added(Abacus(NARROW, rows=5), PLACES)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [((Abacus, Coupled), "got Abacus and Coupled, expected only one"), ((Coupled,), "Coupled needs a task, got data dict")],
+)
+def test_places_of_two_rules_or_without_a_task_are_refused(parts: tuple[type[Position], ...], message: str) -> None:
+    model = LanguageModel(partial(Combined, parts=parts), 9, 8, layers=1, dim=16, heads=2)
+    with pytest.raises(UserError, match=rf"^model\.position: {message}"):
+        model.attach({})
 
 
 @pytest.mark.parametrize("strategy", [Coupled, Abacus, partial(Abacus, position=FIRE)])

@@ -112,7 +112,7 @@ def _kerple(stored: StoredModel, remote: list[type[Position]]) -> KerpleForCausa
     for module in exported.network.modules():
         if isinstance(module, Placed):
             reason = "whose positions a task gives, but models of transformers read only tokens"
-            raise UserError(f"position: got {type(module).__name__}, {reason}; use `python run.py predict`")
+            raise UserError(f"model.position: got {type(module).__name__}, {reason}; use `python run.py predict`")
     exported.network.load_state_dict(stored.weights)
     for kind in remote:  # transformers imports the file into its package transformers_modules
         exported.config.auto_map, network = AUTO_MAP, json.dumps(exported.config.network)

@@ -128,8 +128,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         for p in self.positions:
             if p.max_length is not None and end > p.max_length:
                 raise UserError(
-                    f"position: got {end - 1}, but {type(p).__name__} ends at {p.max_length - 1}: its "
-                    f"max_length is {p.max_length}; use shorter inputs, or with Learned beyond: clamp or interpolate"
+                    f"model.position: got position {end - 1}, expected at most {p.max_length - 1} with "
+                    f"{type(p).__name__}; use shorter inputs, or beyond: clamp or interpolate (Learned)"
                 )
         all_tokens = tokens if cache is None else cache.append(tokens)  # (B, length)
         line = positions = TokenPositions.line(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)

@@ -113,7 +113,7 @@ class LanguageModel(LightningModule):
         if vocabulary != self.vocabulary:
             raise UserError(f"data.vocabulary: got {vocabulary}, expected the {self.vocabulary} tokens of the model")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            raise UserError(f"position: got {self.network.name}, only for `test`; fit the strategy that it wraps")
+            raise UserError(f"model.position: got {self.network.name}, which is only for `test`; fit what it wraps")
         self.attach(data)
         if self.compile_options and stage == "fit":  # a test compiles for each length
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
@@ -137,10 +137,10 @@ class LanguageModel(LightningModule):
         names = sorted({type(strategy).__name__ for strategy in placed})
         if len(names) > 1:
             raise UserError(
-                f"position: got {' and '.join(names)}, expected one of them, because a token has only one task position"
+                f"model.position: got {' and '.join(names)}, expected only one of them; a task gives a token one place"
             )
         if not hasattr(data, "places"):
-            raise UserError(f"position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
+            raise UserError(f"model.position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
         self.network.places = data.places(placed[0].scheme)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
