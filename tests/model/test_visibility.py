@@ -118,7 +118,7 @@ def test_a_cache_has_one_visibility_and_distances_need_first_tokens() -> None:
     network, tokens = Transformer(Shape(16, 2, 8), 1, 30, RoPE), torch.randint(30, (1, 12))
     with pytest.raises(UserError, match=r"visibility: got .*window=3.*create another"):
         network(tokens, Visibility(3), cache=network.new_cache())
-    with pytest.raises(UserError, match="distances: got 'capped', expected a window and first tokens"):
+    with pytest.raises(UserError, match="distances: got 'capped' with window 3 and first 0, expected 'true'"):
         Visibility(3, distances="capped")
     assert EVERYTHING.within(4) == Visibility(8, 2).within(4) == Visibility(4)
     assert Visibility(3, 2).within(4) == Visibility(3, 2)

@@ -161,7 +161,10 @@ def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("parts", "message"),
-    [((Abacus, Coupled), "got Abacus and Coupled, expected only one"), ((Coupled,), "Coupled needs a task, got data dict")],
+    [
+        ((Abacus, Coupled), "got Abacus and Coupled, expected only one"),
+        ((Coupled,), "Coupled needs a task, got data dict"),
+    ],
 )
 def test_places_of_two_rules_or_without_a_task_are_refused(parts: tuple[type[Position], ...], message: str) -> None:
     model = LanguageModel(partial(Combined, parts=parts), 9, 8, layers=1, dim=16, heads=2)

@@ -36,7 +36,8 @@ class Visibility:
         if self.distances not in ("true", "capped", "cache"):
             raise UserError(f"distances: got {self.distances!r}, expected true, capped or cache")
         if self.distances != "true" and not (self.window and self.first):
-            raise UserError(f"distances: got {self.distances!r}, expected a window and first tokens with it")
+            given = f"got {self.distances!r} with window {self.window} and first {self.first}"
+            raise UserError(f"distances: {given}, expected 'true'; other distances need both a window and first")
 
     def within(self, window: int | None) -> "Visibility":
         """Return this visibility, or ``Visibility(window)`` if a layer's window is narrower."""

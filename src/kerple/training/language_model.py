@@ -123,7 +123,8 @@ class LanguageModel(LightningModule):
         if isinstance(strategy, ShardedBlocks):
             strategy.shard(self.network)
         elif isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
-            raise UserError("trainer.strategy: got another FSDP, expected ShardedBlocks: configs/trainer/fsdp.yaml")
+            given = type(strategy).__name__
+            raise UserError(f"trainer.strategy: got {given}, expected ShardedBlocks, see configs/trainer/fsdp.yaml")
 
     def attach(self, data: object) -> None:
         """Set the places of tokens in the network by the task of the data, if a strategy uses them.
