@@ -1,8 +1,6 @@
 """Selection of the implementation of attention. Each implementation is logged once, with the reason."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
@@ -124,13 +122,3 @@ def flex_obstacle(
     if find_spec("triton") is None:
         return "the fused kernels need Triton, which is not installed"
     return None
-
-
-@contextmanager
-def note_on_failure(note: str) -> Iterator[None]:
-    """Add a note to errors of the compiler or the chip, such as the option that avoids them."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(note)
-        raise

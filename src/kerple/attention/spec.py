@@ -59,6 +59,16 @@ class AttentionSpec:
 UNMODIFIED = AttentionSpec()
 
 
+def query_blocks(queries: int, length: int, block: int, window: int | None) -> list[tuple[slice, slice]]:
+    """Return, for each block of queries, its rows and the rows of the keys that at least one of its queries sees.
+
+    The queries are the last of ``length`` rows.
+    """
+    starts = range(length - queries, length, block)
+    rows = [slice(start, min(length, start + block)) for start in starts]
+    return [(r, slice(0 if window is None else max(0, r.start - window + 1), r.stop)) for r in rows]
+
+
 def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch.device) -> Tensor:
     """Return which keys each query sees, bool (rows, columns): past keys in its window or among the first keys."""
     queries = torch.arange(rows.start, rows.stop, device=device)
