@@ -77,9 +77,7 @@ def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> Non
     torch.testing.assert_close(attention(x, position, context)[0], attention.out(mixed))
 
 
-def test_a_strategy_s_last_position_is_checked_without_synchronisation(monkeypatch) -> None:
-    """On a GPU and in compiled code the values of positions are not read. An index out of range ends the process."""
-    monkeypatch.setattr("kerple.positions.absolute.readable", lambda positions: False)
+def test_a_position_beyond_the_last_of_a_strategy_is_refused() -> None:
     network, tokens = Transformer(Shape(8, 2, 10), 1, 20, Learned), torch.zeros(1, 6, dtype=torch.long)
     cache = network.new_cache()
     network(tokens, offset=4, cache=cache)

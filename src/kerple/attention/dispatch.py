@@ -92,7 +92,8 @@ def attend(
     if backend in ("flex", "tiles"):
         attention = fused if neighbors is None else partial(two_views, fused, neighbors)
         out, lse = attention(q, k, v, table, window)
-        out = with_sink(out, lse, sink)
+        if sink is not None:  # the total probability of the keys, (B, H, Tq, 1), multiplies the output
+            out = (out * torch.sigmoid(lse - sink_of_queries(sink))[..., None]).to(out.dtype)
     elif backend == "blocks":
         out = attend_blocks(q, k, v, spec)
     else:
@@ -132,13 +133,6 @@ def two_views(
     fraction = torch.sigmoid(far_lse - near_lse)[..., None]  # probability of all far keys, (B, H, Tq, 1)
     out = torch.lerp(near.to(fraction.dtype), far.to(fraction.dtype), fraction)
     return out.to(near.dtype), torch.logaddexp(near_lse, far_lse)
-
-
-def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
-    """Multiply an output (B, H, Tq, δ) by the total probability of the keys, given a sink and the lse (B, H, Tq)."""
-    if sink is None:
-        return out
-    return (out * torch.sigmoid(lse - sink_of_queries(sink))[..., None]).to(out.dtype)  # (B, H, Tq, δ)
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,14 +76,9 @@ def target_losses(
     logits_per_chunk = logits if training and not recompute and features.is_cuda else sizes.logits
     # chunks of nearly equal size, so that a compiled loss has one graph
     chunks = max(1, math.ceil(len(targets) / max(sizes.rows, logits_per_chunk // head.out_features)))
-    return torch.cat(
-        [
-            checkpoint(of_rows, x, head.weight, y, cap, use_reentrant=False)
-            if recompute
-            else of_rows(x, head.weight, y, cap)
-            for x, y in zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
-        ]
-    )
+    losses_of = partial(checkpoint, of_rows, use_reentrant=False) if recompute else of_rows
+    pairs = zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
+    return torch.cat([losses_of(x, head.weight, y, cap) for x, y in pairs])
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:

@@ -40,10 +40,8 @@ class Combined(Position):
         invariant = [p.shift_invariant for p in self.parts]
         self.shift_invariant = None if None in invariant else all(invariant)
         self.prefix_consistent = all(p.prefix_consistent for p in self.parts)
-        self.per_layer, self.varies_by_layer = (
-            any(p.per_layer for p in self.parts),
-            any(p.varies_by_layer for p in self.parts),
-        )
+        self.per_layer = any(p.per_layer for p in self.parts)
+        self.varies_by_layer = any(p.varies_by_layer for p in self.parts)
         self.window = min((p.window for p in self.parts if p.window is not None), default=None)
         self.neighbor_window = next((p.neighbor_window for p in self.parts if p.neighbor_window is not None), None)
         self.test_only = any(p.test_only for p in self.parts)

@@ -64,12 +64,9 @@ class Placed(Resampled):
         largest = places.amax(-1, keepdim=True)
         # tests may have larger places than training, and an index outside the table ends the process on a GPU
         if readable(places, wait=not self.training):
-            self.require(
-                int(largest.max()) < self.rows,
-                "rows",
-                self.rows,
-                f"{int(largest.max()) + 1} or more, as a token has place {int(largest.max())}; or use shorter inputs",
-            )
+            last = int(largest.max())
+            expected = f"{last + 1} or more, because a token has place {last}; or use shorter inputs"
+            self.require(last < self.rows, "rows", self.rows, expected)
         if self.training:
             # tokens without a place, such as padding, are left out, because the padding depends on the batch
             tokens = tokens * (places > 0)  # (B, T)

@@ -10,7 +10,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape, is_distance_bias
 from kerple.positions.kerple import KerpleLog, KerplePower
 
@@ -49,13 +48,13 @@ class KernelSum(Position):
         self.kernels = cast(Sequence[Position], nn.ModuleList(build(shape) for build in kernels))
         self.factors = [1.0] * len(self.kernels) if factors is None else factors
         names = [type(kernel).__name__ for kernel in self.kernels]
-        if not names or not all(map(is_distance_bias, self.kernels)):
-            raise UserError(f"KernelSum: kernels: got {names}, expected biases by distance such as KerpleLog")
-        if len(self.factors) != len(names) or not all(factor >= 0 for factor in self.factors):
-            raise UserError(f"KernelSum: factors: got {factors}, expected {len(names)} numbers of 0 or more")
+        biases = bool(names) and all(map(is_distance_bias, self.kernels))
+        self.require(biases, "kernels", names, "biases by distance such as KerpleLog")
+        fit = len(self.factors) == len(names) and all(factor >= 0 for factor in self.factors)
+        self.require(fit, "factors", factors, f"{len(names)} numbers of 0 or more")
         points = torch.arange(64.0)
-        if not points.is_meta and not is_conditionally_positive_definite(self.bias, points):
-            raise UserError(f"KernelSum: kernels: got {names}, expected conditionally positive definite kernels")
+        definite = points.is_meta or is_conditionally_positive_definite(self.bias, points)
+        self.require(definite, "kernels", names, "conditionally positive definite kernels")
 
     def bias(self, distance: Tensor) -> Tensor:
         tables = [cast(Tensor, kernel.bias(distance)) for kernel in self.kernels]

@@ -174,10 +174,7 @@ def rotary_dim(position: Position, shape: Shape, base: float, rotary_fraction: f
     expected = "a fraction of the head in (0, 1]; the paper uses 1"
     position.require(0 < rotary_fraction <= 1, "rotary_fraction", rotary_fraction, expected)
     dim = round(rotary_fraction * shape.head_dim)
-    position.require(
-        dim >= 2 and dim % 2 == 0,
-        "rotary_fraction",
-        f"{rotary_fraction:g}, which is {dim} of a head's {shape.head_dim} dimensions",
-        "an even number of 2 or more; choose another fraction, or heads and dim with an even head dimension",
-    )
+    given = f"{rotary_fraction:g}, which is {dim} of a head's {shape.head_dim} dimensions"
+    expected = "an even number of 2 or more; choose another fraction, or heads and dim with an even head dimension"
+    position.require(dim >= 2 and dim % 2 == 0, "rotary_fraction", given, expected)
     return dim

@@ -73,11 +73,12 @@ class SelfExtend(Wrapper):
         window = self.neighbor_window
         assert window is not None
         if self.group is None:
-            return replace(positions, ids=torch.full_like(positions.ids, window)), replace(
-                positions, ids=0 * positions.ids
-            )
-        grouped = positions.ids // self.group
-        return replace(positions, ids=grouped + window - window // self.group), replace(positions, ids=grouped)
+            key_ids = torch.zeros_like(positions.ids)
+            query_ids = key_ids + window
+        else:
+            key_ids = positions.ids // self.group
+            query_ids = key_ids + window - window // self.group
+        return replace(positions, ids=query_ids), replace(positions, ids=key_ids)
 
 
 class ReRoPE(SelfExtend):
