@@ -12,10 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kerple.base.errors import UserError
 from kerple.model import Transformer, transformer
-from kerple.model.architecture import Architecture
 from kerple.model.loss import ChunkSizes, target_losses
-from kerple.model.self_attention import SelfAttention, prepare_context
-from kerple.positions import KerpleLog, LayerPattern, Learned, NoPE, Shape, TokenPositions
+from kerple.positions import KerpleLog, LayerPattern, Learned, NoPE, Shape
 
 
 def test_initial_weights_have_the_recipe_s_standard_deviation() -> None:
@@ -52,29 +50,6 @@ def test_a_windowed_layers_cache_keeps_its_window() -> None:
         network(torch.zeros(1, 4, dtype=torch.long), cache=cache)
     assert [layer.keys.shape for layer in cache.layers] == [(1, 1, 3, 8), (1, 1, 12, 8)] * 2
     assert cache.length == 12
-
-
-@torch.no_grad()
-def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> None:
-    attention = SelfAttention(Shape(8, 2, 4), Architecture(kv_heads=1, qk_norm=True, eps=1e-3)).double()
-    gains = [torch.rand(4, dtype=torch.float64) + 0.5 for _ in range(2)]
-    for norm, gain in zip((attention.q_norm, attention.k_norm), gains, strict=True):
-        norm.weight.copy_(gain)
-    x = torch.randn(1, 3, 8, dtype=torch.float64)
-    projected = attention.qkv(x)[0]  # (T, D + 2 δ): two heads of queries, one of keys and one of values
-
-    def normed(numbers: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        return numbers / math.sqrt(sum(float(n) ** 2 for n in numbers) / 4 + 1e-3) * gain
-
-    mixed = torch.zeros(3, 8, dtype=torch.float64)
-    for head in (0, 4):
-        for i in range(3):
-            q = normed(projected[i, head : head + 4], gains[0])
-            scores = torch.stack([q @ normed(projected[j, 8:12], gains[1]) / math.sqrt(4) for j in range(i + 1)])
-            mixed[i, head : head + 4] = scores.softmax(0) @ projected[: i + 1, 12:16]
-    position = NoPE(Shape(8, 2, 4))
-    context = prepare_context(position, TokenPositions.line(3), torch.zeros(1, 3, dtype=torch.long))
-    torch.testing.assert_close(attention(x, position, context)[0], attention.out(mixed))
 
 
 def test_a_position_beyond_the_last_of_a_strategy_is_refused() -> None:

@@ -104,11 +104,6 @@ ROWS_AND_SINKS: dict[str, tuple[Callable[[Shape], Position], Callable[..., tuple
         lambda position, h, m, n, visible: (position.scale[h] * math.log(visible) + position.offset[h], 0),
     ),
     "llama4": (positions.Temperature, lambda *args: (1 + 0.1 * math.log(1 + args[-1] // SHAPE.length), 0)),
-    "ministral3": (
-        partial(positions.Temperature, rule="ministral3", scale=0.7, length=3),
-        lambda *args: (1 + 0.7 * math.log(1 + (args[-1] - 1) // 3), 0),
-    ),
-    "beam": (partial(positions.Temperature, rule="beam"), lambda *args: ((1 + args[-1] / SHAPE.length) ** 0.1, 0)),
     "inkling": (
         partial(positions.Temperature, rule="inkling", length=3),
         lambda *args: (1 + 0.1 * math.log(max(args[-1] / 3, 1)), 0),

@@ -227,23 +227,3 @@ def test_the_learned_relative_bias_is_inklings(kind: str) -> None:
     s = theirs["query"] @ theirs["key"].mT / tau
     got = ours.modify_scores(s, s, s, QueryKeyBlock(at, at, seen, ours.token_state(x, at, None)))
     torch.testing.assert_close(got.tril(), expected.tril(), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("queries", [LENGTH, 6])
-def test_the_learned_relative_bias_is_that_of_x_transformers(queries: int) -> None:
-    package = pytest.importorskip("x_transformers.x_transformers")
-    theirs, ours = package.RelativeProjPositionalBias(24, HEADS, 5, 13), LearnedRelativeBias(SHAPE, 5, 13)
-    linear = theirs.to_distance_weights[0]
-    linear.bias.data.zero_()  # Inkling has no bias
-    ours.weights.data, ours.curves.data = linear.weight.data, theirs.distance_bank.data
-    x = torch.randn(2, LENGTH, 24, requires_grad=True)
-    q = torch.zeros(2, HEADS, queries, HEAD_DIM)
-    bias = added(
-        ours, q, q.new_zeros(2, HEADS, LENGTH, HEAD_DIM), ours.token_state(x, TokenPositions.line(LENGTH), None)
-    )
-    expected = theirs(x[:, -queries:], seq_len_k=LENGTH)
-    torch.testing.assert_close(bias, expected, atol=1e-6, rtol=1e-5)
-    grad = torch.randn_like(expected)
-    gradients = torch.autograd.grad(bias, (x, ours.weights, ours.curves), grad)
-    theirs = torch.autograd.grad(expected, (x, linear.weight, theirs.distance_bank), grad)
-    torch.testing.assert_close(gradients, theirs, atol=1e-5, rtol=1e-5)
