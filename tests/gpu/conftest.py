@@ -5,6 +5,7 @@ With KERPLE_DRY=1 they run on the CPU at a toy size, to find a typing error befo
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if not (DRY or torch.cuda.is_available()):
                 item.add_marker(missing)
+
+
+@contextmanager
+def memory_below(limit: int, device: torch.device) -> Iterator[None]:
+    """Context that may allocate at most ``limit`` bytes at once on a GPU. On a CPU nothing is checked."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    yield
+    assert torch.cuda.max_memory_allocated() - before < limit
 
 
 @pytest.fixture

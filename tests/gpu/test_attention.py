@@ -8,6 +8,7 @@ from kerple.attention import AttentionSpec, attend, backend
 from kerple.attention.cuda import attend_flex
 from kerple.attention.reference import attend_reference
 from tests.attention.test_flex_on_cpu import by_definition
+from tests.gpu.conftest import memory_below
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of a norm; rounding is 4e-3 and 5e-4 an entry
 HEADS = 3
@@ -77,23 +78,14 @@ def test_two_calls_are_equal_in_every_bit(length: int, device) -> None:
 def test_memory_of_16384_tokens_grows_with_the_length_and_not_its_square(device) -> None:
     inputs, grad = tensors(16384 if device.type == "cuda" else 1024, 64, torch.bfloat16, False, device)
     forward_backward(inputs, grad)  # compiles
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+    with memory_below(20 * grad.nbytes, device):  # ``grad`` has 12 MiB, one head's scores in bf16 would have 512
         forward_backward(inputs, grad)
-        # such a tensor has 12 MiB; one head's scores in bf16 would have 512
-        assert torch.cuda.max_memory_allocated() - before < 20 * grad.numel() * grad.element_size()
 
 
 def test_grouped_heads_in_fp32_write_no_scores_down(device) -> None:
     length = 16384 if device.type == "cuda" else 1024
     q, k = (torch.randn(1, heads, length, 64, device=device) for heads in (8, 2))
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    with torch.no_grad():
+    with torch.no_grad(), memory_below(8 * q.nbytes, device):  # one head's scores have 32 times the bytes of q
         out = attend(q, k, k)
-    if device.type == "cuda":  # one head's scores are 32 times as much as q
-        assert torch.cuda.max_memory_allocated() - before < 8 * q.numel() * q.element_size()
     several = k.repeat_interleave(4, 1)
     torch.testing.assert_close(out, attend(q, several, several))

@@ -126,10 +126,8 @@ Cached = sketch(
 )
 # the second sequence of a batch reads the first
 SecondSequence = sketch(modify_scores=lambda self, s, q, k, block: torch.cat([s[:1], s[1:] + 0.1 * s[:-1]]))
-# every token from the 65th on reads the last one
-After64 = sketch(embed=lambda self, x, positions: x + torch.where(positions.rows[:, None] >= 64, x[:, -1:], 0))
 # scores depend on the position of the query from the 65th token on
-After64Moved = sketch(
+After64 = sketch(
     modify_scores=lambda self, s, q, k, block: torch.where(
         block.queries.rows[:, None] >= 64, s * (1 + block.queries.ids[:, None] / 300), s
     )
@@ -171,18 +169,14 @@ OFFSET = "an offset changes nothing exactly where the strategy says so"
         (SecondBlock, BLOCK, "in blocks of 42, window None, 300 tokens"),
         (Cached, CACHE, "logits from a cache"),
         (SecondSequence, ALONE, "logits of 30 tokens in a batch"),
-        (After64, GRADIENT, "from a later one, in 90 tokens"),
-        (After64, LATER, "before a changed token 70 of 90"),
-        (After64Moved, OFFSET, "shift_invariant, but an offset of 500 moves logits of 90 tokens"),
+        (After64, OFFSET, "shift_invariant, but an offset of 500 moves logits of 90 tokens"),
         (Neighbours, "a window hides what is before it and nothing else", "out of reach of a changed token"),
-        (Neighbours, BLOCK, "in blocks of"),
         (Counted, "the docstring counts the parameters", "4 parameters"),
         (Counted, "gradients reach every parameter", "parameter has no gradient"),
         (Rounded, "neither autocast nor tf32 reaches what it computes", "may round it"),
         (Sized, "nothing is sized by the training length", "other tensors of"),
         (Attribute, "nothing is sized by the training length", r"\(16,\).* at 16 tokens"),
         (Ends, "the logits of a prefix are the prefix of the logits", "first 17 of 30"),
-        (Ends, CACHE, "from a cache"),
         (Explodes, "logits are finite at 64 times the training length or it is refused", "not finite"),
         (Halved, "bf16 weights and autocast leave positions in fp32", r"bias is torch\.bfloat16"),
         (Gapless, "positions read pair by pair are those read in line", "said to have gaps"),
