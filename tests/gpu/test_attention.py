@@ -16,7 +16,7 @@ HEADS = 3
 
 @pytest.fixture(autouse=True)
 def _new_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "used", {})
+    monkeypatch.setattr(backend, "backends_used", {})
 
 
 def tensors(length: int, dim: int, dtype: torch.dtype, view: bool, device: torch.device) -> tuple[list[Tensor], Tensor]:
@@ -42,7 +42,7 @@ def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = No
 def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, view, device) -> None:
     inputs, grad = tensors(length, dim, dtype, view, device)
     results = forward_backward(inputs, grad, window)
-    assert [b.name for b in backend.used] == ["flex" if device.type == "cuda" else "tiles"]
+    assert [b.name for b in backend.backends_used] == ["flex" if device.type == "cuda" else "tiles"]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = forward_backward(exact, grad.double(), window, attend_reference)
     for name, ours, theirs in zip(("out", "dq", "dk", "dv", "dtable"), results, expected, strict=True):

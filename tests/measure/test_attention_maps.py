@@ -48,7 +48,7 @@ def test_probabilities_reproduce_the_attentions_output(name: str, window: int | 
             mixed = p @ v
             position = network.positions[min(i, len(network.positions) - 1)]
             if position.uses("add_to_output"):
-                at, index = TokenPositions.line(20), torch.arange(20)
+                at, index = TokenPositions.arange(20), torch.arange(20)
                 distance = index[:, None] - index
                 seen = (distance >= 0) & (distance < (window or 20))
                 mixed = mixed + position.add_to_output(p, v, QueryKeyBlock(at, at, seen))

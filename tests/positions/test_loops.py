@@ -80,7 +80,7 @@ def ours_and_loops(
     expected_gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
     tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
     for option in ("auto", "blocks"):
-        context = prepare_context(position, TokenPositions.line(LENGTH, offset), tokens, Visibility(window), option)
+        context = prepare_context(position, TokenPositions.arange(LENGTH, offset), tokens, Visibility(window), option)
         out = attention(x, position, context)
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
         gradients = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
@@ -199,7 +199,7 @@ def test_stick_breaking(window: int | None, rest: bool, loops: Callable) -> None
 
 def test_stick_breaking_is_precise_with_many_keys() -> None:
     """The remainder after 3,000 keys is e^-2,000, which must not affect near keys in fp32."""
-    at, scores = TokenPositions.line(3000), torch.randn(1, 1, 5, 3000)
+    at, scores = TokenPositions.arange(3000), torch.randn(1, 1, 5, 3000)
     block = QueryKeyBlock(at[-5:], at, torch.ones(5, 3000, dtype=torch.bool).tril(2995))
     position = positions.StickBreaking(Shape(8, 1, 16))
     fp32, fp64 = (position.modify_scores(s, s, s, block).p for s in (scores, scores.double()))

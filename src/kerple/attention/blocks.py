@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from kerple.attention.spec import (
     UNMODIFIED,
     AttentionSpec,
-    for_query_heads,
     query_blocks,
+    repeat_for_query_heads,
     scores,
     sink_of_queries,
     visible_keys,
@@ -32,7 +32,7 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIF
     Scores and softmax are fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of ``v``. Time is
     O(Tq · min(Tk, window + `QUERIES_AT_ONCE`)).
     """
-    k, v = for_query_heads(q, k, v)
+    k, v = repeat_for_query_heads(q, k, v)
     length, first = k.shape[2], k.shape[2] - q.shape[2]
     blocks = query_blocks(q.shape[2], length, QUERIES_AT_ONCE, None if spec.first else spec.window)
     recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
@@ -40,7 +40,7 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIF
     # the largest block comes first, so that each later block fits into the memory freed by the one before it
     for rows, columns in reversed(blocks):
         queries = slice(rows.start - first, rows.stop - first)
-        block_spec = spec.of_queries(queries)
+        block_spec = spec.select_queries(queries)
         arguments = (q[:, :, queries], k[:, :, columns], v[:, :, columns], block_spec, rows, columns)
         out.append(checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments))
     return torch.cat(out[::-1], 2)

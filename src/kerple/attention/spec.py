@@ -49,7 +49,7 @@ class AttentionSpec:
     more_keys: tuple[Tensor, Tensor] | None = None
     neighbor_window: int | None = None
 
-    def of_queries(self, queries: slice) -> "AttentionSpec":
+    def select_queries(self, queries: slice) -> "AttentionSpec":
         """Return the specification for a block of queries."""
         sink = self.sink[:, :, queries] if self.sink is not None and self.sink.ndim == 3 else self.sink
         more_keys = None if self.more_keys is None else (self.more_keys[0][:, :, queries], self.more_keys[1])
@@ -103,7 +103,7 @@ def sink_of_queries(sink: Tensor) -> Tensor:
     return sink if sink.ndim == 3 else sink[:, None]
 
 
-def for_query_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def repeat_for_query_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Repeat keys and values (B, G, Tk, δ) for all query heads; (B, H, Tk, δ)."""
     repeats = q.shape[1] // k.shape[1]
     return k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)

@@ -124,7 +124,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
             if self.takes_positions:
                 options["position_ids"] = rows + offset
             if visibility.window is not None:
-                visibility = visibility if self.bos is None else visibility.after_bos()
+                visibility = visibility if self.bos is None else visibility.with_bos()
                 contexts.enter_context(limited_attention(self.model, visibility))
             return module(input_ids=read, use_cache=False, **options)[0][:, -tokens.shape[1] :]
 

@@ -15,7 +15,7 @@ from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.first_tokens import new_layer_cache
 from kerple.model.generation import generate
-from kerple.model.loss import capped, row_losses, target_losses
+from kerple.model.loss import cap_logits, row_losses, target_losses
 from kerple.model.network import AttentionInside, Embedding, Generation, Limited, Offset, Windows
 from kerple.model.self_attention import PositionContext, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
@@ -109,7 +109,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             UserError: If the cache has another visibility, or the strategy cannot represent a position.
         """
         x = self.features(tokens, visibility, offset, cache)  # (B, T, D)
-        return capped(self.head(x if last is None else x[:, -last:]), self.logit_cap)
+        return cap_logits(self.head(x if last is None else x[:, -last:]), self.logit_cap)
 
     def features(
         self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0, cache: Cache | None = None
@@ -118,10 +118,10 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         if cache is not None and cache.visibility != visibility:
             raise UserError(f"visibility: got {visibility}, but the cache has {cache.visibility}; create another cache")
         cached = None if cache is None else cache.length
-        begins = self.bos is not None and not cached
+        adds_bos = self.bos is not None and not cached
         if self.bos is not None:
-            visibility = visibility.after_bos()
-        if begins:
+            visibility = visibility.with_bos()
+        if adds_bos:
             tokens = F.pad(tokens, (1, 0), value=self.bos)
         length = (cached or 0) + tokens.shape[1]
         end = length + int(torch.as_tensor(offset).max())
@@ -132,11 +132,11 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
                     f"{type(p).__name__}; use shorter inputs, or beyond: clamp or interpolate (Learned)"
                 )
         all_tokens = tokens if cache is None else cache.append(tokens)  # (B, length)
-        line = positions = TokenPositions.line(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
+        line = positions = TokenPositions.arange(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
         if self.places is not None:
             line = positions = replace(line, places=self.places(all_tokens))
         if isinstance(offset, Tensor):
-            positions = replace(line, ids=line.ids + F.pad(offset, (int(begins), 0)), contiguous=False)
+            positions = replace(line, ids=line.ids + F.pad(offset, (int(adds_bos), 0)), contiguous=False)
         arguments = all_tokens, visibility, self.attention, cached
         contexts = [prepare_context(p, positions if p.window is None else line, *arguments) for p in self.positions]
         x = self.embedding(tokens)  # (B, T, D)
@@ -146,7 +146,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             strategy = min(i, len(self.positions) - 1)
             run = self.run_block if cache is None else run_block  # compiled blocks need a graph for each length
             x = run(block, x, self.positions[strategy], contexts[strategy], None if cache is None else cache.layers[i])
-        return self.norm(x[:, int(begins) :])  # without BOS
+        return self.norm(x[:, int(adds_bos) :])  # without BOS
 
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
@@ -221,7 +221,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             visibility: Keys that a query sees in calls with this cache.
         """
         strategies = [self.positions[min(i, len(self.positions) - 1)] for i in range(len(self.blocks))]
-        seen = visibility if self.bos is None else visibility.after_bos()
+        seen = visibility if self.bos is None else visibility.with_bos()
         return Cache(visibility, [new_layer_cache(strategy, seen) for strategy in strategies])
 
     def constrain_(self) -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kerple.positions.angles import angles, exact
+from kerple.positions.angles import angles, exact_dtype
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise
 from kerple.positions.token_positions import TokenPositions
@@ -86,7 +86,7 @@ class Learned(Position):
         assert self.table is not None
         ids, last = positions.ids, self.rows - 1
         if self.beyond == "interpolate":
-            end = ids.amax(-1, keepdim=True).clamp(min=last).to(exact(ids.device))  # ((B,) 1)
+            end = ids.amax(-1, keepdim=True).clamp(min=last).to(exact_dtype(ids.device))  # ((B,) 1)
             squeezed = ids * (last / end)  # ((B,) T)
             below = squeezed.floor().long()
             fraction = (squeezed - below).to(self.table.dtype)[..., None]  # ((B,) T, 1)

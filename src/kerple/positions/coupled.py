@@ -16,7 +16,7 @@ from kerple.positions.wrapper import Resampled
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly between 0 and 1
 
 
-class Placed(Resampled):
+class PlaceEmbedding(Resampled):
     """Adds a learned vector for the place that the task assigns to a token. Tokens without a place get no vector.
 
     In training all places of a sequence are shifted by the same number, so that short problems train every row of the
@@ -87,7 +87,7 @@ class Placed(Resampled):
             self.shift_fraction.fill_(self.random_integer(8) / 2**64)  # in [0, 1)
 
 
-class Coupled(Placed):
+class Coupled(PlaceEmbedding):
     """Position coupling: tokens that belong together in the task have the same place (Cho et al. 2024, arXiv
     2405.20671).
 
@@ -112,7 +112,7 @@ class Coupled(Placed):
     scheme = "coupled"
 
 
-class Abacus(Placed):
+class Abacus(PlaceEmbedding):
     """Abacus embeddings: the i-th digit of every number has place i (McLeish et al. 2024, arXiv 2405.17399).
 
     Parameters: `rows * D`, and those of ``position``.

@@ -146,20 +146,20 @@ class RoPE(Position):
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        cos, sin = positions.once(self.waves)
+        cos, sin = positions.compute_once(self.waves)
         return apply_rotary(q, cos, sin, self.layout), apply_rotary(k, cos, sin, self.layout)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of the angles, multiplied by the attention factor, ((B,) T, r/2) fp64 each."""
         ids, radians = positions.ids[..., None], self.frequencies(positions.ids)
         if self.mistake:
-            ids, radians = rounded(ids.to(radians.dtype)), rounded(radians)
+            ids, radians = round_to_bf16(ids.to(radians.dtype)), round_to_bf16(radians)
         angle = ids * radians
-        angle = rounded(angle) if self.mistake else angle
+        angle = round_to_bf16(angle) if self.mistake else angle
         return self.attention_factor * angle.cos(), self.attention_factor * angle.sin()
 
 
-def rounded(x: Tensor) -> Tensor:
+def round_to_bf16(x: Tensor) -> Tensor:
     """Round to the nearest bf16 number, and keep the dtype."""
     return x.to(torch.bfloat16).to(x.dtype)
 

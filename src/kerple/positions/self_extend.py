@@ -62,7 +62,7 @@ class SelfExtend(Wrapper):
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        q_positions, k_positions = positions.once(self._far_positions)
+        q_positions, k_positions = positions.compute_once(self._far_positions)
         near_q, near_k = self.position.transform_qk(q, k, state, positions)
         far_q, _ = self.position.transform_qk(q, k, state, q_positions)
         _, far_k = self.position.transform_qk(q, k, state, k_positions)

@@ -38,12 +38,12 @@ class TokenPositions:
     _results: dict[Callable, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
-    def line(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "TokenPositions":
+    def arange(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "TokenPositions":
         """Return rows 0 to length - 1, whose positions are larger by ``offset``."""
         rows = torch.arange(length, device=device)
         return cls(rows, rows + offset)
 
-    def once(self, function: Callable[["TokenPositions"], Result]) -> Result:
+    def compute_once(self, function: Callable[["TokenPositions"], Result]) -> Result:
         """Return ``function(self)``, computed once for all layers of a forward pass."""
         if torch.compiler.is_compiling():
             return function(self)

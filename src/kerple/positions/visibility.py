@@ -39,12 +39,12 @@ class Visibility:
             given = f"got {self.distances!r} with window {self.window} and first {self.first}"
             raise UserError(f"distances: {given}, expected 'true'; other distances need both a window and first")
 
-    def within(self, window: int | None) -> "Visibility":
+    def narrow(self, window: int | None) -> "Visibility":
         """Return this visibility, or ``Visibility(window)`` if a layer's window is narrower."""
         narrower = window is not None and (self.window is None or self.window > window)
         return Visibility(window) if narrower else self
 
-    def after_bos(self) -> "Visibility":
+    def with_bos(self) -> "Visibility":
         """Return this visibility for an input that begins with one more token, which every query sees."""
         return self if self.window is None else replace(self, first=self.first + 1)
 

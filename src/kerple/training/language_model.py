@@ -17,7 +17,7 @@ from torchmetrics import MeanMetric
 from kerple.base.errors import UserError
 from kerple.model import Batch, Transformer
 from kerple.positions import Position, Shape
-from kerple.positions.coupled import Placed
+from kerple.positions.coupled import PlaceEmbedding
 from kerple.training.muon import Muon
 from kerple.training.schedule import ScheduleName, lr_multiplier
 from kerple.training.sharding import ShardedBlocks, whole
@@ -132,7 +132,7 @@ class LanguageModel(LightningModule):
         Raises:
             UserError: If the data has no places, or strategies of two kinds use them.
         """
-        placed = [module for module in self.network.modules() if isinstance(module, Placed)]
+        placed = [module for module in self.network.modules() if isinstance(module, PlaceEmbedding)]
         if not placed:
             return
         names = sorted({type(strategy).__name__ for strategy in placed})
