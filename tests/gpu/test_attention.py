@@ -1,4 +1,4 @@
-"""Attention on a GPU against fp64, whatever its dtype, head, length, window and layout."""
+"""Attention on a GPU against fp64, for several dtypes, head dimensions, lengths, windows and layouts."""
 
 import pytest
 import torch

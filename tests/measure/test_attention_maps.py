@@ -6,18 +6,13 @@ from torch import Tensor
 
 from kerple import positions
 from kerple.measure.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
-from kerple.model.attention_probabilities import visit_probabilities
 from kerple.positions import QueryKeyBlock, TokenPositions
 from kerple.positions.visibility import Visibility
 
 
 def collect(network, tokens: Tensor, window: int | None = None) -> list[Tensor]:
     maps: list[Tensor] = []
-    if window is None:
-        network.visit_attention(tokens, lambda layer, p: maps.append(p))
-    else:
-        with visit_probabilities([block.attention for block in network.blocks], lambda layer, p: maps.append(p)):
-            network.features(tokens, Visibility(window))
+    network.visit_attention(tokens, lambda layer, p: maps.append(p), Visibility(window))
     return maps
 
 

@@ -59,8 +59,11 @@ def ours_and_loops(
     value_bias: Callable = lambda m, n: 0.0,
     gate: Callable = lambda x, h: 1.0,
 ) -> None:
-    """Of `window` keys with positions from `offset` on; `probabilities` are a function of the scores that a query of a
-    head sees, (n,), `value_bias` is added to the value of a key, and `gate` multiplies the output of a token."""
+    """Compare attention of `window` keys, at positions from `offset` on, with loops over queries and keys.
+
+    `probabilities` is a function of the scores of the keys that a query sees, (n,), and of the head. `value_bias` is
+    added to the value of a key. `gate` multiplies the output of a token.
+    """
     torch.manual_seed(0)
     attention = SelfAttention(SHAPE, Architecture(bias=False)).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)

@@ -89,7 +89,7 @@ def scores(
 ) -> Tensor:
     """Return the products (B, H, rows, columns) of queries (B, H, rows, δ) and keys (B, H, columns, δ).
 
-    With a ``neighbor_window`` they are products of halves.
+    With a ``neighbor_window`` they are products of the first halves for near keys, and of the second halves for others.
     """
     if spec.neighbor_window is None:
         return product(q, k)  # (B, H, rows, columns)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -10,14 +11,14 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
-from kerple.model.attention_probabilities import visit_probabilities
+from kerple.model.attention_probabilities import attention_probabilities
 from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.first_tokens import new_layer_cache
 from kerple.model.generation import generate
 from kerple.model.loss import cap_logits, row_losses, target_losses
 from kerple.model.network import AttentionInside, Embedding, Generation, Limited, Offset, Windows
-from kerple.model.self_attention import PositionContext, prepare_context
+from kerple.model.self_attention import PositionContext, SelfAttention, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
@@ -37,8 +38,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         shape: Width D, number of heads H and training length.
         layers: Number of blocks.
         vocabulary: Number of token ids V, including padding.
-        position: Function that builds a strategy from the shape. It is called once if all layers share the strategy,
-            and otherwise once per layer.
+        position: Function that builds a strategy from the shape. It is called once if all layers share the strategy. It
+            is called once per layer if they do not.
         **options: Options of `kerple.model.architecture.Architecture`.
 
     Raises:
@@ -53,7 +54,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             raise UserError(f"vocabulary: got {vocabulary}, expected a positive number")
         architecture = Architecture(**options)
         shape = replace(shape, head_width=architecture.head_dim)
-        self.shape, self.training_length = shape, shape.length
+        self.shape = shape
+        self.training_length: int | None = shape.length
         self.embedding_scale, self.logit_cap = architecture.embedding_scale, architecture.logit_cap
         self.attention = architecture.attention
         # registered first, because DDP expects gradients in reverse order, and those of a shared strategy come last
@@ -171,9 +173,9 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
     def compile(self, **options: Any) -> None:
         """Compile the blocks and the loss, once for each length.
 
-        All blocks share one graph. Therefore the time of compilation does not depend on the depth, and the gradients of
-        a block are sent to other devices during the backward pass of earlier blocks. Calls with a cache are not
-        compiled, because each token changes the length.
+        All blocks share one graph. Therefore the time of compilation does not depend on the depth. The gradients of a
+        block are sent to other devices during the backward pass of earlier blocks. Calls with a cache are not compiled,
+        because each token changes the length.
 
         Args:
             **options: Options of torch.compile.
@@ -191,18 +193,22 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         return [int(token) for token in generate(self, tokens, steps)]
 
     @torch.no_grad()
-    def visit_attention(self, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
+    def visit_attention(
+        self, tokens: Tensor, visit: Callable[[int, Tensor], None], visibility: Visibility = EVERYTHING
+    ) -> None:
         text = slice(-tokens.shape[1], None)  # without BOS
 
-        def visit_text(layer: int, probabilities: Tensor) -> None:
-            visit(layer, probabilities[:, :, text, text])
+        def hook(layer: int, attention: SelfAttention, arguments: tuple[Any, ...]) -> None:
+            visit(layer, attention_probabilities(attention, *arguments[:3])[:, :, text, text])
 
+        hooks = [block.attention.register_forward_pre_hook(partial(hook, i)) for i, block in enumerate(self.blocks)]
         compiled, self.run_block = self.run_block, run_block  # compiled graphs do not call hooks
         try:
-            with visit_probabilities([block.attention for block in self.blocks], visit_text):
-                self.features(tokens)
+            self.features(tokens, visibility)
         finally:
             self.run_block = compiled
+            for handle in hooks:
+                handle.remove()
 
     @property
     def max_length(self) -> int | None:

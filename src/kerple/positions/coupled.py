@@ -19,7 +19,7 @@ GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly betwee
 class PlaceEmbedding(Resampled):
     """Adds a learned vector for the place that the task assigns to a token. Tokens without a place get no vector.
 
-    In training all places of a sequence are shifted by the same number, so that short problems train every row of the
+    In training all places of a sequence are shifted by the same number. Short problems then train every row of the
     table. The shift is a fraction of the number of rows after the largest place. The fraction is a function of the
     seed, the number of optimiser steps and the tokens of the sequence. It does not depend on the number of devices or
     accumulated batches. In evaluation there is no shift.

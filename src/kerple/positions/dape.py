@@ -61,8 +61,8 @@ class DAPEv2(DAPE):
     """`DAPE` whose two layers are convolutions over three neighbouring keys (Zheng et al. 2024, arXiv 2410.04798,
     section 3.3).
 
-    Inputs of unseen keys are set to 0 before each convolution, so that results do not depend on the size of a block.
-    The public code sets them to 0 only before the first convolution.
+    Inputs of unseen keys are set to 0 before each convolution. Results then do not depend on the size of a block. The
+    public code sets them to 0 only before the first convolution.
 
     Parameters: `2 * H + 9 * H * hidden + hidden` with the default bias, one set per layer by default.
     Cost: explicit scores, ``hidden`` numbers for each of them, and three times the products of DAPE.

@@ -1,7 +1,7 @@
 """`KernelSum`: sums of kernels of distance, and the check that a kernel is conditionally positive definite.
 
-A kernel k(d), d = |m - n|, is conditionally positive definite (CPD) if Σ c_m c_n k(|m - n|) >= 0 whenever Σ c_m = 0.
-Sums and non-negative multiples of CPD kernels are CPD (Chi et al. 2022, arXiv 2205.09921, section 3).
+A kernel k(d), d = |m - n|, is conditionally positive definite (CPD) if Σ c_m c_n k(|m - n|) >= 0 for all c with
+Σ c_m = 0. Sums and non-negative multiples of CPD kernels are CPD (Chi et al. 2022, arXiv 2205.09921, section 3).
 """
 
 from collections.abc import Callable, Sequence
@@ -32,8 +32,8 @@ class KernelSum(Position):
         factors: A non-negative number for each kernel; None for 1.
 
     Raises:
-        UserError: If a kernel is not only a bias by distance, a factor is negative, the numbers of factors and kernels
-            differ, or the initial sum is not conditionally positive definite at distances 0 to 63.
+        UserError: If a kernel is not only a bias by distance, or the initial sum is not conditionally positive definite
+            at distances 0 to 63. If a factor is negative, or the numbers of factors and kernels differ.
     """
 
     shift_invariant = True

@@ -5,9 +5,9 @@ q·k / √δ, or multiplied with it, as in the authors' code. Their equation als
 that makes a conditionally positive definite kernel positive definite is omitted, because softmax cancels it.
 
 The parameters r1, r2, … have one number per head, and all layers share them. An option of the same name sets their
-initial value: one number for all heads, a list with one number per head, or None for random numbers between ``floor``
-and the upper end of the paper's range. After each optimiser step `constrain_` clamps all parameters to at least
-``floor``, and exponents to at most 2.
+initial value: one number for all heads, or a list with one number per head. None draws random numbers between
+``floor`` and the upper end of the paper's range. After each optimiser step `constrain_` clamps all parameters to at
+least ``floor``, and exponents to at most 2.
 """
 
 from abc import abstractmethod

@@ -27,7 +27,7 @@ class LayerPattern(Wrapper):
             have no window.
 
     Raises:
-        UserError: If the pattern is empty, is longer than the number of layers or names an unknown kind, a window is
+        UserError: If the pattern is empty, is longer than the number of layers or names an unknown kind. If a window is
             not positive, or a strategy changes the embeddings, which all layers share.
     """
 

@@ -62,8 +62,8 @@ class RoPE(Position):
       arXiv 2309.00071).
     - ``llama3``: ``yarn`` with a ramp over the number of rotations (Grattafiori et al. 2024, arXiv 2407.21783, and the
       published code of Llama 3.1).
-    - ``longrope``: the angle of pair i is divided by entry i of ``short_factors`` for inputs of up to L tokens, and by
-      entry i of ``long_factors`` for longer inputs (Ding et al. 2024, arXiv 2402.13753). All angles change at L.
+    - ``longrope``: the angle of pair i is divided by entry i of ``short_factors`` (Ding et al. 2024, arXiv 2402.13753).
+      For inputs of more than L tokens it is divided by entry i of ``long_factors``. All angles change at L.
     - ``proportional``: r = δ, and pairs from rotary_fraction · δ/2 on have angle 0. The other angles are divided by s
       if it is given (p-RoPE, Barbero et al. 2024, arXiv 2410.06205). Models are trained with this scaling.
 

@@ -122,9 +122,9 @@ def readable(positions: Tensor, wait: bool = False) -> bool:
 def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
     """Read a table (H, >= keys) at the distances of the last ``queries`` of ``keys`` rows; (H, queries, keys).
 
-    If the order of the queries is reversed, the distance is constant along anti-diagonals, and the block is a view with
-    strides (1, 1) of one vector (a Hankel matrix). Later keys get the entry of distance 0. `kerple.attention.hankel`
-    makes such views for fused attention.
+    If the order of the queries is reversed, the distance is constant along anti-diagonals. The block is then a view
+    with strides (1, 1) of one vector (a Hankel matrix). Later keys get the entry of distance 0.
+    `kerple.attention.hankel` makes such views for fused attention.
     """
     line = torch.cat([table[:, :keys].flip(-1), table[:, :1].expand(-1, queries - 1)], -1)  # largest distance first
     return line.unfold(-1, keys, 1).flip(-2)
