@@ -1,6 +1,6 @@
 """Tests that need a GPU: ``make gpu``, or ``pytest -m gpu`` on a machine with one.
 
-With KERPLE_DRY=1 they run on the CPU at a toy size, to find a typing error before a GPU is paid for.
+With KERPLE_DRY=1 they run on the CPU with small sizes, to find errors before they take time on a GPU.
 """
 
 import os
@@ -39,6 +39,6 @@ def memory_below(limit: int, device: torch.device) -> Iterator[None]:
 
 @pytest.fixture
 def device() -> Iterator[torch.device]:
-    """Where the test is to run."""
+    """Device of the test: a GPU, or the CPU with KERPLE_DRY=1."""
     yield torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch._dynamo.reset()

@@ -10,7 +10,7 @@ from kerple.attention.reference import attend_reference
 from tests.attention.test_flex_on_cpu import by_definition
 from tests.gpu.conftest import memory_below
 
-TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of a norm; rounding is 4e-3 and 5e-4 an entry
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # relative to a norm; rounding of one entry is 4e-3 and 5e-4
 HEADS = 3
 
 
@@ -20,7 +20,7 @@ def _new_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tensors(length: int, dim: int, dtype: torch.dtype, view: bool, device: torch.device) -> tuple[list[Tensor], Tensor]:
-    """q, k, v of 2 sequences and a table longer than them, that want gradients; the gradient of the output."""
+    """Return q, k, v and a table with more than T entries, all with gradients, and the gradient of the output."""
     shape = (4, 2, length, HEADS, dim) if view else (4, 2, HEADS, length, dim)
     rows = torch.randn(shape, dtype=torch.float64, device=device).to(dtype)
     q, k, v, grad = rows.transpose(2, 3) if view else rows
@@ -29,7 +29,7 @@ def tensors(length: int, dim: int, dtype: torch.dtype, view: bool, device: torch
 
 
 def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = None, attention=attend) -> list[Tensor]:
-    """Output and the gradients of q, k, v and the table."""
+    """Return the output and the gradients of q, k, v and the table."""
     out = attention(*inputs[:3], AttentionSpec(table=inputs[3], window=window))
     return [out, *torch.autograd.grad(out, inputs, grad)]
 
@@ -47,7 +47,7 @@ def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, v
     expected = forward_backward(exact, grad.double(), window, attend_reference)
     for name, ours, theirs in zip(("out", "dq", "dk", "dv", "dtable"), results, expected, strict=True):
         size = theirs.norm()
-        if window == 1:  # the softmax of one score has no gradient: what is left is rounding
+        if window == 1:  # the softmax of one score has no gradient, only rounding errors
             size = size.maximum(grad.double().norm())
         assert (ours.double() - theirs).norm() <= TOLERANCE[dtype] * size, name
 
@@ -55,7 +55,7 @@ def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, v
 @pytest.mark.parametrize("groups", [1, 2])
 def test_query_heads_that_share_a_key_head_need_no_copies_of_it(groups: int, device) -> None:
     if device.type != "cuda":
-        pytest.skip("FlexAttention does not train on a CPU; tests/attention/test_flex_on_cpu.py has it do so")
+        pytest.skip("FlexAttention does not train on a CPU; tests/attention/test_flex_on_cpu.py tests it there")
     q, k, v = (torch.randn(2, h, 300, 64, dtype=torch.bfloat16, device=device) for h in (4, groups, groups))
     inputs = [x.requires_grad_() for x in (q, k, v, torch.randn(4, 300, device=device))]
     grad, grad_lse = torch.randn_like(q), torch.randn(2, 4, 300, device=device)
@@ -82,7 +82,7 @@ def test_memory_of_16384_tokens_grows_with_the_length_and_not_its_square(device)
         forward_backward(inputs, grad)
 
 
-def test_grouped_heads_in_fp32_write_no_scores_down(device) -> None:
+def test_grouped_heads_in_fp32_store_no_scores(device) -> None:
     length = 16384 if device.type == "cuda" else 1024
     q, k = (torch.randn(1, heads, length, 64, device=device) for heads in (8, 2))
     with torch.no_grad(), memory_below(8 * q.nbytes, device):  # one head's scores have 32 times the bytes of q

@@ -1,4 +1,4 @@
-"""Networks on a GPU: compiled and not, and at the paper's size."""
+"""Networks on a GPU: compiled and not compiled, and of the paper's size."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.gpu.conftest import memory_below
 
 
 def network(name: str, device: torch.device) -> Transformer:
-    """Two layers, 4 heads of 32, weights large enough that attention is not uniform."""
+    """Return a network of two layers and 4 heads, whose weights are so large that attention is not uniform."""
     torch.manual_seed(0)
     return Transformer(Shape(128, 4, 128), 2, 500, strategies()[name], init=0.1).to(device)
 

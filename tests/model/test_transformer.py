@@ -16,7 +16,7 @@ from kerple.model.loss import ChunkSizes, target_losses
 from kerple.positions import KerpleLog, LayerPattern, Learned, NoPE, Shape
 
 
-def test_initial_weights_have_the_recipe_s_standard_deviation() -> None:
+def test_initial_weights_have_the_standard_deviations_of_gpt_2() -> None:
     network = Transformer(Shape(128, 4, 64), 8, 1000, NoPE, init=0.125)
     block = network.blocks[3]
     for weight in (network.embedding.weight, network.head.weight, block.attention.qkv.weight, block.mlp[0].weight):

@@ -31,7 +31,7 @@ KERNELS: dict[str, tuple[Callable | None, Callable | None, dict[str, int]]] = {
     "KerpleWeight1": (None, lambda d, r1: math.exp(-r1 * d**2), {"r1": 1}),
     "KerpleWeight2": (None, lambda d, r1, r2: math.exp(-r1 * d**r2), {"r1": 1, "r2": 2}),
 }
-# exponents start at 2 at most, which is their bound; so does the strength of a logarithm, which has no bound
+# initial values of exponents and of these strengths are at most 2, which is a bound only for exponents
 STRENGTHS = {("KerpleLog", "r1"), ("KerpleLog3", "r1")}
 STARTS = {"r1": [0.4, 1.7, 0.02], "r2": [0.03, 0.9, 0.5], "r3": [0.3, 1.9, 1.0], "r4": [0.5, 0.05, 1.2]}
 over_names = pytest.mark.parametrize("name", KERNELS)
