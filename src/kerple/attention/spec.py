@@ -80,12 +80,7 @@ def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch
 
 
 def scores(
-    q: Tensor,
-    k: Tensor,
-    spec: AttentionSpec,
-    rows: slice,
-    columns: slice,
-    product: Callable[[Tensor, Tensor], Tensor],
+    q: Tensor, k: Tensor, spec: AttentionSpec, rows: slice, columns: slice, product: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """Return the products (B, H, rows, columns) of queries (B, H, rows, δ) and keys (B, H, columns, δ).
 

@@ -130,6 +130,16 @@ def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
     return line.unfold(-1, keys, 1).flip(-2)
 
 
+def shift_rows(x: Tensor) -> Tensor:
+    """Return ``x[..., i, n - 1 - i + j]`` for each row i of n and column j, without a copy if x is contiguous.
+
+    Each row starts one entry earlier than the row above. For this the rows of x (..., n, columns) are read at a pitch
+    one shorter; the result is (..., n, columns - 1), of which entries with n - 1 - i + j >= columns are not defined.
+    """
+    rows, columns = x.shape[-2:]
+    return x.flatten(-2).narrow(-1, rows - 1, rows * (columns - 1)).unflatten(-1, (rows, columns - 1))
+
+
 def heads_after_batch(x: Tensor) -> Tensor:
     """Return (H, Tq, Tk) unchanged, and (H, B, Tq, Tk) as (B, H, Tq, Tk)."""
     return x if x.ndim == 3 else x.movedim(0, 1)
