@@ -49,9 +49,9 @@ def compile_ahead(
 ) -> Resources:
     """Compile `diagonal_kernel` as `table_gradient` launches it on a chip, for a length that fills its tiles or not."""
     v_dim = v_dim or dim
-    cut = tiling(capability, max(dim, v_dim))
+    side, warps, stages = tiling(capability, max(dim, v_dim))
     constants = {
-        "DIM": dim, "V_DIM": v_dim, "WIDTH": width(dim), "V_WIDTH": width(v_dim), "GROUP": 1, "SIDE": cut.side,
+        "DIM": dim, "V_DIM": v_dim, "WIDTH": width(dim), "V_WIDTH": width(v_dim), "GROUP": 1, "SIDE": side,
         "SPLITS": 8, "EVEN": even,
     }  # fmt: skip
     types = dict.fromkeys(constants, "constexpr") | dict.fromkeys("QKVG", TYPES[dtype]) | {"scale": "fp32"}
@@ -64,7 +64,7 @@ def compile_ahead(
         diagonal_kernel, signature, {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )  # fmt: skip
-    options = {"num_warps": cut.warps, "num_stages": cut.stages}
+    options = {"num_warps": warps, "num_stages": stages}
     chip = capability[0] * 10 + capability[1]
     kernel = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
     return resources(kernel.asm["ptx"], kernel.metadata.shared, chip)

@@ -18,7 +18,7 @@ CPU = {"device": torch.device("cpu")}
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "used", {})
+    monkeypatch.setattr(backend, "backends_used", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some chip")
     monkeypatch.setattr(backend, "find_spec", lambda name: name)
@@ -62,5 +62,5 @@ def test_a_backend_is_selected_during_tracing_without_a_graph_break() -> None:
     q, k, v = torch.randn(3, 1, 2, 40, 8)
     table = torch.randn(2, 40)
     out = torch.compile(both, fullgraph=True, backend="eager")(q, k, v, table)
-    assert [b.name for b in backend.used] == ["tiles", "sdpa"]  # before the uncompiled call below
+    assert [b.name for b in backend.backends_used] == ["tiles", "sdpa"]  # before the uncompiled call below
     torch.testing.assert_close(out, both(q, k, v, table))

@@ -1,7 +1,7 @@
 """`attend_flex`, the attention of a GPU, compiled and run forward and backward on the CPU.
 
-FlexAttention refuses to train on the CPU; its reference implementation does it, once two private checks are
-removed. Inductor has no kernels for that, so the graph is run as AOTAutograd made it.
+FlexAttention refuses to train on the CPU. Its reference implementation can train there if two private checks are
+removed. Inductor has no kernels for it, so that the graph of AOTAutograd is run.
 """
 
 from collections.abc import Iterator

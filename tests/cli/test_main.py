@@ -21,7 +21,7 @@ from kerple.cli.continuation import pieces
 from kerple.cli.main import main
 from kerple.cli.trained import load_trained
 from kerple.positions import Shape, names, strategies
-from kerple.positions.coupled import Placed
+from kerple.positions.coupled import PlaceEmbedding
 from kerple.tasks import TaskData
 from tests.cli.tiny import complaint
 from tests.toy import QUIET
@@ -104,7 +104,7 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     ],
 )
 def test_test_needs_nothing_but_the_checkpoint(name, toy, capsys):
-    if issubclass(strategies()[name], Placed):
+    if issubclass(strategies()[name], PlaceEmbedding):
         Path("toy.yaml").write_text(yaml.safe_dump(TOY | {"data": PLACES}))
     fit("--trainer.max_steps", "1", "--model.position", name)
     run = toy / "logs" / "toy" / name / "seed-3"

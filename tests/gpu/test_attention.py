@@ -1,4 +1,4 @@
-"""Attention on a GPU against fp64, whatever its dtype, head, length, window and layout."""
+"""Attention on a GPU against fp64, for several dtypes, head dimensions, lengths, windows and layouts."""
 
 import pytest
 import torch
@@ -8,18 +8,19 @@ from kerple.attention import AttentionSpec, attend, backend
 from kerple.attention.cuda import attend_flex
 from kerple.attention.reference import attend_reference
 from tests.attention.test_flex_on_cpu import by_definition
+from tests.gpu.conftest import memory_below
 
-TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of a norm; rounding is 4e-3 and 5e-4 an entry
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # relative to a norm; rounding of one entry is 4e-3 and 5e-4
 HEADS = 3
 
 
 @pytest.fixture(autouse=True)
 def _new_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "used", {})
+    monkeypatch.setattr(backend, "backends_used", {})
 
 
 def tensors(length: int, dim: int, dtype: torch.dtype, view: bool, device: torch.device) -> tuple[list[Tensor], Tensor]:
-    """q, k, v of 2 sequences and a table longer than them, that want gradients; the gradient of the output."""
+    """Return q, k, v and a table with more than T entries, all with gradients, and the gradient of the output."""
     shape = (4, 2, length, HEADS, dim) if view else (4, 2, HEADS, length, dim)
     rows = torch.randn(shape, dtype=torch.float64, device=device).to(dtype)
     q, k, v, grad = rows.transpose(2, 3) if view else rows
@@ -28,7 +29,7 @@ def tensors(length: int, dim: int, dtype: torch.dtype, view: bool, device: torch
 
 
 def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = None, attention=attend) -> list[Tensor]:
-    """Output and the gradients of q, k, v and the table."""
+    """Return the output and the gradients of q, k, v and the table."""
     out = attention(*inputs[:3], AttentionSpec(table=inputs[3], window=window))
     return [out, *torch.autograd.grad(out, inputs, grad)]
 
@@ -41,12 +42,12 @@ def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = No
 def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, view, device) -> None:
     inputs, grad = tensors(length, dim, dtype, view, device)
     results = forward_backward(inputs, grad, window)
-    assert [b.name for b in backend.used] == ["flex" if device.type == "cuda" else "tiles"]
+    assert [b.name for b in backend.backends_used] == ["flex" if device.type == "cuda" else "tiles"]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = forward_backward(exact, grad.double(), window, attend_reference)
     for name, ours, theirs in zip(("out", "dq", "dk", "dv", "dtable"), results, expected, strict=True):
         size = theirs.norm()
-        if window == 1:  # the softmax of one score has no gradient: what is left is rounding
+        if window == 1:  # the softmax of one score has no gradient, only rounding errors
             size = size.maximum(grad.double().norm())
         assert (ours.double() - theirs).norm() <= TOLERANCE[dtype] * size, name
 
@@ -54,7 +55,7 @@ def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, v
 @pytest.mark.parametrize("groups", [1, 2])
 def test_query_heads_that_share_a_key_head_need_no_copies_of_it(groups: int, device) -> None:
     if device.type != "cuda":
-        pytest.skip("FlexAttention does not train on a CPU; tests/attention/test_flex_on_cpu.py has it do so")
+        pytest.skip("FlexAttention does not train on a CPU; tests/attention/test_flex_on_cpu.py tests it there")
     q, k, v = (torch.randn(2, h, 300, 64, dtype=torch.bfloat16, device=device) for h in (4, groups, groups))
     inputs = [x.requires_grad_() for x in (q, k, v, torch.randn(4, 300, device=device))]
     grad, grad_lse = torch.randn_like(q), torch.randn(2, 4, 300, device=device)
@@ -77,23 +78,14 @@ def test_two_calls_are_equal_in_every_bit(length: int, device) -> None:
 def test_memory_of_16384_tokens_grows_with_the_length_and_not_its_square(device) -> None:
     inputs, grad = tensors(16384 if device.type == "cuda" else 1024, 64, torch.bfloat16, False, device)
     forward_backward(inputs, grad)  # compiles
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+    with memory_below(20 * grad.nbytes, device):  # ``grad`` has 12 MiB, one head's scores in bf16 would have 512
         forward_backward(inputs, grad)
-        # such a tensor has 12 MiB; one head's scores in bf16 would have 512
-        assert torch.cuda.max_memory_allocated() - before < 20 * grad.numel() * grad.element_size()
 
 
-def test_grouped_heads_in_fp32_write_no_scores_down(device) -> None:
+def test_grouped_heads_in_fp32_store_no_scores(device) -> None:
     length = 16384 if device.type == "cuda" else 1024
     q, k = (torch.randn(1, heads, length, 64, device=device) for heads in (8, 2))
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    with torch.no_grad():
+    with torch.no_grad(), memory_below(8 * q.nbytes, device):  # one head's scores have 32 times the bytes of q
         out = attend(q, k, k)
-    if device.type == "cuda":  # one head's scores are 32 times as much as q
-        assert torch.cuda.max_memory_allocated() - before < 8 * q.numel() * q.element_size()
     several = k.repeat_interleave(4, 1)
     torch.testing.assert_close(out, attend(q, several, several))

@@ -6,18 +6,13 @@ from torch import Tensor
 
 from kerple import positions
 from kerple.measure.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
-from kerple.model.attention_probabilities import visit_probabilities
 from kerple.positions import QueryKeyBlock, TokenPositions
 from kerple.positions.visibility import Visibility
 
 
 def collect(network, tokens: Tensor, window: int | None = None) -> list[Tensor]:
     maps: list[Tensor] = []
-    if window is None:
-        network.visit_attention(tokens, lambda layer, p: maps.append(p))
-    else:
-        with visit_probabilities([block.attention for block in network.blocks], lambda layer, p: maps.append(p)):
-            network.features(tokens, Visibility(window))
+    network.visit_attention(tokens, lambda layer, p: maps.append(p), Visibility(window))
     return maps
 
 
@@ -48,7 +43,7 @@ def test_probabilities_reproduce_the_attentions_output(name: str, window: int | 
             mixed = p @ v
             position = network.positions[min(i, len(network.positions) - 1)]
             if position.uses("add_to_output"):
-                at, index = TokenPositions.line(20), torch.arange(20)
+                at, index = TokenPositions.arange(20), torch.arange(20)
                 distance = index[:, None] - index
                 seen = (distance >= 0) & (distance < (window or 20))
                 mixed = mixed + position.add_to_output(p, v, QueryKeyBlock(at, at, seen))

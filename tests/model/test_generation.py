@@ -21,18 +21,6 @@ def network(name: str) -> Transformer:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("name", KINDS)
-def test_the_cache_changes_nothing(name: str, window: int | None) -> None:
-    model, prompt = network(name), torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
-    cached, tokens = torch.stack(list(generate(model, prompt, 20, visibility=Visibility(window))), 1), prompt
-    for _ in range(20):
-        tokens = torch.cat([tokens, model(tokens, Visibility(window))[:, -1:].argmax(-1)], 1)
-    assert torch.equal(cached, tokens[:, 7:])
-    assert len(cached.unique()) > 2
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("name", KINDS)
 def test_fill_in_equals_generation_row_by_row(name: str) -> None:
     """Prompts of different lengths with copied tokens inside the answer, against single rows without a cache."""

@@ -12,13 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kerple.base.errors import UserError
 from kerple.model import Transformer, transformer
-from kerple.model.architecture import Architecture
 from kerple.model.loss import ChunkSizes, target_losses
-from kerple.model.self_attention import SelfAttention, prepare_context
-from kerple.positions import KerpleLog, LayerPattern, Learned, NoPE, Shape, TokenPositions
+from kerple.positions import KerpleLog, LayerPattern, Learned, NoPE, Shape
 
 
-def test_initial_weights_have_the_recipe_s_standard_deviation() -> None:
+def test_initial_weights_have_the_standard_deviations_of_gpt_2() -> None:
     network = Transformer(Shape(128, 4, 64), 8, 1000, NoPE, init=0.125)
     block = network.blocks[3]
     for weight in (network.embedding.weight, network.head.weight, block.attention.qkv.weight, block.mlp[0].weight):
@@ -54,37 +52,12 @@ def test_a_windowed_layers_cache_keeps_its_window() -> None:
     assert cache.length == 12
 
 
-@torch.no_grad()
-def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> None:
-    attention = SelfAttention(Shape(8, 2, 4), Architecture(kv_heads=1, qk_norm=True, eps=1e-3)).double()
-    gains = [torch.rand(4, dtype=torch.float64) + 0.5 for _ in range(2)]
-    for norm, gain in zip((attention.q_norm, attention.k_norm), gains, strict=True):
-        norm.weight.copy_(gain)
-    x = torch.randn(1, 3, 8, dtype=torch.float64)
-    projected = attention.qkv(x)[0]  # (T, D + 2 δ): two heads of queries, one of keys and one of values
-
-    def normed(numbers: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        return numbers / math.sqrt(sum(float(n) ** 2 for n in numbers) / 4 + 1e-3) * gain
-
-    mixed = torch.zeros(3, 8, dtype=torch.float64)
-    for head in (0, 4):
-        for i in range(3):
-            q = normed(projected[i, head : head + 4], gains[0])
-            scores = torch.stack([q @ normed(projected[j, 8:12], gains[1]) / math.sqrt(4) for j in range(i + 1)])
-            mixed[i, head : head + 4] = scores.softmax(0) @ projected[: i + 1, 12:16]
-    position = NoPE(Shape(8, 2, 4))
-    context = prepare_context(position, TokenPositions.line(3), torch.zeros(1, 3, dtype=torch.long))
-    torch.testing.assert_close(attention(x, position, context)[0], attention.out(mixed))
-
-
-def test_a_strategy_s_last_position_is_checked_without_synchronisation(monkeypatch) -> None:
-    """On a GPU and in compiled code the values of positions are not read. An index out of range ends the process."""
-    monkeypatch.setattr("kerple.positions.absolute.readable", lambda positions: False)
+def test_a_position_beyond_the_last_of_a_strategy_is_refused() -> None:
     network, tokens = Transformer(Shape(8, 2, 10), 1, 20, Learned), torch.zeros(1, 6, dtype=torch.long)
     cache = network.new_cache()
     network(tokens, offset=4, cache=cache)
     for arguments in ({"offset": 5}, {"cache": cache}):
-        with pytest.raises(ValueError, match=r"position: got 1\d, but Learned .* is 10; .*beyond: clamp"):
+        with pytest.raises(ValueError, match=r"^model\.position: got position 1\d, expected at most 9 with Learned"):
             network(tokens, **arguments)
 
 

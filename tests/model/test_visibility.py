@@ -64,14 +64,14 @@ def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: st
         seen = [n for n in range(m + 1) if n < FIRST or m - n < WINDOW]
         scores = [score(position, q, k, m, n, distance(kind, m, n)) for n in seen]
         if position.uses("sink_logit"):
-            scores.append(position.sink_logit(q[:, :, m : m + 1], TokenPositions.line(1)).expand(2, 2, 1)[..., 0])
+            scores.append(position.sink_logit(q[:, :, m : m + 1], TokenPositions.arange(1)).expand(2, 2, 1)[..., 0])
         p = torch.stack(scores, -1).softmax(-1)[..., : len(seen)]  # (B, H, keys)
         rows.append((p[..., None] * v[:, :, seen]).sum(2))
     expected = torch.stack(rows, 1).flatten(2)  # (B, T, D)
     leaves, grad = [x, attention.qkv.weight, *position.parameters()], torch.randn_like(expected)
     gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
     for option in ("auto", "reference"):
-        at, tokens = TokenPositions.line(LENGTH, 40), torch.zeros(2, LENGTH, dtype=torch.int64)
+        at, tokens = TokenPositions.arange(LENGTH, 40), torch.zeros(2, LENGTH, dtype=torch.int64)
         out = attention(x, position, prepare_context(position, at, tokens, Visibility(WINDOW, FIRST, kind), option))
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
         got = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
@@ -118,7 +118,7 @@ def test_a_cache_has_one_visibility_and_distances_need_first_tokens() -> None:
     network, tokens = Transformer(Shape(16, 2, 8), 1, 30, RoPE), torch.randint(30, (1, 12))
     with pytest.raises(UserError, match=r"visibility: got .*window=3.*create another"):
         network(tokens, Visibility(3), cache=network.new_cache())
-    with pytest.raises(UserError, match="distances: got 'capped', expected a window and first tokens"):
+    with pytest.raises(UserError, match="distances: got 'capped' with window 3 and first 0, expected 'true'"):
         Visibility(3, distances="capped")
-    assert EVERYTHING.within(4) == Visibility(8, 2).within(4) == Visibility(4)
-    assert Visibility(3, 2).within(4) == Visibility(3, 2)
+    assert EVERYTHING.narrow(4) == Visibility(8, 2).narrow(4) == Visibility(4)
+    assert Visibility(3, 2).narrow(4) == Visibility(3, 2)

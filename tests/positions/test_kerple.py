@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.attention import AttentionSpec
-from kerple.attention.reference import attend_reference
 from kerple.base.errors import UserError
 from kerple.positions import FIRE, ALiBi, KernelSum, KerpleBias3, KerpleLog, KerpleLog3, KerplePower, Shape, strategies
 from kerple.positions.kernel_sum import is_conditionally_positive_definite
@@ -33,7 +31,7 @@ KERNELS: dict[str, tuple[Callable | None, Callable | None, dict[str, int]]] = {
     "KerpleWeight1": (None, lambda d, r1: math.exp(-r1 * d**2), {"r1": 1}),
     "KerpleWeight2": (None, lambda d, r1, r2: math.exp(-r1 * d**r2), {"r1": 1, "r2": 2}),
 }
-# exponents start at 2 at most, which is their bound; so does the strength of a logarithm, which has no bound
+# initial values of exponents and of these strengths are at most 2, which is a bound only for exponents
 STRENGTHS = {("KerpleLog", "r1"), ("KerpleLog3", "r1")}
 STARTS = {"r1": [0.4, 1.7, 0.02], "r2": [0.03, 0.9, 0.5], "r3": [0.3, 1.9, 1.0], "r4": [0.5, 0.05, 1.2]}
 over_names = pytest.mark.parametrize("name", KERNELS)
@@ -53,16 +51,6 @@ def test_bias_and_weight_are_the_papers_formulas(name: str) -> None:
         torch.testing.assert_close(table.double(), torch.tensor(expected).double(), atol=1e-4, rtol=1e-5)
         table.sum().backward()  # d^r has an infinite slope in r·log(d) at distance 0
     assert all(parameter.grad.isfinite().all() for parameter in position.parameters())
-
-
-def test_a_score_is_multiplied_by_the_weight_before_the_bias_is_added() -> None:
-    q, k, v = torch.randn(3, 1, HEADS, 12, 8, dtype=torch.float64)
-    bias, weight = torch.rand(2, HEADS, 12, dtype=torch.float64)
-    out = attend_reference(q, k, v, AttentionSpec(table=bias, weight=weight))
-    for h in range(HEADS):
-        for m in range(12):
-            scores = [q[0, h, m] @ k[0, h, n] / math.sqrt(8) * weight[h, m - n] + bias[h, m - n] for n in range(m + 1)]
-            torch.testing.assert_close(out[0, h, m], torch.stack(scores).softmax(0) @ v[0, h, : m + 1])
 
 
 @over_names

@@ -14,6 +14,7 @@ from kerple.model.transformer import Transformer
 from kerple.positions import (
     FIRE,
     Abacus,
+    Combined,
     Coupled,
     LayerPattern,
     Position,
@@ -27,14 +28,14 @@ from kerple.positions import (
 from kerple.positions.wrapper import Resampled
 from kerple.tasks import Addition, TaskData
 from kerple.tasks.sampling import collate
-from kerple.testing.subject import move
+from kerple.testing.subject import set_positions
 from kerple.training.language_model import LanguageModel
 
 SHAPE = Shape(32, 4, 12)
 
 
 def positions(position: RandomizedPositions, length: int) -> list[int]:
-    at = position.remap_positions(TokenPositions.line(length, offset=7), torch.zeros(1, length)).ids.tolist()
+    at = position.remap_positions(TokenPositions.arange(length, offset=7), torch.zeros(1, length)).ids.tolist()
     assert len(at) == length
     assert at == sorted(set(at))
     return at
@@ -91,7 +92,8 @@ def test_in_training_drawn_positions_reach_every_hook(name: str, tiny_network: C
     for i, position in enumerate(wrapped):
         network.positions[i] = position.position
     in_line = network(tokens)
-    torch.testing.assert_close(move(network, wrapped[0].drawn.sort().values)(tokens), logits, atol=1e-5, rtol=1e-4)
+    explicit = set_positions(network, wrapped[0].drawn.sort().values)(tokens)
+    torch.testing.assert_close(explicit, logits, atol=1e-5, rtol=1e-4)
     assert torch.allclose(logits, in_line, atol=1e-3) == (name == "FoX")  # FoX does not use positions
 
 
@@ -111,7 +113,7 @@ PLACES = torch.tensor([[1, 2, 3, 0, 1, 2, 0, 0], [1, 2, 0, 2, 5, 0, 1, 0]])
 
 def added(position: Position, places: Tensor, tokens: Tensor | None = None) -> Tensor:
     tokens = torch.arange(1, 1 + places.numel()).view(places.shape) if tokens is None else tokens
-    line = TokenPositions.line(places.shape[1])
+    line = TokenPositions.arange(places.shape[1])
     at = TokenPositions(line.rows, line.ids, places=places)
     return position.embed(torch.zeros(*places.shape, 8), position.remap_positions(at, tokens))
 
@@ -152,10 +154,23 @@ def test_a_shift_does_not_depend_on_how_a_batch_is_divided_or_padded(strategy: t
 def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index outside the table ends the process on a GPU. In training the check would synchronise at each step."""
     monkeypatch.setattr("kerple.positions.coupled.readable", lambda places, wait: wait)
-    with pytest.raises(UserError, match="Abacus: rows: got 5, expected 6 or more, as a token has place 5"):
+    with pytest.raises(UserError, match="Abacus: rows: got 5, expected 6 or more, because a token has place 5"):
         added(Abacus(NARROW, rows=5).eval(), PLACES)
     with pytest.raises(IndexError):
         added(Abacus(NARROW, rows=5), PLACES)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((Abacus, Coupled), "got Abacus and Coupled, expected only one"),
+        ((Coupled,), "Coupled needs a task, got data dict"),
+    ],
+)
+def test_places_of_two_rules_or_without_a_task_are_refused(parts: tuple[type[Position], ...], message: str) -> None:
+    model = LanguageModel(partial(Combined, parts=parts), 9, 8, layers=1, dim=16, heads=2)
+    with pytest.raises(UserError, match=rf"^model\.position: {message}"):
+        model.attach({})
 
 
 @pytest.mark.parametrize("strategy", [Coupled, Abacus, partial(Abacus, position=FIRE)])

@@ -17,7 +17,7 @@ close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
 
 
 def rotated(position: Position, q: Tensor, k: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-    return position.transform_qk(q, k, None, TokenPositions.line(q.shape[2], offset))
+    return position.transform_qk(q, k, None, TokenPositions.arange(q.shape[2], offset))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

@@ -1,8 +1,6 @@
 """Selection of the implementation of attention. Each implementation is logged once, with the reason."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
@@ -35,13 +33,8 @@ class AttentionBackend:
     reason: str
 
 
-used: dict[AttentionBackend, None] = {}
-"""The backends used since the last `forget`, in the order of their first use."""
-
-
-def forget_used() -> None:
-    """Clear `used`, so that each backend is logged again at its first use."""
-    used.clear()
+backends_used: dict[AttentionBackend, None] = {}
+"""Backends in the order of their first use. After ``clear()`` each is logged again."""
 
 
 # keyword arguments, because torch.compile cannot pass a dataclass to a function with a constant result (see below)
@@ -92,8 +85,8 @@ def select(
         backend = AttentionBackend("blocks", obstacle)
     if option == "fused" and backend.name == "blocks" and queries == "all" and not few_keys:
         raise UserError(f"model.attention: got 'fused', but {backend.reason}; use auto, which computes in blocks")
-    if backend not in used:
-        used[backend] = None
+    if backend not in backends_used:
+        backends_used[backend] = None
         logger.info("attention: %s, because %s", backend.name, backend.reason)
     return backend.name
 
@@ -124,13 +117,3 @@ def flex_obstacle(
     if find_spec("triton") is None:
         return "the fused kernels need Triton, which is not installed"
     return None
-
-
-@contextmanager
-def note_on_failure(note: str) -> Iterator[None]:
-    """Add a note to errors of the compiler or the chip, such as the option that avoids them."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(note)
-        raise

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, scores, sink_of_queries, visible_keys
+from kerple.attention.spec import (
+    UNMODIFIED,
+    AttentionSpec,
+    query_blocks,
+    repeat_for_query_heads,
+    scores,
+    sink_of_queries,
+    visible_keys,
+)
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import AttentionWeights, table_block
 
@@ -18,26 +26,21 @@ QUERIES_AT_ONCE = 128
 LARGEST_STORED = 2**22  # largest number of scores of a call (16 MiB in fp32) that is stored for the backward pass
 
 
-def attend_blocks(
-    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED, block: int | None = None
-) -> Tensor:
+def attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED) -> Tensor:
     """Causal attention with all modifications of `AttentionSpec`, on any device; see `kerple.attention.attend`.
 
     Scores and softmax are fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of ``v``. Time is
-    O(Tq · min(Tk, window + block)), where ``block`` is the number of queries per block (default `QUERIES_AT_ONCE`).
+    O(Tq · min(Tk, window + `QUERIES_AT_ONCE`)).
     """
-    k, v = for_query_heads(q, k, v)
-    first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or QUERIES_AT_ONCE
-    window = None if spec.first else spec.window
-    starts = range(first, length, block)
-    recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
+    k, v = repeat_for_query_heads(q, k, v)
+    length, first = k.shape[2], k.shape[2] - q.shape[2]
+    blocks = query_blocks(q.shape[2], length, QUERIES_AT_ONCE, None if spec.first else spec.window)
+    recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
     out = []
     # the largest block comes first, so that each later block fits into the memory freed by the one before it
-    for start in reversed(starts):
-        rows = slice(start, min(length, start + block))
-        columns = slice(0 if window is None else max(0, start - window + 1), rows.stop)
+    for rows, columns in reversed(blocks):
         queries = slice(rows.start - first, rows.stop - first)
-        block_spec = spec.of_queries(queries)
+        block_spec = spec.select_queries(queries)
         arguments = (q[:, :, queries], k[:, :, columns], v[:, :, columns], block_spec, rows, columns)
         out.append(checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments))
     return torch.cat(out[::-1], 2)

@@ -7,8 +7,9 @@ The forward pass calls torch's fused kernel for blocks of queries in reversed or
 import torch
 from torch import Tensor
 
-from kerple.attention.cpu_backward import ForwardPass, TiledBackward
+from kerple.attention.cpu_backward import TiledBackward
 from kerple.attention.hankel import hankel_line, hankel_view
+from kerple.attention.spec import query_blocks
 
 
 def forward_block(queries: int, window: int | None) -> int:
@@ -46,7 +47,7 @@ def table_attention(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # the kernel does not check strides
     out = q.new_empty(batch, heads, queries, dim)
     lse = table.new_empty(batch, heads, queries)
-    for rows, columns in blocks(queries, length, block, window):
+    for rows, columns in query_blocks(queries, length, block, window):
         indices = slice(rows.start - length + queries, rows.stop - length + queries)
         mask = hankel_view(line, length, rows, columns).expand(batch, -1, -1, -1)
         block_out, block_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -72,14 +73,7 @@ def table_attention_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and the table, each in the dtype of its tensor; see `TiledBackward`."""
-    return TiledBackward(ForwardPass(q, k, v, table, out, lse, window, scale), grad, grad_lse, learned).run()
-
-
-def blocks(queries: int, length: int, block: int, window: int | None) -> list[tuple[slice, slice]]:
-    """Return, for each block of queries, its rows and the rows of the keys that at least one of its queries sees."""
-    starts = range(length - queries, length, block)
-    rows = [slice(start, min(length, start + block)) for start in starts]
-    return [(r, slice(0 if window is None else max(0, r.start - window + 1), r.stop)) for r in rows]
+    return TiledBackward((q, k, v, table, out, lse), grad, grad_lse, window, learned, scale).run()
 
 
 @table_attention.register_fake

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from kerple.attention.backend import note_on_failure
-
 MASK_BLOCK = 128  # side of the blocks of FlexAttention's masks
 RECOMPILATIONS = 64  # after torch's limit, 8 by default, FlexAttention runs uncompiled, with T × T scores
 
@@ -85,8 +83,11 @@ def attend_flex(
             out, lse = flex(rows[0], rows[1], rows[2], line, mask, scale, differentiable_lse, kernel_options)
         else:
             mask = causal_mask(padded, window, q.device)
-            with note_on_failure("--model.attention blocks computes attention without this kernel"):
+            try:
                 out, lse = compiled_flex()(*rows, line, mask, scale, differentiable_lse, kernel_options)
+            except Exception as error:  # of the compiler or the chip
+                error.add_note("--model.attention blocks computes attention without this kernel")
+                raise
     out, lse = out[:, :, :length], lse[:, :, :length]
     if table is not None and table.requires_grad and torch.is_grad_enabled():
         out, lse = AddTableGradient.apply(out, lse, q.detach(), k.detach(), v.detach(), table, scale, window)

@@ -9,8 +9,6 @@ The tests run it in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), in
 has no bf16. They also compile it for the chips of `tiling`. Its speed on a GPU has not been measured.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -21,23 +19,15 @@ TILES = 16  # smallest number of tiles per program, which limits the number of p
 PROGRAMS = 1024  # enough for any chip; the same on all chips, so that sums have the same order
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """Side of a tile, and warps and stages of a Triton program. Autotuning could change the order of sums."""
+def tiling(capability: tuple[int, int], dim: int) -> tuple[int, int, int]:
+    """Return the side of a tile, and the numbers of warps and stages of a program.
 
-    side: int
-    warps: int
-    stages: int
-
-
-def tiling(capability: tuple[int, int], dim: int) -> Tiling:
-    """Return the largest tiling that spills no register and fits the chip's shared memory.
-
-    ``dim`` is the larger of δ and δv. The values come from ahead-of-time compilations (`benchmarks.gpu.kernels`).
+    It is the largest tile that spills no register and fits the chip's shared memory, from ahead-of-time compilations
+    (`benchmarks.gpu.kernels`). Autotuning could change the order of sums. ``dim`` is the larger of δ and δv.
     """
     if dim <= 64:
-        return Tiling(64, 4, 3)
-    return Tiling(64, 8, 1) if capability[0] == 9 else Tiling(32, 4, 2)
+        return 64, 4, 3
+    return (64, 8, 1) if capability[0] == 9 else (32, 4, 2)
 
 
 @triton.jit
@@ -131,21 +121,21 @@ def table_gradient(
     lse, delta, table = lse.contiguous(), delta.contiguous(), table.contiguous()
     q, k, v, grad = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, grad.to(q.dtype)))
     capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
-    sizes = tiling(capability, max(dim, v_dim))
-    blocks = triton.cdiv(length, sizes.side)
+    side, warps, stages = tiling(capability, max(dim, v_dim))
+    blocks = triton.cdiv(length, side)
     window = length if window is None else min(window, length)
-    diagonals = min(blocks, triton.cdiv(window + sizes.side - 1, sizes.side))  # later diagonals are outside the window
+    diagonals = min(blocks, triton.cdiv(window + side - 1, side))  # later diagonals are outside the window
     splits = splits_per_diagonal(diagonals * heads, batch * blocks)
-    tiles = table.new_empty(splits, heads, diagonals, sizes.side, sizes.side)
+    tiles = table.new_empty(splits, heads, diagonals, side, side)
     diagonal_kernel[(diagonals, heads, splits)](
         q, k, v, grad, lse, delta, table, tiles,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3], table.stride(0),
         scale, length, window, batch, heads, blocks,
         DIM=dim, V_DIM=v_dim, WIDTH=width(dim), V_WIDTH=width(v_dim),
-        GROUP=heads // k.shape[1], SIDE=sizes.side, SPLITS=splits, EVEN=length % sizes.side == 0,
-        num_warps=sizes.warps, num_stages=sizes.stages,
+        GROUP=heads // k.shape[1], SIDE=side, SPLITS=splits, EVEN=length % side == 0,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    total, seen = torch.zeros_like(table), min(length, diagonals * sizes.side)
+    total, seen = torch.zeros_like(table), min(length, diagonals * side)
     total[:, :seen] = sum_tiles(tiles.sum(0))[:, :seen]
     return total
 

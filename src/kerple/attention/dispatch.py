@@ -12,7 +12,7 @@ from kerple.attention.backend import FEW_KEYS, AttentionOption, select
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.cpu import table_attention
 from kerple.attention.reference import attend_reference
-from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, sink_of_queries
+from kerple.attention.spec import UNMODIFIED, AttentionSpec, repeat_for_query_heads, sink_of_queries
 
 Fused = Callable[[Tensor, Tensor, Tensor, Tensor | None, int | None], tuple[Tensor, Tensor]]
 
@@ -69,7 +69,7 @@ def attend(
         grouped = k.shape[1] < q.shape[1]
         if grouped and device == "cuda" and q.dtype == torch.float32:
             # torch's kernels for grouped heads need half precision; for fp32 torch would store T × T scores
-            k, v = for_query_heads(q, k, v)
+            k, v = repeat_for_query_heads(q, k, v)
             grouped = False
         out = F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1, scale=scale, enable_gqa=grouped)
         return out[..., :width]
@@ -84,7 +84,7 @@ def attend(
             from kerple.attention.cuda import attend_flex  # slow to import, and not available on every machine
 
             return attend_flex(q, k, v, table, window, scale, sink is not None or neighbors is not None)
-        k, v = for_query_heads(q, k, v)
+        k, v = repeat_for_query_heads(q, k, v)
         if table is None:
             table = q.new_zeros(q.shape[1], k.shape[2], dtype=precise)
         return table_attention(q, k, v, table, window, table.requires_grad, scale)
@@ -92,7 +92,8 @@ def attend(
     if backend in ("flex", "tiles"):
         attention = fused if neighbors is None else partial(two_views, fused, neighbors)
         out, lse = attention(q, k, v, table, window)
-        out = with_sink(out, lse, sink)
+        if sink is not None:  # the total probability of the keys, (B, H, Tq, 1), multiplies the output
+            out = (out * torch.sigmoid(lse - sink_of_queries(sink))[..., None]).to(out.dtype)
     elif backend == "blocks":
         out = attend_blocks(q, k, v, spec)
     else:
@@ -132,13 +133,6 @@ def two_views(
     fraction = torch.sigmoid(far_lse - near_lse)[..., None]  # probability of all far keys, (B, H, Tq, 1)
     out = torch.lerp(near.to(fraction.dtype), far.to(fraction.dtype), fraction)
     return out.to(near.dtype), torch.logaddexp(near_lse, far_lse)
-
-
-def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
-    """Multiply an output (B, H, Tq, δ) by the total probability of the keys, given a sink and the lse (B, H, Tq)."""
-    if sink is None:
-        return out
-    return (out * torch.sigmoid(lse - sink_of_queries(sink))[..., None]).to(out.dtype)  # (B, H, Tq, δ)
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:

@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, scores, sink_of_queries, visible_keys
+from kerple.attention.spec import (
+    UNMODIFIED,
+    AttentionSpec,
+    repeat_for_query_heads,
+    scores,
+    sink_of_queries,
+    visible_keys,
+)
 from kerple.positions.token_positions import AttentionWeights
 
 
@@ -13,7 +20,7 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMO
     Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. Tests compare every
     other implementation with this one in fp64. Memory is O(B·H·T²).
     """
-    k, v = for_query_heads(q, k, v)
+    k, v = repeat_for_query_heads(q, k, v)
     length = k.shape[2]
     rows, columns = slice(length - q.shape[2], length), slice(0, length)
     seen = visible_keys(rows, columns, spec, q.device)  # (Tq, Tk)

@@ -49,7 +49,7 @@ class AttentionSpec:
     more_keys: tuple[Tensor, Tensor] | None = None
     neighbor_window: int | None = None
 
-    def of_queries(self, queries: slice) -> "AttentionSpec":
+    def select_queries(self, queries: slice) -> "AttentionSpec":
         """Return the specification for a block of queries."""
         sink = self.sink[:, :, queries] if self.sink is not None and self.sink.ndim == 3 else self.sink
         more_keys = None if self.more_keys is None else (self.more_keys[0][:, :, queries], self.more_keys[1])
@@ -57,6 +57,16 @@ class AttentionSpec:
 
 
 UNMODIFIED = AttentionSpec()
+
+
+def query_blocks(queries: int, length: int, block: int, window: int | None) -> list[tuple[slice, slice]]:
+    """Return, for each block of queries, its rows and the rows of the keys that at least one of its queries sees.
+
+    The queries are the last of ``length`` rows.
+    """
+    starts = range(length - queries, length, block)
+    rows = [slice(start, min(length, start + block)) for start in starts]
+    return [(r, slice(0 if window is None else max(0, r.start - window + 1), r.stop)) for r in rows]
 
 
 def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch.device) -> Tensor:
@@ -70,16 +80,11 @@ def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch
 
 
 def scores(
-    q: Tensor,
-    k: Tensor,
-    spec: AttentionSpec,
-    rows: slice,
-    columns: slice,
-    product: Callable[[Tensor, Tensor], Tensor],
+    q: Tensor, k: Tensor, spec: AttentionSpec, rows: slice, columns: slice, product: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """Return the products (B, H, rows, columns) of queries (B, H, rows, δ) and keys (B, H, columns, δ).
 
-    With a ``neighbor_window`` they are products of halves.
+    With a ``neighbor_window`` they are products of the first halves for near keys, and of the second halves for others.
     """
     if spec.neighbor_window is None:
         return product(q, k)  # (B, H, rows, columns)
@@ -93,7 +98,7 @@ def sink_of_queries(sink: Tensor) -> Tensor:
     return sink if sink.ndim == 3 else sink[:, None]
 
 
-def for_query_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def repeat_for_query_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Repeat keys and values (B, G, Tk, δ) for all query heads; (B, H, Tk, δ)."""
     repeats = q.shape[1] // k.shape[1]
     return k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)

@@ -198,9 +198,9 @@ class Text:
             groups = np.zeros(len(counts)) if self.table is None else self.table["group"].to_numpy()
             available = pd.Series(counts.numpy()).groupby(groups).sum()
             if available.min() < per_group:
-                given = f"got {per_group}, but {available.idxmin()} has only {available.min()} blocks"
-                advice = "use fewer, shorter lengths, or more blocks_per_document"
-                raise UserError(f"blocks_per_group: {given} of {length + 1} tokens; {advice}")
+                most = f"{available.min()}, all blocks of {length + 1} tokens in {available.idxmin()}"
+                advice = "set it to a smaller number, use shorter lengths, or increase blocks_per_document"
+                raise UserError(f"blocks_per_group: got {per_group}, expected at most {most}; {advice}")
             # index of each block within its group
             number = pd.Series(0, range(len(documents))).groupby(groups[documents]).cumcount()
             chosen = torch.as_tensor(number.to_numpy() < per_group)

@@ -110,7 +110,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
             raise UserError(f"distances: {given}, expected 'true'; set model.position to use our own network")
         end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
-            raise UserError(f"position: got {end - 1}, expected less than {self.max_length}, the learned positions")
+            raise UserError(f"lengths: got {end} positions, expected at most {self.max_length}, all that were learned")
         read = self._after_bos(tokens)
         rows = torch.arange(read.shape[1], device=tokens.device)[None]
         options = {}
@@ -124,7 +124,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
             if self.takes_positions:
                 options["position_ids"] = rows + offset
             if visibility.window is not None:
-                visibility = visibility if self.bos is None else visibility.after_bos()
+                visibility = visibility if self.bos is None else visibility.with_bos()
                 contexts.enter_context(limited_attention(self.model, visibility))
             return module(input_ids=read, use_cache=False, **options)[0][:, -tokens.shape[1] :]
 

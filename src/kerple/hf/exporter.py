@@ -19,7 +19,7 @@ from kerple.hf.translation import parameters
 from kerple.model.architecture import Architecture
 from kerple.model.stored import StoredModel, Weights
 from kerple.positions import Position
-from kerple.positions.coupled import Placed
+from kerple.positions.coupled import PlaceEmbedding
 
 TRAINED_ON = "kerple_trained_on"
 """Key of config.json for the corpus of the exported run and the sha256 of its test text."""
@@ -110,9 +110,9 @@ def _kerple(stored: StoredModel, remote: list[type[Position]]) -> KerpleForCausa
     config_class, model_class = remote_classes(__name__, *remote) if remote else (KerpleConfig, KerpleForCausalLM)
     exported = model_class(config_class({**options, "vocabulary": rows}))
     for module in exported.network.modules():
-        if isinstance(module, Placed):
+        if isinstance(module, PlaceEmbedding):
             reason = "whose positions a task gives, but models of transformers read only tokens"
-            raise UserError(f"position: got {type(module).__name__}, {reason}; use `python run.py predict`")
+            raise UserError(f"model.position: got {type(module).__name__}, {reason}; use `python run.py predict`")
     exported.network.load_state_dict(stored.weights)
     for kind in remote:  # transformers imports the file into its package transformers_modules
         exported.config.auto_map, network = AUTO_MAP, json.dumps(exported.config.network)

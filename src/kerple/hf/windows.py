@@ -122,7 +122,7 @@ def windowed_attention(
     if unsupported or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
         needs = ", ".join(unsupported) or "a mask, dropout or attention to the future"
         raise UserError(f"window: {type(module).__name__} needs {needs}, which attention in a window does not support")
-    visibility = visibility.within(sliding_window)
+    visibility = visibility.narrow(sliding_window)
     size = visibility.window
     assert size is not None
     length, cached = query.shape[2], key.shape[2] - query.shape[2]

@@ -40,7 +40,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """
     assert no_four_terms(network) is None
     position, block = network.positions[0], network.blocks[0]
-    positions = TokenPositions.line(tokens.shape[1], device=tokens.device)
+    positions = TokenPositions.arange(tokens.shape[1], device=tokens.device)
     attention = block.attention
     norm: Any = block.attention_norm  # LayerNorm or RMSNorm
     dtype = torch.promote_types(torch.float32, attention.qkv.weight.dtype)

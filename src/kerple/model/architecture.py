@@ -15,8 +15,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "silu": nn.SiLU,
 }
-NORMS = ("layer", "rms")
-NORM_PLACEMENTS = ("pre", "post", "both")
 
 
 @dataclass(frozen=True)
@@ -85,13 +83,10 @@ class Architecture:
             raise UserError(f"init: got {self.init}, expected a positive standard deviation such as 0.02")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout: got {self.dropout}, expected a probability in [0, 1)")
-        if self.activation not in ACTIVATIONS:
-            raise UserError(f"activation: got {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
-        if self.norm not in NORMS:
-            raise UserError(f"norm: got {self.norm!r}, expected one of {', '.join(NORMS)}")
-        if self.norm_placement not in NORM_PLACEMENTS:
-            expected = ", ".join(NORM_PLACEMENTS)
-            raise UserError(f"norm_placement: got {self.norm_placement!r}, expected one of {expected}")
+        places = ("pre", "post", "both")
+        for name, accepted in (("activation", ACTIVATIONS), ("norm", ("layer", "rms")), ("norm_placement", places)):
+            if getattr(self, name) not in accepted:
+                raise UserError(f"{name}: got {getattr(self, name)!r}, expected one of {', '.join(accepted)}")
 
     def make_norm(self, dim: int) -> nn.Module:
         """Return a LayerNorm or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) of width ``dim``."""

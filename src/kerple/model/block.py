@@ -10,7 +10,7 @@ from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Position, Shape
 
 
-class Gated(nn.Module):
+class GatedMLP(nn.Module):
     """down(activation(gate(x)) · up(x)), which is SwiGLU if the activation is SiLU (Shazeer 2020, arXiv 2002.05202)."""
 
     def __init__(self, dim: int, hidden: int, bias: bool, activation: nn.Module) -> None:
@@ -38,9 +38,9 @@ class Block(nn.Module):
         self.attention_norm = architecture.make_block_norm(dim, "pre")
         self.attention = SelfAttention(shape, architecture)
         self.mlp_norm = architecture.make_block_norm(dim, "pre")
-        self.mlp: Gated | nn.Sequential
+        self.mlp: GatedMLP | nn.Sequential
         if architecture.gated:
-            self.mlp = Gated(dim, hidden, bias, activation)
+            self.mlp = GatedMLP(dim, hidden, bias, activation)
         else:
             self.mlp = nn.Sequential(nn.Linear(dim, hidden, bias), activation, nn.Linear(hidden, dim, bias))
         self.attention_out_norm = architecture.make_block_norm(dim, "post")
@@ -51,7 +51,7 @@ class Block(nn.Module):
     @property
     def into_residual(self) -> tuple[nn.Linear, nn.Linear]:
         """The layers that write into the residual stream."""
-        down = self.mlp.down if isinstance(self.mlp, Gated) else self.mlp[-1]
+        down = self.mlp.down if isinstance(self.mlp, GatedMLP) else self.mlp[-1]
         return self.attention.out, cast(nn.Linear, down)
 
     def forward(

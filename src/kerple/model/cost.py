@@ -12,7 +12,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from kerple.model.loss import ChunkSizes, target_losses
 from kerple.model.transformer import Transformer
-from kerple.positions import Position
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,8 @@ def flops(network: Transformer, length: int) -> Flops:
 def count_parameters(network: Transformer) -> dict[str, int]:
     """Return the number of parameters of each part; a matrix of both embedding and head counts as embedding."""
     parts: dict[str, int] = {}
-    seen: set[nn.Parameter] = set()
-    strategies = {p for m in network.modules() if isinstance(m, Position) for p in m.parameters()}
-    for name, p in network.named_parameters():
-        if p in seen:
-            continue
-        seen.add(p)
+    strategies = set(network.positions.parameters())
+    for name, p in network.named_parameters():  # each parameter once, under its first name
         first = name.partition(".")[0]
         part = "positions" if p in strategies else "norms" if first == "norm" else first
         parts[part] = parts.get(part, 0) + p.numel()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kerple.attention.spec import for_query_heads
+from kerple.attention.spec import repeat_for_query_heads
 from kerple.base.errors import UserError
 from kerple.model.cache import LayerCache
 from kerple.positions import Position, QueryKeyBlock, TokenPositions
@@ -76,7 +76,7 @@ class FirstTokens:
             first.append(k, v[:, :, :new], None)
         assert first.keys is not None
         assert first.values is not None
-        k, values = for_query_heads(far_q, first.keys, first.values)
+        k, values = repeat_for_query_heads(far_q, first.keys, first.values)
         scores = product(precise(far_q) * v.shape[-1] ** -0.5, k.mT)  # (B, H, Tq, F)
         scores = scores if self.weight is None else scores * self.weight
         scores = scores if self.bias is None else scores + self.bias
@@ -91,7 +91,7 @@ def is_separable(position: Position, visibility: Visibility) -> bool:
 
 def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
     """Create the cache of a layer, which keeps the tokens that its queries may see."""
-    visibility = visibility.within(position.window)
+    visibility = visibility.narrow(position.window)
     if is_separable(position, visibility):
         return LayerCache(visibility.window, first=LayerCache())
     return LayerCache(None if visibility.first else visibility.window)

@@ -10,7 +10,7 @@ from kerple.base.errors import UserError
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 
-class _Reader:
+class _NextTokenLogits:
     """Computes the logits after the last token, with a cache if the strategy allows it."""
 
     def __init__(self, network: Any, visibility: Visibility = EVERYTHING) -> None:
@@ -101,11 +101,11 @@ def generate(
     """
     if prompt.shape[1] < 1:
         raise UserError("prompt: got no tokens, expected at least one to continue")
-    reader, tokens = _Reader(network, visibility), prompt
+    next_logits, tokens = _NextTokenLogits(network, visibility), prompt
     stopped = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for _ in range(steps):
         with torch.inference_mode():
-            new = choose(reader(tokens), temperature, top_k, top_p, generator)  # (B,)
+            new = choose(next_logits(tokens), temperature, top_k, top_p, generator)  # (B,)
             if stop is not None:
                 new = new.masked_fill(stopped, stop)
                 stopped = stopped | (new == stop)
@@ -134,8 +134,8 @@ def fill_in(network: Any, tokens: Tensor, scored: Tensor) -> Tensor:
     columns = scored.any(0).nonzero().flatten().tolist()
     if not columns:
         return written
-    reader = _Reader(network)
+    next_logits = _NextTokenLogits(network)
     for t in range(columns[0], columns[-1] + 1):
-        logits = reader(written[:, : t + 1])  # (B, V)
+        logits = next_logits(written[:, : t + 1])  # (B, V)
         written[:, t + 1] = torch.where(scored[:, t], logits.argmax(-1), tokens[:, t + 1])
     return written

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def target_losses(
     head: nn.Linear,
     features: Tensor,
     targets: Tensor,
-    of_rows: RowLosses | None = None,
+    losses_of_rows: RowLosses | None = None,
     sizes: ChunkSizes | None = None,
     cap: float | None = None,
 ) -> Tensor:
@@ -61,38 +62,33 @@ def target_losses(
         head: Linear layer from D to the vocabulary V, without bias.
         features: (N, D).
         targets: (N,) int64, below V.
-        of_rows: `row_losses`, or a compiled version of it.
+        losses_of_rows: `row_losses`, or a compiled version of it.
         sizes: Sizes of the chunks; None for the default of the device.
-        cap: Cap of the logits, see `capped`.
+        cap: Cap of the logits, see `cap_logits`.
 
     Returns:
         (N,) fp32, or fp64 for fp64 features.
     """
-    sizes, of_rows = sizes or ChunkSizes.of_device(features.device), of_rows or row_losses
+    sizes, losses_of_rows = sizes or ChunkSizes.of_device(features.device), losses_of_rows or row_losses
     logits, training = len(targets) * head.out_features, torch.is_grad_enabled()
     recompute = training and logits > sizes.stored
     # if all logits are stored, chunks save no memory; on a GPU one chunk casts the weight only once
     logits_per_chunk = logits if training and not recompute and features.is_cuda else sizes.logits
     # chunks of nearly equal size, so that a compiled loss has one graph
     chunks = max(1, math.ceil(len(targets) / max(sizes.rows, logits_per_chunk // head.out_features)))
-    return torch.cat(
-        [
-            checkpoint(of_rows, x, head.weight, y, cap, use_reentrant=False)
-            if recompute
-            else of_rows(x, head.weight, y, cap)
-            for x, y in zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
-        ]
-    )
+    losses_of = partial(checkpoint, losses_of_rows, use_reentrant=False) if recompute else losses_of_rows
+    pairs = zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
+    return torch.cat([losses_of(x, head.weight, y, cap) for x, y in pairs])
 
 
-def capped(logits: Tensor, cap: float | None) -> Tensor:
+def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
     """Return cap · tanh(logits / cap), or the logits unchanged without a cap."""
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def row_losses(features: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
     """Return the losses (N,) of one chunk, from features (N, D), the head's weight (V, D) and targets (N,)."""
-    logits = capped(precise(F.linear(features, weight)), cap)  # (N, V)
+    logits = cap_logits(precise(F.linear(features, weight)), cap)  # (N, V)
     if torch.compiler.is_compiling() or logits.device.type != "cpu":
         return F.cross_entropy(logits, targets, reduction="none")
     return CrossEntropyInPlace.apply(logits, targets)

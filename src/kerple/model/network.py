@@ -21,11 +21,8 @@ class Network(Protocol):
         training_length: Training length in tokens, or None if it is not known.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def training_length(self) -> int | None: ...
+    name: str
+    training_length: int | None
 
     def losses(self, tokens: Tensor, last: int | None = None) -> Tensor:
         """Return the losses (B, T) of the targets of tokens (B, T + 1) int64, in nats, fp32 or fp64.
@@ -61,7 +58,7 @@ class Offset(ABC):
     ) -> Tensor:
         """`Windows.losses`, with ``offset`` added to every position.
 
-        An offset for each input token, (T,) int64, is ignored in layers with a window, because it would cause distances
+        An offset for each input token, (T,) int64, is ignored in layers with a window. There it would cause distances
         that do not occur in training.
         """
 

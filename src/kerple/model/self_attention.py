@@ -165,7 +165,7 @@ def prepare_context(
     Raises:
         UserError: If the scores of the strategy do not allow the distances of ``visibility``.
     """
-    visibility = visibility.within(position.window)
+    visibility = visibility.narrow(position.window)
     positions = replace(position.remap_positions(positions, tokens), visibility=visibility)
     check_distances(position, visibility)
     separate = is_separable(position, visibility) and (cached is not None or visibility.distances != "true")

@@ -122,12 +122,12 @@ def fill(network: Transformer, source: StoredModel) -> Account:
     class_path = position if isinstance(position, str) else position["class_path"]
     same_strategy = class_path.rpartition(".")[2] == type(network.positions[0]).__name__
     carried: Weights = {}
-    state = _once(network.state_dict())
+    state = _without_duplicates(network.state_dict())
     for name, value in state.items():
         stored = source.weights.get(name)
         if name.startswith("positions.") and (stored is None or not same_strategy):
             continue
-        if stored is None or not _fits(name, stored, value):
+        if stored is None or not _shape_fits(name, stored, value):
             shape = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
             advice = "remove the options that change its shape"
             if name.startswith("positions."):
@@ -141,16 +141,16 @@ def fill(network: Transformer, source: StoredModel) -> Account:
             (state[name][: len(stored)] if stored.ndim else state[name]).copy_(stored)
     counts = {name: value.numel() - (carried[name].numel() if name in carried else 0) for name, value in state.items()}
     new = {name: count for name, count in counts.items() if count}
-    left = {name: weight.numel() for name, weight in _once(source.weights).items() if name not in carried}
+    left = {name: weight.numel() for name, weight in _without_duplicates(source.weights).items() if name not in carried}
     return Account({name: weight.numel() for name, weight in carried.items()}, new, left)
 
 
-def _once(weights: Weights) -> Weights:
+def _without_duplicates(weights: Weights) -> Weights:
     """Return the weights with one name for each tensor, because embedding and head may share a matrix."""
     first = {weight.data_ptr(): name for name, weight in reversed(weights.items())}
     return {name: weight for name, weight in weights.items() if first[weight.data_ptr()] == name}
 
 
-def _fits(name: str, stored: Tensor, value: Tensor) -> bool:
+def _shape_fits(name: str, stored: Tensor, value: Tensor) -> bool:
     rows = name in VOCABULARY_ROWS and len(stored) <= len(value)
     return stored.shape == value.shape or (rows and stored.shape[1:] == value.shape[1:])

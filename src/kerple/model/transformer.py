@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -10,14 +11,14 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
-from kerple.model.attention_probabilities import visit_probabilities
+from kerple.model.attention_probabilities import attention_probabilities
 from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.first_tokens import new_layer_cache
 from kerple.model.generation import generate
-from kerple.model.loss import capped, row_losses, target_losses
+from kerple.model.loss import cap_logits, row_losses, target_losses
 from kerple.model.network import AttentionInside, Embedding, Generation, Limited, Offset, Windows
-from kerple.model.self_attention import PositionContext, prepare_context
+from kerple.model.self_attention import PositionContext, SelfAttention, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
@@ -37,8 +38,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         shape: Width D, number of heads H and training length.
         layers: Number of blocks.
         vocabulary: Number of token ids V, including padding.
-        position: Function that builds a strategy from the shape. It is called once if all layers share the strategy,
-            and otherwise once per layer.
+        position: Function that builds a strategy from the shape. It is called once if all layers share the strategy. It
+            is called once per layer if they do not.
         **options: Options of `kerple.model.architecture.Architecture`.
 
     Raises:
@@ -53,7 +54,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             raise UserError(f"vocabulary: got {vocabulary}, expected a positive number")
         architecture = Architecture(**options)
         shape = replace(shape, head_width=architecture.head_dim)
-        self.shape, self.training_length = shape, shape.length
+        self.shape = shape
+        self.training_length: int | None = shape.length
         self.embedding_scale, self.logit_cap = architecture.embedding_scale, architecture.logit_cap
         self.attention = architecture.attention
         # registered first, because DDP expects gradients in reverse order, and those of a shared strategy come last
@@ -109,7 +111,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             UserError: If the cache has another visibility, or the strategy cannot represent a position.
         """
         x = self.features(tokens, visibility, offset, cache)  # (B, T, D)
-        return capped(self.head(x if last is None else x[:, -last:]), self.logit_cap)
+        return cap_logits(self.head(x if last is None else x[:, -last:]), self.logit_cap)
 
     def features(
         self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0, cache: Cache | None = None
@@ -118,25 +120,25 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         if cache is not None and cache.visibility != visibility:
             raise UserError(f"visibility: got {visibility}, but the cache has {cache.visibility}; create another cache")
         cached = None if cache is None else cache.length
-        begins = self.bos is not None and not cached
+        adds_bos = self.bos is not None and not cached
         if self.bos is not None:
-            visibility = visibility.after_bos()
-        if begins:
+            visibility = visibility.with_bos()
+        if adds_bos:
             tokens = F.pad(tokens, (1, 0), value=self.bos)
         length = (cached or 0) + tokens.shape[1]
         end = length + int(torch.as_tensor(offset).max())
         for p in self.positions:
             if p.max_length is not None and end > p.max_length:
                 raise UserError(
-                    f"position: got {end - 1}, but {type(p).__name__} ends at {p.max_length - 1}: its "
-                    f"max_length is {p.max_length}; use shorter inputs, or with Learned beyond: clamp or interpolate"
+                    f"model.position: got position {end - 1}, expected at most {p.max_length - 1} with "
+                    f"{type(p).__name__}; use shorter inputs, or beyond: clamp or interpolate (Learned)"
                 )
         all_tokens = tokens if cache is None else cache.append(tokens)  # (B, length)
-        line = positions = TokenPositions.line(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
+        line = positions = TokenPositions.arange(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
         if self.places is not None:
             line = positions = replace(line, places=self.places(all_tokens))
         if isinstance(offset, Tensor):
-            positions = replace(line, ids=line.ids + F.pad(offset, (int(begins), 0)), contiguous=False)
+            positions = replace(line, ids=line.ids + F.pad(offset, (int(adds_bos), 0)), contiguous=False)
         arguments = all_tokens, visibility, self.attention, cached
         contexts = [prepare_context(p, positions if p.window is None else line, *arguments) for p in self.positions]
         x = self.embedding(tokens)  # (B, T, D)
@@ -146,7 +148,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             strategy = min(i, len(self.positions) - 1)
             run = self.run_block if cache is None else run_block  # compiled blocks need a graph for each length
             x = run(block, x, self.positions[strategy], contexts[strategy], None if cache is None else cache.layers[i])
-        return self.norm(x[:, int(begins) :])  # without BOS
+        return self.norm(x[:, int(adds_bos) :])  # without BOS
 
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
@@ -171,9 +173,9 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
     def compile(self, **options: Any) -> None:
         """Compile the blocks and the loss, once for each length.
 
-        All blocks share one graph. Therefore the time of compilation does not depend on the depth, and the gradients of
-        a block are sent to other devices during the backward pass of earlier blocks. Calls with a cache are not
-        compiled, because each token changes the length.
+        All blocks share one graph. Therefore the time of compilation does not depend on the depth. The gradients of a
+        block are sent to other devices during the backward pass of earlier blocks. Calls with a cache are not compiled,
+        because each token changes the length.
 
         Args:
             **options: Options of torch.compile.
@@ -191,18 +193,22 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         return [int(token) for token in generate(self, tokens, steps)]
 
     @torch.no_grad()
-    def visit_attention(self, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
+    def visit_attention(
+        self, tokens: Tensor, visit: Callable[[int, Tensor], None], visibility: Visibility = EVERYTHING
+    ) -> None:
         text = slice(-tokens.shape[1], None)  # without BOS
 
-        def visit_text(layer: int, probabilities: Tensor) -> None:
-            visit(layer, probabilities[:, :, text, text])
+        def hook(layer: int, attention: SelfAttention, arguments: tuple[Any, ...]) -> None:
+            visit(layer, attention_probabilities(attention, *arguments[:3])[:, :, text, text])
 
+        hooks = [block.attention.register_forward_pre_hook(partial(hook, i)) for i, block in enumerate(self.blocks)]
         compiled, self.run_block = self.run_block, run_block  # compiled graphs do not call hooks
         try:
-            with visit_probabilities([block.attention for block in self.blocks], visit_text):
-                self.features(tokens)
+            self.features(tokens, visibility)
         finally:
             self.run_block = compiled
+            for handle in hooks:
+                handle.remove()
 
     @property
     def max_length(self) -> int | None:
@@ -221,7 +227,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             visibility: Keys that a query sees in calls with this cache.
         """
         strategies = [self.positions[min(i, len(self.positions) - 1)] for i in range(len(self.blocks))]
-        seen = visibility if self.bos is None else visibility.after_bos()
+        seen = visibility if self.bos is None else visibility.with_bos()
         return Cache(visibility, [new_layer_cache(strategy, seen) for strategy in strategies])
 
     def constrain_(self) -> None:

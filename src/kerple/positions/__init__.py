@@ -53,6 +53,6 @@ def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Po
         UserError: If there is no such strategy, or a number is out of range.
     """
     if name not in _BY_NAME:
-        raise unknown("position", name, names())
+        raise unknown("name", name, names())
     strategy: Callable[..., Position] = _BY_NAME[name]
     return strategy(Shape(dim, heads, length), **options)

@@ -5,11 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
-from kerple.positions.angles import angles, exact
+from kerple.positions.angles import angles, exact_dtype
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise
-from kerple.positions.token_positions import TokenPositions, readable
+from kerple.positions.token_positions import TokenPositions
 
 
 class NoPE(Position):
@@ -68,12 +67,9 @@ class Learned(Position):
 
     Args:
         shape: Sizes of the model.
-        beyond: Treatment of positions of L and more. ``error`` raises. ``clamp`` uses the last row. ``interpolate``
-            scales the positions of a longer input to 0..L-1 and interpolates between rows. Then the logits of a prefix
-            are not the prefix of the logits.
-
-    Raises:
-        UserError: If a position is L or more, and ``beyond`` is ``error``.
+        beyond: Treatment of positions of L and more. ``error``: `Transformer` raises a UserError. ``clamp`` uses the
+            last row. ``interpolate`` scales the positions of a longer input to 0..L-1 and interpolates between rows.
+            Then the logits of a prefix are not the prefix of the logits.
     """
 
     def __init__(self, shape: Shape, beyond: Literal["error", "clamp", "interpolate"] = "error") -> None:
@@ -90,7 +86,7 @@ class Learned(Position):
         assert self.table is not None
         ids, last = positions.ids, self.rows - 1
         if self.beyond == "interpolate":
-            end = ids.amax(-1, keepdim=True).clamp(min=last).to(exact(ids.device))  # ((B,) 1)
+            end = ids.amax(-1, keepdim=True).clamp(min=last).to(exact_dtype(ids.device))  # ((B,) 1)
             squeezed = ids * (last / end)  # ((B,) T)
             below = squeezed.floor().long()
             fraction = (squeezed - below).to(self.table.dtype)[..., None]  # ((B,) T, 1)
@@ -98,10 +94,5 @@ class Learned(Position):
         elif self.beyond == "clamp":
             rows = self.table[ids.clamp(max=last)]
         else:
-            if readable(ids) and int(ids.max()) >= self.rows:
-                raise UserError(
-                    f"position: got {int(ids.max())}, but Learned has {self.rows} rows, 0 to {self.rows - 1}, "
-                    "the training length; use shorter inputs, or beyond: clamp or beyond: interpolate"
-                )
             rows = self.table[ids]
         return (precise(x) + rows).to(x.dtype)

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 
-def exact(device: torch.device) -> torch.dtype:
+def exact_dtype(device: torch.device) -> torch.dtype:
     """Return fp64, or fp32 on MPS devices, which have no fp64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def frequencies(dim: int, base: float | Tensor, device: torch.device) -> Tensor:
     """Return the frequencies ``base^(-2i/dim)`` for i = 0..dim/2-1, (dim/2,) fp64."""
-    i = torch.arange(0, dim, 2, dtype=exact(device), device=device)
+    i = torch.arange(0, dim, 2, dtype=exact_dtype(device), device=device)
     return base ** (-i / dim)
 
 

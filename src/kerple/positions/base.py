@@ -1,8 +1,8 @@
 """`Position`, the base class of all positional strategies, and `Shape`, their argument.
 
-Letters in shapes: B is the batch size, T the number of tokens, H the number of query heads, G the number of key heads
-(a divisor of H), δ the head dimension, and D the width of the model, usually H·δ. d = m - n >= 0 is the distance from
-query m back to key n. A strategy overrides the hooks that it needs. The default hooks change nothing.
+Letters in shapes: B is the batch size and T the number of tokens. H is the number of query heads, and G the number of
+key heads, a divisor of H. δ is the head dimension, and D the width of the model, usually H·δ. d = m - n >= 0 is the
+distance from query m back to key n. A strategy overrides the hooks that it needs. The default hooks change nothing.
 """
 
 from abc import ABC, abstractmethod

@@ -40,10 +40,8 @@ class Combined(Position):
         invariant = [p.shift_invariant for p in self.parts]
         self.shift_invariant = None if None in invariant else all(invariant)
         self.prefix_consistent = all(p.prefix_consistent for p in self.parts)
-        self.per_layer, self.varies_by_layer = (
-            any(p.per_layer for p in self.parts),
-            any(p.varies_by_layer for p in self.parts),
-        )
+        self.per_layer = any(p.per_layer for p in self.parts)
+        self.varies_by_layer = any(p.varies_by_layer for p in self.parts)
         self.window = min((p.window for p in self.parts if p.window is not None), default=None)
         self.neighbor_window = next((p.neighbor_window for p in self.parts if p.neighbor_window is not None), None)
         self.test_only = any(p.test_only for p in self.parts)
@@ -60,26 +58,27 @@ class Combined(Position):
         return reduce(lambda x, part: part.embed(x, positions), self.parts, x)
 
     def bias(self, distance: Tensor) -> Tensor | None:
-        return _joined(torch.add, [p.bias(distance) for p in self.parts])
+        return _reduce_present(torch.add, [p.bias(distance) for p in self.parts])
 
     def score_scale(self, distance: Tensor) -> Tensor | None:
-        return _joined(torch.mul, [p.score_scale(distance) for p in self.parts])
+        return _reduce_present(torch.mul, [p.score_scale(distance) for p in self.parts])
 
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        for part, part_state in zip(self.parts, self._split(state), strict=True):
+        for part, part_state in zip(self.parts, self._split_state(state), strict=True):
             q, k = part.transform_qk(q, k, part_state, positions)
         return q, k
 
     def sink_logit(self, q: Tensor, positions: TokenPositions) -> Tensor | None:
-        return _joined(torch.logaddexp, [_per_query(p.sink_logit(q, positions), q) for p in self.parts])
+        return _reduce_present(torch.logaddexp, [_expand_sink(p.sink_logit(q, positions), q) for p in self.parts])
 
     def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
         return reduce(lambda out, part: part.transform_output(out, x), self.parts, out)
 
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor | None:
-        states = [p.token_state(x, positions, before) for p, before in zip(self.parts, self._split(past), strict=True)]
+        pasts = zip(self.parts, self._split_state(past), strict=True)
+        states = [part.token_state(x, positions, past_state) for part, past_state in pasts]
         self._widths = [0 if state is None else state.shape[-1] for state in states]
         present = [state for state in states if state is not None]
         if not present:
@@ -92,7 +91,7 @@ class Combined(Position):
     ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
         sinks: list[Tensor | None] = []
         result: Tensor | AttentionWeights = s
-        for part, state in zip(self.parts, self._split(block.state), strict=True):
+        for part, state in zip(self.parts, self._split_state(block.state), strict=True):
             if part.uses("modify_scores"):
                 if isinstance(result, AttentionWeights):
                     raise UserError(
@@ -101,7 +100,7 @@ class Combined(Position):
                 scores = part.modify_scores(result.masked_fill(~block.seen, 0), q, k, replace(block, state=state))
                 result, sink = scores if isinstance(scores, tuple) else (scores, None)
                 sinks.append(sink)
-        sink = _joined(torch.logaddexp, sinks)
+        sink = _reduce_present(torch.logaddexp, sinks)
         if isinstance(result, Tensor):
             return result if sink is None else (result, sink)
         if sink is not None or self.uses("sink_logit"):
@@ -109,21 +108,21 @@ class Combined(Position):
         return result
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
-        states = zip(self.parts, self._split(block.state), strict=True)
+        states = zip(self.parts, self._split_state(block.state), strict=True)
         users = [(part, replace(block, state=state)) for part, state in states if part.uses("add_to_output")]
         return torch.stack([part.add_to_output(p, v, part_block) for part, part_block in users]).sum(0)  # (B, H, Tq, δ)
 
-    def _split(self, state: Tensor | None) -> list[Tensor | None]:
+    def _split_state(self, state: Tensor | None) -> list[Tensor | None]:
         if state is None:
             return [None] * len(self.parts)
         pieces = state.split(self._widths, -1)
         return [piece if width else None for piece, width in zip(pieces, self._widths, strict=True)]
 
 
-def _joined(operation: Callable[[Tensor, Tensor], Tensor], tensors: list[Tensor | None]) -> Tensor | None:
+def _reduce_present(operation: Callable[[Tensor, Tensor], Tensor], tensors: list[Tensor | None]) -> Tensor | None:
     present = [x for x in tensors if x is not None]
     return reduce(operation, present) if present else None
 
 
-def _per_query(sink: Tensor | None, q: Tensor) -> Tensor | None:
+def _expand_sink(sink: Tensor | None, q: Tensor) -> Tensor | None:
     return sink[:, None].expand(q.shape[:3]) if sink is not None and sink.ndim == 1 else sink  # (B, H, T)

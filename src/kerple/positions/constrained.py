@@ -53,14 +53,15 @@ class Constrained(nn.Module):
         parameter = torch.empty(size, dtype=torch.float32)
         if start is None:
             if not between[0] < between[1]:
-                raise UserError(f"{name}: got a range from {between[0]:g} to {between[1]:g}; swap the bounds")
+                given = f"random initial values from {between[0]:g} to {between[1]:g}"
+                raise UserError(f"{name}: got {given}, expected an increasing range; set {name}, or lower the floor")
             parameter.uniform_(*between).clamp_(minimum, maximum)
         else:
             values = [float(start)] * size if isinstance(start, int | float) else start
             if len(values) != size:
-                raise UserError(f"{name}: got {len(values)} starting values, expected 1 or {size} (one per head)")
+                raise UserError(f"{name}: got {len(values)} initial values, expected 1 or {size} (one per head)")
             if not all(minimum <= v <= maximum for v in values):  # true also for NaN
-                raise UserError(f"{name}: got a start of {start}, expected numbers from {minimum:g} to {maximum:g}")
+                raise UserError(f"{name}: got initial value {start}, expected from {minimum:g} to {maximum:g}")
             parameter.copy_(torch.tensor(values, dtype=torch.float32))
         self.register_parameter(name, nn.Parameter(parameter))
         self.ranges[name] = (minimum, maximum)

@@ -16,10 +16,10 @@ from kerple.positions.wrapper import Resampled
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly between 0 and 1
 
 
-class Placed(Resampled):
+class PlaceEmbedding(Resampled):
     """Adds a learned vector for the place that the task assigns to a token. Tokens without a place get no vector.
 
-    In training all places of a sequence are shifted by the same number, so that short problems train every row of the
+    In training all places of a sequence are shifted by the same number. Short problems then train every row of the
     table. The shift is a fraction of the number of rows after the largest place. The fraction is a function of the
     seed, the number of optimiser steps and the tokens of the sequence. It does not depend on the number of devices or
     accumulated batches. In evaluation there is no shift.
@@ -64,12 +64,9 @@ class Placed(Resampled):
         largest = places.amax(-1, keepdim=True)
         # tests may have larger places than training, and an index outside the table ends the process on a GPU
         if readable(places, wait=not self.training):
-            self.require(
-                int(largest.max()) < self.rows,
-                "rows",
-                self.rows,
-                f"{int(largest.max()) + 1} or more, as a token has place {int(largest.max())}; or use shorter inputs",
-            )
+            last = int(largest.max())
+            expected = f"{last + 1} or more, because a token has place {last}; or use shorter inputs"
+            self.require(last < self.rows, "rows", self.rows, expected)
         if self.training:
             # tokens without a place, such as padding, are left out, because the padding depends on the batch
             tokens = tokens * (places > 0)  # (B, T)
@@ -90,7 +87,7 @@ class Placed(Resampled):
             self.shift_fraction.fill_(self.random_integer(8) / 2**64)  # in [0, 1)
 
 
-class Coupled(Placed):
+class Coupled(PlaceEmbedding):
     """Position coupling: tokens that belong together in the task have the same place (Cho et al. 2024, arXiv
     2405.20671).
 
@@ -115,7 +112,7 @@ class Coupled(Placed):
     scheme = "coupled"
 
 
-class Abacus(Placed):
+class Abacus(PlaceEmbedding):
     """Abacus embeddings: the i-th digit of every number has place i (McLeish et al. 2024, arXiv 2405.17399).
 
     Parameters: `rows * D`, and those of ``position``.

@@ -48,13 +48,8 @@ class DAPE(Position):
         self.out = nn.Linear(hidden * self.taps, shape.heads, bias=False, dtype=torch.float32)
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
-        b = block.evaluate(self._bias)  # (H, Tq, Tk) or (B, H, Tq, Tk)
+        b = block.evaluate(self.over.bias)  # (H, Tq, Tk) or (B, H, Tq, Tk)
         return s + b + self._network(s, b, block)  # (B, H, Tq, Tk)
-
-    def _bias(self, distance: Tensor) -> Tensor:
-        b = self.over.bias(distance)
-        assert b is not None
-        return b
 
     def _network(self, s: Tensor, b: Tensor, block: QueryKeyBlock) -> Tensor:
         """Return corrections (B, H, Tq, Tk), given scores (B, H, Tq, Tk) and biases ((B,) H, Tq, Tk)."""
@@ -66,8 +61,8 @@ class DAPEv2(DAPE):
     """`DAPE` whose two layers are convolutions over three neighbouring keys (Zheng et al. 2024, arXiv 2410.04798,
     section 3.3).
 
-    Inputs of unseen keys are set to 0 before each convolution, so that results do not depend on the size of a block.
-    The public code sets them to 0 only before the first convolution.
+    Inputs of unseen keys are set to 0 before each convolution. Results then do not depend on the size of a block. The
+    public code sets them to 0 only before the first convolution.
 
     Parameters: `2 * H + 9 * H * hidden + hidden` with the default bias, one set per layer by default.
     Cost: explicit scores, ``hidden`` numbers for each of them, and three times the products of DAPE.

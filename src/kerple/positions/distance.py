@@ -12,8 +12,8 @@ from kerple.positions.base import Position, Shape
 class ALiBi(Position):
     """Linear penalty on distance: ``-slope_h · d`` (Press et al. 2022, arXiv 2108.12409, section 3).
 
-    Slopes are 2^(-8h/H), h = 1..H. If H is not a power of two, they are the slopes of the next smaller power of two,
-    followed by every second slope of twice that power, as in the published code.
+    Slopes are 2^(-8h/H), h = 1..H. If H is not a power of two, the first slopes are those of the next smaller power of
+    two. The others are every second slope of twice that power, as in the published code.
 
     Parameters: `H * learnable`, shared by all layers. Cost: one (H, T) table per forward pass.
 

@@ -17,8 +17,7 @@ class FIRE(Position):
     L >= 1. For m > L the bias also depends on the position m of the query, so that an offset changes the logits.
 
     Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer by default.
-    Cost: explicit scores, and for each of them a search among ``hidden`` knots and two look-ups, because the MLP is a
-    piecewise linear function of one number.
+    Cost: explicit scores, and for each of them a search among ``hidden`` knots and two look-ups.
 
     Args:
         shape: Sizes of the model.
@@ -53,7 +52,8 @@ class FIRE(Position):
         return s + heads_after_batch(slope[:, piece] * x + intercept[:, piece])
 
     def _pieces(self) -> tuple[Tensor, Tensor, Tensor]:
-        # slopes and intercepts (H, hidden + 1) of the MLP on [0, 1] between its sorted knots (hidden,)
+        # the MLP is a piecewise linear function of one number: slopes and intercepts (H, hidden + 1) of its pieces on
+        # [0, 1] between its sorted knots (hidden,)
         first: Any = self.mlp[0]
         second: Any = self.mlp[2]
         w, b = first.weight[:, 0], first.bias  # (hidden,)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kerple.positions.angles import exact
+from kerple.positions.angles import exact_dtype
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import product
 from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
@@ -34,7 +34,7 @@ class FoX(Position):
 
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor:
         gates = F.logsigmoid(product(x, self.gates.weight.T) + self.gates.bias).mT  # (B, H, T)
-        sums = gates.to(exact(x.device)).cumsum(-1)[..., None]  # (B, H, T, 1) fp64 for differences of large sums
+        sums = gates.to(exact_dtype(x.device)).cumsum(-1)[..., None]  # (B, H, T, 1) fp64 for differences of large sums
         return sums if past is None else sums + past[:, :, -1:]
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:

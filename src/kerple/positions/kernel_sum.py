@@ -1,7 +1,7 @@
 """`KernelSum`: sums of kernels of distance, and the check that a kernel is conditionally positive definite.
 
-A kernel k(d), d = |m - n|, is conditionally positive definite (CPD) if Σ c_m c_n k(|m - n|) >= 0 whenever Σ c_m = 0.
-Sums and non-negative multiples of CPD kernels are CPD (Chi et al. 2022, arXiv 2205.09921, section 3).
+A kernel k(d), d = |m - n|, is conditionally positive definite (CPD) if Σ c_m c_n k(|m - n|) >= 0 for all c with
+Σ c_m = 0. Sums and non-negative multiples of CPD kernels are CPD (Chi et al. 2022, arXiv 2205.09921, section 3).
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape, is_distance_bias
 from kerple.positions.kerple import KerpleLog, KerplePower
 
@@ -33,8 +32,8 @@ class KernelSum(Position):
         factors: A non-negative number for each kernel; None for 1.
 
     Raises:
-        UserError: If a kernel is not only a bias by distance, a factor is negative, the numbers of factors and kernels
-            differ, or the initial sum is not conditionally positive definite at distances 0 to 63.
+        UserError: If a kernel is not only a bias by distance, or the initial sum is not conditionally positive definite
+            at distances 0 to 63. If a factor is negative, or the numbers of factors and kernels differ.
     """
 
     shift_invariant = True
@@ -49,13 +48,13 @@ class KernelSum(Position):
         self.kernels = cast(Sequence[Position], nn.ModuleList(build(shape) for build in kernels))
         self.factors = [1.0] * len(self.kernels) if factors is None else factors
         names = [type(kernel).__name__ for kernel in self.kernels]
-        if not names or not all(map(is_distance_bias, self.kernels)):
-            raise UserError(f"KernelSum: kernels: got {names}, expected biases by distance such as KerpleLog")
-        if len(self.factors) != len(names) or not all(factor >= 0 for factor in self.factors):
-            raise UserError(f"KernelSum: factors: got {factors}, expected {len(names)} numbers of 0 or more")
+        biases = bool(names) and all(map(is_distance_bias, self.kernels))
+        self.require(biases, "kernels", names, "biases by distance such as KerpleLog")
+        fit = len(self.factors) == len(names) and all(factor >= 0 for factor in self.factors)
+        self.require(fit, "factors", factors, f"{len(names)} numbers of 0 or more")
         points = torch.arange(64.0)
-        if not points.is_meta and not is_conditionally_positive_definite(self.bias, points):
-            raise UserError(f"KernelSum: kernels: got {names}, expected conditionally positive definite kernels")
+        definite = points.is_meta or is_conditionally_positive_definite(self.bias, points)
+        self.require(definite, "kernels", names, "conditionally positive definite kernels")
 
     def bias(self, distance: Tensor) -> Tensor:
         tables = [cast(Tensor, kernel.bias(distance)) for kernel in self.kernels]

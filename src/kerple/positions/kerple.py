@@ -5,9 +5,9 @@ q·k / √δ, or multiplied with it, as in the authors' code. Their equation als
 that makes a conditionally positive definite kernel positive definite is omitted, because softmax cancels it.
 
 The parameters r1, r2, … have one number per head, and all layers share them. An option of the same name sets their
-initial value: one number for all heads, a list with one number per head, or None for random numbers between ``floor``
-and the upper end of the paper's range. After each optimiser step `constrain_` clamps all parameters to at least
-``floor``, and exponents to at most 2.
+initial value: one number for all heads, or a list with one number per head. None draws random numbers between
+``floor`` and the upper end of the paper's range. After each optimiser step `constrain_` clamps all parameters to at
+least ``floor``, and exponents to at most 2.
 """
 
 from abc import abstractmethod
@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.constrained import Start
+from kerple.positions.constrained import HUGE, Start
 
 
 class KerpleKernel(Position):
     """Base class of the eight kernels: shift-invariant, with a positive lower bound of the parameters.
 
     Args:
+        shape: Sizes of the model.
         floor: Lower bound of the parameters.
+        parameters: Initial value, upper end of random initial values and upper bound of each parameter, in the order of
+            the random draws.
 
     Raises:
         UserError: If ``floor`` is not positive.
@@ -36,9 +39,11 @@ class KerpleKernel(Position):
     r4: Tensor
 
     @abstractmethod
-    def __init__(self, floor: float) -> None:
+    def __init__(self, shape: Shape, floor: float, **parameters: tuple[Start, float, float]) -> None:
         super().__init__()
         self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        for name, (start, top, maximum) in parameters.items():
+            self.learn(name, shape.heads, start, between=(floor, top), minimum=floor, maximum=maximum)
 
 
 class KerpleLog(KerpleKernel):
@@ -57,9 +62,7 @@ class KerpleLog(KerpleKernel):
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        super().__init__(floor)
-        self.learn("r1", shape.heads, r1, between=(floor, 2.0), minimum=floor)
-        self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)
+        super().__init__(shape, floor, r1=(r1, 2.0, HUGE), r2=(r2, 1.0, HUGE))
 
     def bias(self, distance: Tensor) -> Tensor:
         return -self.r1[:, None] * torch.log1p(self.r2[:, None] * distance)  # (H, N)
@@ -81,9 +84,7 @@ class KerplePower(KerpleKernel):
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        super().__init__(floor)
-        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
-        self.learn("r2", shape.heads, r2, between=(floor, 2.0), minimum=floor, maximum=2.0)
+        super().__init__(shape, floor, r1=(r1, 1.0, HUGE), r2=(r2, 2.0, 2.0))
 
     def bias(self, distance: Tensor) -> Tensor:
         return -self.r1[:, None] * distance ** self.r2[:, None]  # (H, N)
@@ -106,10 +107,7 @@ class KerpleLog3(KerpleKernel):
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, r3: Start = None, floor: float = 0.01) -> None:
-        super().__init__(floor)
-        self.learn("r1", shape.heads, r1, between=(floor, 2.0), minimum=floor)
-        self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)
-        self.learn("r3", shape.heads, r3, between=(floor, 2.0), minimum=floor, maximum=2.0)
+        super().__init__(shape, floor, r1=(r1, 2.0, HUGE), r2=(r2, 1.0, HUGE), r3=(r3, 2.0, 2.0))
 
     def bias(self, distance: Tensor) -> Tensor:
         power = distance ** self.r3[:, None]  # (H, N)
@@ -134,9 +132,8 @@ class KerpleBias2(KerpleKernel):
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        super().__init__(floor)
-        self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)  # drawn before r1
-        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
+        # r2 is drawn before r1
+        super().__init__(shape, floor, r2=(r2, 1.0, HUGE), r1=(r1, 1.0, HUGE))
 
     def bias(self, distance: Tensor) -> Tensor:
         return self.r1[:, None] * torch.exp(-self.r2[:, None] * distance**2)  # (H, N)
@@ -161,10 +158,7 @@ class KerpleBias3(KerpleKernel):
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, r3: Start = None, floor: float = 0.01) -> None:
-        super().__init__(floor)
-        self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)  # drawn before r1
-        self.learn("r3", shape.heads, r3, between=(floor, 2.0), minimum=floor, maximum=2.0)
-        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
+        super().__init__(shape, floor, r2=(r2, 1.0, HUGE), r3=(r3, 2.0, 2.0), r1=(r1, 1.0, HUGE))
 
     def bias(self, distance: Tensor) -> Tensor:
         return self.r1[:, None] * torch.exp(-self.r2[:, None] * distance ** self.r3[:, None])  # (H, N)
@@ -185,8 +179,7 @@ class KerpleWeight1(KerpleKernel):
     """
 
     def __init__(self, shape: Shape, r1: Start = None, floor: float = 0.01) -> None:
-        super().__init__(floor)
-        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
+        super().__init__(shape, floor, r1=(r1, 1.0, HUGE))
 
     def score_scale(self, distance: Tensor) -> Tensor:
         return torch.exp(-self.r1[:, None] * distance**2)  # (H, N)
@@ -208,9 +201,7 @@ class KerpleWeight2(KerpleKernel):
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        super().__init__(floor)
-        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
-        self.learn("r2", shape.heads, r2, between=(floor, 2.0), minimum=floor, maximum=2.0)
+        super().__init__(shape, floor, r1=(r1, 1.0, HUGE), r2=(r2, 2.0, 2.0))
 
     def score_scale(self, distance: Tensor) -> Tensor:
         return torch.exp(-self.r1[:, None] * distance ** self.r2[:, None])  # (H, N)
@@ -236,11 +227,7 @@ class KerpleBiasWeight(KerpleKernel):
     def __init__(
         self, shape: Shape, r1: Start = None, r2: Start = None, r3: Start = None, r4: Start = None, floor: float = 0.01
     ) -> None:
-        super().__init__(floor)
-        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
-        self.learn("r2", shape.heads, r2, between=(floor, 2.0), minimum=floor, maximum=2.0)
-        self.learn("r3", shape.heads, r3, between=(floor, 1.0), minimum=floor)
-        self.learn("r4", shape.heads, r4, between=(floor, 2.0), minimum=floor, maximum=2.0)
+        super().__init__(shape, floor, r1=(r1, 1.0, HUGE), r2=(r2, 2.0, 2.0), r3=(r3, 1.0, HUGE), r4=(r4, 2.0, 2.0))
 
     def bias(self, distance: Tensor) -> Tensor:
         return -self.r1[:, None] * distance ** self.r2[:, None]  # (H, N)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kerple.base.errors import UserError
 from kerple.positions.absolute import NoPE
 from kerple.positions.base import Position, Shape
 from kerple.positions.rotary import RoPE
@@ -28,7 +27,7 @@ class LayerPattern(Wrapper):
             have no window.
 
     Raises:
-        UserError: If the pattern is empty, is longer than the number of layers or names an unknown kind, a window is
+        UserError: If the pattern is empty, is longer than the number of layers or names an unknown kind. If a window is
             not positive, or a strategy changes the embeddings, which all layers share.
     """
 
@@ -39,15 +38,14 @@ class LayerPattern(Wrapper):
         pattern: Sequence[str] | None = None,
         windows: Mapping[str, int | None] = {},
     ) -> None:
-        if not kinds:
-            raise UserError("LayerPattern: kinds: got none, expected a strategy for at least one kind of layer")
-        if pattern is not None and not 1 <= len(pattern) <= shape.layers:
+        self.require(bool(kinds), "kinds", "none", "a strategy for at least one kind of layer")
+        if pattern is not None:
             expected = f"1 to {shape.layers}, the number of layers"
-            raise UserError(f"LayerPattern: pattern: got {len(pattern)} kinds, expected {expected}")
+            self.require(1 <= len(pattern) <= shape.layers, "pattern", f"{len(pattern)} kinds", expected)
         pattern = list(kinds) if pattern is None else pattern
         for option, names in (("pattern", pattern), ("windows", windows)):
-            if unknown := [name for name in names if name not in kinds]:
-                raise UserError(f"LayerPattern: {option}: got {unknown[0]}, expected one of {', '.join(kinds)}")
+            for name in names:
+                self.require(name in kinds, option, name, f"one of {', '.join(kinds)}")
         kind = pattern[shape.layer % len(pattern)]
         super().__init__(kinds[kind](shape))
         expected = "a strategy that does not change the embeddings, which all layers share"

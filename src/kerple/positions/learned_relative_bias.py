@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import product
 from kerple.positions.temperature import Temperature
-from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
+from kerple.positions.token_positions import QueryKeyBlock, TokenPositions, shift_rows
 
 
 class LearnedRelativeBias(Position):
@@ -62,9 +62,7 @@ class LearnedRelativeBias(Position):
             # only the last keys are within the extent of a query of the block
             near = min(keys, self.extent + queries - 1)
             curves = F.pad(self.curves[:, :near].flip(-1), (near - min(near, self.extent), queries))
-            # each row must start one entry earlier than the row above, so the rows are read at a pitch one shorter
-            products = product(mixture, curves).flatten(-2).narrow(-1, queries - 1, queries * (near + queries - 1))
-            bias = products.unflatten(-1, (queries, -1))[..., :near]
+            bias = shift_rows(product(mixture, curves))[..., :near]
             s = torch.cat([s[..., :-near], s[..., -near:] + bias], -1) if near < keys else s + bias
         else:
             row = block.distance.clamp(max=self.extent)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kerple.positions.products import unrounded
+from kerple.positions.products import full_precision
 
 HIDDEN = 2**18  # number of hidden units of a piece on a CPU, which fit its cache
 HIDDEN_ON_GPU = 2**26  # larger, because each piece costs several kernel launches
@@ -28,7 +28,7 @@ def pair_network(s: Tensor, b: Tensor, into: Tensor, bias: Tensor, out: Tensor) 
         (B, H, N).
     """
     result, out = torch.empty_like(s), out.expand(len(s), -1, -1)
-    with unrounded(s.device):
+    with full_precision(s.device):
         for piece in _pieces(s, len(bias)):
             result[..., piece] = out.bmm(_hidden(s[..., piece], b[..., piece], into, bias))
     return result
@@ -43,7 +43,7 @@ def pair_network_backward(
     d_s, d_b = torch.empty_like(s), torch.empty_like(b)
     d_s_weight, d_b_weight, d_bias, d_out = (torch.zeros_like(x) for x in (s_weight, b_weight, bias, out))
     out_t, s_weight_t = (x.mT.expand(len(s), -1, -1) for x in (out, s_weight))
-    with unrounded(s.device):
+    with full_precision(s.device):
         for piece in _pieces(s, len(bias)):
             g, s_, b_ = (x[..., piece] for x in (grad, s, b))
             hidden = _hidden(s_, b_, into, bias)  # (B, hidden, n), computed again

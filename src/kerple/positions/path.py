@@ -54,13 +54,13 @@ class PaTH(Position):
         w, beta = block.state[..., :dim], block.state[..., dim : dim + 1]  # (B, H, Tk, δ), (B, H, Tk, 1)
         old = k.shape[2] - q.shape[2]  # keys before the first query
         new_w, new_k = w[:, :, old:], k[:, :, old:]
-        reflected = product(product(q, new_w.mT).tril(), _joined(new_w, beta[:, :, old:]))  # (B, H, Tq, Tq)
+        reflected = product(product(q, new_w.mT).tril(), _combined_gates(new_w, beta[:, :, old:]))  # (B, H, Tq, Tq)
         scores = [product(q, new_k.mT) - product(reflected, product(new_w, new_k.mT).tril(-1))]
         q = q - product(reflected, new_w)  # after all transformations since the first query
         for stop in range(old, 0, -KEYS_AT_ONCE):
             keys = slice(max(0, stop - KEYS_AT_ONCE), stop)
             w_j, k_j = w[:, :, keys], k[:, :, keys]
-            joined = _joined(w_j, beta[:, :, keys])  # (B, H, keys, keys)
+            joined = _combined_gates(w_j, beta[:, :, keys])  # (B, H, keys, keys)
             # keys after the transformations up to the end of their block
             moved = k_j - product(product(product(k_j, w_j.mT).triu(1), joined.mT), w_j)
             scores.append(product(q, moved.mT))  # (B, H, Tq, keys)
@@ -68,7 +68,7 @@ class PaTH(Position):
         return torch.cat(scores[::-1], -1) * dim**-0.5
 
 
-def _joined(w: Tensor, beta: Tensor) -> Tensor:
+def _combined_gates(w: Tensor, beta: Tensor) -> Tensor:
     """Return ``T = (I + strict lower part of β·w·wᵀ)⁻¹·β`` (…, n, n).
 
     The product of n transformations is ``I - wᵀ·T·w``.

@@ -43,7 +43,7 @@ class PoPE(Position):
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        q_waves, k_waves = positions.once(self.waves)
+        q_waves, k_waves = positions.compute_once(self.waves)
         return _to_coordinates(q, q_waves), _to_coordinates(k, k_waves)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, ...]:

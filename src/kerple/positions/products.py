@@ -23,7 +23,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 @contextmanager
-def unrounded(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """Context in which products are computed without autocast and TF32.
 
     Use it only inside custom operators, because torch.compile ignores it in other code.
@@ -39,7 +39,7 @@ def unrounded(device: torch.device) -> Iterator[None]:
 
 @torch.library.custom_op("kerple::product", mutates_args=())
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    with unrounded(a.device):
+    with full_precision(a.device):
         return torch.matmul(a, b).contiguous()
 
 

@@ -17,8 +17,8 @@ class RandomizedPositions(Resampled):
 
     The positions of an input of T tokens are T numbers drawn without repetition from 0..max_positions-1, and sorted.
     Distances in training are then as large as in tests. In training all inputs of a step share the draw, as in the
-    published code. In evaluation all inputs of one length have the same positions. Since positions depend on the length
-    of the input, the logits of a prefix are not the prefix of the logits, and generation uses no cache.
+    published code. In evaluation all inputs of one length have the same positions. Positions depend on the length of
+    the input. Therefore the logits of a prefix are not the prefix of the logits, and generation uses no cache.
 
     Parameters: `0`, and those of the wrapped strategy.
     Cost: that of the wrapped strategy; functions of distance are computed for each of the T × T pairs.

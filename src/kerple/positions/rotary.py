@@ -62,8 +62,8 @@ class RoPE(Position):
       arXiv 2309.00071).
     - ``llama3``: ``yarn`` with a ramp over the number of rotations (Grattafiori et al. 2024, arXiv 2407.21783, and the
       published code of Llama 3.1).
-    - ``longrope``: the angle of pair i is divided by entry i of ``short_factors`` for inputs of up to L tokens, and by
-      entry i of ``long_factors`` for longer inputs (Ding et al. 2024, arXiv 2402.13753). All angles change at L.
+    - ``longrope``: the angle of pair i is divided by entry i of ``short_factors`` (Ding et al. 2024, arXiv 2402.13753).
+      For inputs of more than L tokens it is divided by entry i of ``long_factors``. All angles change at L.
     - ``proportional``: r = δ, and pairs from rotary_fraction · δ/2 on have angle 0. The other angles are divided by s
       if it is given (p-RoPE, Barbero et al. 2024, arXiv 2410.06205). Models are trained with this scaling.
 
@@ -146,20 +146,20 @@ class RoPE(Position):
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        cos, sin = positions.once(self.waves)
+        cos, sin = positions.compute_once(self.waves)
         return apply_rotary(q, cos, sin, self.layout), apply_rotary(k, cos, sin, self.layout)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of the angles, multiplied by the attention factor, ((B,) T, r/2) fp64 each."""
         ids, radians = positions.ids[..., None], self.frequencies(positions.ids)
         if self.mistake:
-            ids, radians = rounded(ids.to(radians.dtype)), rounded(radians)
+            ids, radians = round_to_bf16(ids.to(radians.dtype)), round_to_bf16(radians)
         angle = ids * radians
-        angle = rounded(angle) if self.mistake else angle
+        angle = round_to_bf16(angle) if self.mistake else angle
         return self.attention_factor * angle.cos(), self.attention_factor * angle.sin()
 
 
-def rounded(x: Tensor) -> Tensor:
+def round_to_bf16(x: Tensor) -> Tensor:
     """Round to the nearest bf16 number, and keep the dtype."""
     return x.to(torch.bfloat16).to(x.dtype)
 
@@ -174,10 +174,7 @@ def rotary_dim(position: Position, shape: Shape, base: float, rotary_fraction: f
     expected = "a fraction of the head in (0, 1]; the paper uses 1"
     position.require(0 < rotary_fraction <= 1, "rotary_fraction", rotary_fraction, expected)
     dim = round(rotary_fraction * shape.head_dim)
-    position.require(
-        dim >= 2 and dim % 2 == 0,
-        "rotary_fraction",
-        f"{rotary_fraction:g}, which is {dim} of a head's {shape.head_dim} dimensions",
-        "an even number of 2 or more; choose another fraction, or heads and dim with an even head dimension",
-    )
+    given = f"{rotary_fraction:g}, which is {dim} of a head's {shape.head_dim} dimensions"
+    expected = "an even number of 2 or more; choose another fraction, or heads and dim with an even head dimension"
+    position.require(dim >= 2 and dim % 2 == 0, "rotary_fraction", given, expected)
     return dim

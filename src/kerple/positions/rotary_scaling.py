@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kerple.positions.angles import exact, frequencies
+from kerple.positions.angles import exact_dtype, frequencies
 
 Scaling = Literal["pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "proportional"]
 
@@ -56,7 +56,7 @@ class RotaryFrequencies:
         if self.scaling == "ntk":
             return frequencies(r, self.base * factor ** (r / (r - 2)), device)
         if self.scaling == "dynamic_ntk":
-            ratio = end.clamp(min=self.length).to(exact(device)) / self.length
+            ratio = end.clamp(min=self.length).to(exact_dtype(device)) / self.length
             return frequencies(r, self.base * (factor * ratio - (factor - 1)) ** (r / (r - 2)), device)
         unscaled = frequencies(r, self.base, device)
         if self.scaling == "pi":

@@ -62,7 +62,7 @@ class SelfExtend(Wrapper):
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        q_positions, k_positions = positions.once(self._far_positions)
+        q_positions, k_positions = positions.compute_once(self._far_positions)
         near_q, near_k = self.position.transform_qk(q, k, state, positions)
         far_q, _ = self.position.transform_qk(q, k, state, q_positions)
         _, far_k = self.position.transform_qk(q, k, state, k_positions)
@@ -73,11 +73,12 @@ class SelfExtend(Wrapper):
         window = self.neighbor_window
         assert window is not None
         if self.group is None:
-            return replace(positions, ids=torch.full_like(positions.ids, window)), replace(
-                positions, ids=0 * positions.ids
-            )
-        grouped = positions.ids // self.group
-        return replace(positions, ids=grouped + window - window // self.group), replace(positions, ids=grouped)
+            key_ids = torch.zeros_like(positions.ids)
+            query_ids = key_ids + window
+        else:
+            key_ids = positions.ids // self.group
+            query_ids = key_ids + window - window // self.group
+        return replace(positions, ids=query_ids), replace(positions, ids=key_ids)
 
 
 class ReRoPE(SelfExtend):

@@ -45,8 +45,8 @@ class StickBreakingWeights(torch.autograd.Function):
     ``before`` (Tq, Tk) bool is true for seen keys before the query. ``rest`` (Tq, Tk) bool is true for the key that
     gets the remainder, or None.
 
-    With c_n = Σ_{n <= l < m} log(1 - σ(z_l)), A_n = exp(z_n + c_n), because log σ(z) = z + log(1 - σ(z)). With
-    w = A ∘ grad, the gradient of z_l is w_l - σ(z_l) · Σ_{n <= l} w_n, because dA_n/dz_l = -A_n · σ(z_l) for l > n.
+    With c_n = Σ_{n <= l < m} log(1 - σ(z_l)), A_n = exp(z_n + c_n), because log σ(z) = z + log(1 - σ(z)). Let
+    w = A ∘ grad. dA_n/dz_l = -A_n · σ(z_l) for l > n, so that the gradient of z_l is w_l - σ(z_l) · Σ_{n <= l} w_n.
     """
 
     @staticmethod

@@ -17,9 +17,9 @@ class SSMax(Position):
     """Scalable softmax, ``s_h · log(n) · q·k / √δ`` for a query that sees n keys (Nakanishi 2025, arXiv 2501.19399,
     section 3).
 
-    n is at most the window. With ``bias`` the factor is ``s_h · log(n) + b_h``, as in Mistral Large 4 (Mistral AI 2026,
-    published code), where s starts at 0 and b at 1. The factor contains no positions; use `Combined` to add a strategy
-    with positions.
+    n is at most the window. With ``bias`` the factor is ``s_h · log(n) + b_h``, as in the published code of Mistral
+    Large 4 (Mistral AI 2026). There s starts at 0 and b at 1. The factor contains no positions; use `Combined` to add a
+    strategy with positions.
 
     Parameters: `H if bias is None else 2 * H`, one set per layer by default.
     Cost: one multiplication per entry of q.

@@ -38,12 +38,12 @@ class TokenPositions:
     _results: dict[Callable, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
-    def line(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "TokenPositions":
+    def arange(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "TokenPositions":
         """Return rows 0 to length - 1, whose positions are larger by ``offset``."""
         rows = torch.arange(length, device=device)
         return cls(rows, rows + offset)
 
-    def once(self, function: Callable[["TokenPositions"], Result]) -> Result:
+    def compute_once(self, function: Callable[["TokenPositions"], Result]) -> Result:
         """Return ``function(self)``, computed once for all layers of a forward pass."""
         if torch.compiler.is_compiling():
             return function(self)
@@ -122,12 +122,22 @@ def readable(positions: Tensor, wait: bool = False) -> bool:
 def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
     """Read a table (H, >= keys) at the distances of the last ``queries`` of ``keys`` rows; (H, queries, keys).
 
-    If the order of the queries is reversed, the distance is constant along anti-diagonals, and the block is a view with
-    strides (1, 1) of one vector (a Hankel matrix). Later keys get the entry of distance 0. `kerple.attention.hankel`
-    makes such views for fused attention.
+    If the order of the queries is reversed, the distance is constant along anti-diagonals. The block is then a view
+    with strides (1, 1) of one vector (a Hankel matrix). Later keys get the entry of distance 0.
+    `kerple.attention.hankel` makes such views for fused attention.
     """
     line = torch.cat([table[:, :keys].flip(-1), table[:, :1].expand(-1, queries - 1)], -1)  # largest distance first
     return line.unfold(-1, keys, 1).flip(-2)
+
+
+def shift_rows(x: Tensor) -> Tensor:
+    """Return ``x[..., i, n - 1 - i + j]`` for each row i of n and column j, without a copy if x is contiguous.
+
+    Each row starts one entry earlier than the row above. For this the rows of x (..., n, columns) are read at a pitch
+    one shorter; the result is (..., n, columns - 1), of which entries with n - 1 - i + j >= columns are not defined.
+    """
+    rows, columns = x.shape[-2:]
+    return x.flatten(-2).narrow(-1, rows - 1, rows * (columns - 1)).unflatten(-1, (rows, columns - 1))
 
 
 def heads_after_batch(x: Tensor) -> Tensor:

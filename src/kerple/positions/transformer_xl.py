@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise, product
-from kerple.positions.token_positions import QueryKeyBlock
+from kerple.positions.token_positions import QueryKeyBlock, shift_rows
 
 
 class TransformerXL(Position):
@@ -51,10 +51,7 @@ class TransformerXL(Position):
         columns = queries + keys  # one for each distance, the largest first, and one that is not used
         distance = keys - 1 - torch.arange(columns, device=q.device)  # (columns,)
         vectors = product(self._waves(distance).to(q.dtype), self.projection.mT)  # (H, columns, δ)
-        products = product(q, vectors.mT).flatten(-2)  # (B, H, Tq · columns)
-        # each row must start one entry earlier than the row above, so the rows are read at a pitch one shorter
-        shifted = products.narrow(-1, queries - 1, queries * (columns - 1)).unflatten(-1, (queries, columns - 1))
-        return shifted[..., :keys]  # (B, H, Tq, Tk)
+        return shift_rows(product(q, vectors.mT))[..., :keys]  # (B, H, Tq, Tk)
 
     def _factored(self, q: Tensor, query_ids: Tensor, key_ids: Tensor) -> Tensor:
         # the angle addition theorem gives sin and cos of any difference of positions

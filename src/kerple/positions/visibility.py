@@ -10,15 +10,15 @@ Distances = Literal["true", "capped", "cache"]
 
 @dataclass(frozen=True)
 class Visibility:
-    """Keys that a query sees in every layer; by default all keys up to its own.
+    """Keys that a query sees in every layer. By default these are all keys up to its own.
 
     Args:
         window: Number of last keys that a query sees, including its own; None for all.
         first: Number of first tokens of the input that every query sees in addition to its window.
         distances: Distances of first tokens outside the window. ``true``: the true distances, so that only the mask
             changes. ``capped``: ``window`` (LM-Infinite, Han et al. 2024, arXiv 2308.16137). ``cache``: positions count
-            only the keys in the cache, so that first token j has the distance ``min(m, first + window - 1) - j`` from
-            query m (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453).
+            only the keys in the cache (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453). First token j then has the
+            distance ``min(m, first + window - 1) - j`` from query m.
 
     Raises:
         UserError: If a number is out of range, or ``distances`` needs a window and first tokens that are missing.
@@ -36,14 +36,15 @@ class Visibility:
         if self.distances not in ("true", "capped", "cache"):
             raise UserError(f"distances: got {self.distances!r}, expected true, capped or cache")
         if self.distances != "true" and not (self.window and self.first):
-            raise UserError(f"distances: got {self.distances!r}, expected a window and first tokens with it")
+            given = f"got {self.distances!r} with window {self.window} and first {self.first}"
+            raise UserError(f"distances: {given}, expected 'true'; other distances need both a window and first")
 
-    def within(self, window: int | None) -> "Visibility":
+    def narrow(self, window: int | None) -> "Visibility":
         """Return this visibility, or ``Visibility(window)`` if a layer's window is narrower."""
         narrower = window is not None and (self.window is None or self.window > window)
         return Visibility(window) if narrower else self
 
-    def after_bos(self) -> "Visibility":
+    def with_bos(self) -> "Visibility":
         """Return this visibility for an input that begins with one more token, which every query sees."""
         return self if self.window is None else replace(self, first=self.first + 1)
 

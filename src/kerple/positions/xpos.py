@@ -39,7 +39,7 @@ class XPos(Position):
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        cos, sin, log_factor = positions.once(self.waves)
+        cos, sin, log_factor = positions.compute_once(self.waves)
         limit = 7 if k.dtype == torch.float16 else 80
         log_factor = log_factor.clamp(-limit, limit)
         q_factor, k_factor = log_factor.exp(), (-log_factor).exp()

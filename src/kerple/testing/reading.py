@@ -9,7 +9,17 @@ from torch import Tensor, nn
 from kerple.attention import blocks
 from kerple.positions.base import Position
 from kerple.positions.visibility import Visibility
-from kerple.testing.subject import SHORT, VOCABULARY, DoesNotApply, Subject, holds, holds_at_lengths, move, same, tokens
+from kerple.testing.subject import (
+    SHORT,
+    VOCABULARY,
+    DoesNotApply,
+    Subject,
+    holds,
+    holds_at_lengths,
+    same,
+    set_positions,
+    tokens,
+)
 
 
 def cuts(length: int) -> tuple[int, int]:
@@ -154,7 +164,7 @@ def positions_read_pair_by_pair_are_those_read_in_line(subject: Subject, length:
     ids, network = tokens(2, length), subject.network(length)
     windows = (None, length // 4)
     in_line = [network(ids, Visibility(window)) for window in windows]
-    move(network, torch.arange(length))
+    set_positions(network, torch.arange(length))
     for window, expected in zip(windows, in_line, strict=True):
         same(network(ids, Visibility(window)), expected, f"logits of {length} tokens with positions said to have gaps")
 
@@ -165,8 +175,8 @@ def sequences_may_have_positions_of_their_own(subject: Subject, length: int) -> 
     """Each sequence of a batch may have its own positions."""
     network, ids, line = subject.network(2 * length), tokens(3, length), torch.arange(length)
     where = torch.stack([line, 3 + line, 2 * line])  # (3, T)
-    together = move(network, where)(ids)
-    alone = [move(subject.network(2 * length), row)(ids[i : i + 1]) for i, row in enumerate(where)]
+    together = set_positions(network, where)(ids)
+    alone = [set_positions(subject.network(2 * length), row)(ids[i : i + 1]) for i, row in enumerate(where)]
     same(together, torch.cat(alone), f"logits of {length} tokens with separate positions")
 
 

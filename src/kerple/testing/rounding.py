@@ -95,11 +95,11 @@ def bf16_costs_no_more_precision_than_in_fused_attention(subject: Subject, lengt
     theirs = _relative(fused, attend_reference(q.double(), k.double(), v.double()))
 
     def output(attend: Callable[..., Tensor], position: Position, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        context = prepare_context(position, TokenPositions.line(length), ids)
+        context = prepare_context(position, TokenPositions.arange(length), ids)
         state = position.token_state(x, context.positions, None)
         return attend(q, k, v, spec_of(position, context, q, v, state))
 
-    context = prepare_context(position, TokenPositions.line(length), ids)
+    context = prepare_context(position, TokenPositions.arange(length), ids)
     q, k = position.transform_qk(q, k, position.token_state(x, context.positions, None), context.positions)
     exact = output(attend_reference, copy.deepcopy(position).double(), *(tensor.double() for tensor in (x, q, k, v)))
     ours = _relative(output(attend, position, x, q, k, v), exact)
@@ -114,7 +114,7 @@ def results_of_hooks(position: Position, length: int) -> dict[str, Tensor]:
     """Return the results of all hooks for fp32 input at positions from 300 on, which bf16 would round."""
     torch.manual_seed(1)
     k, x = torch.randn(2, 4, length, 8), torch.randn(2, length, 32)
-    positions = TokenPositions.line(length, 300 if position.max_length is None else 0)
+    positions = TokenPositions.arange(length, 300 if position.max_length is None else 0)
     positions = position.remap_positions(positions, torch.zeros(2, length, dtype=torch.int64))
     distance = torch.arange(3000).float()
     results: dict[str, Tensor | None] = {

@@ -32,14 +32,14 @@ class Subject:
 
     build: Callable[[Shape], Position]
 
-    def of_layer(self, shape: Shape) -> Position:
+    def build_layer(self, shape: Shape) -> Position:
         """Build the strategy for the first or the last of `LAYERS` layers; the network has only these two."""
         return self.build(replace(shape, layer=LAYERS - 1 if shape.layer else 0, layers=LAYERS))
 
     def position(self, length: int = LENGTH) -> Position:
         """Return the strategy in evaluation mode, with width 32, 4 heads and this training length."""
         torch.manual_seed(0)
-        return self.of_layer(Shape(32, 4, length)).eval()
+        return self.build_layer(Shape(32, 4, length)).eval()
 
     def network(self, length: int = 0, kv_heads: int | None = None, trained: int = LENGTH) -> Transformer:
         """Return a network of two layers with width 32 and 4 heads, whose strategy has changed parameters.
@@ -50,7 +50,7 @@ class Subject:
         limit = self.position().max_length
         torch.manual_seed(0)
         shape = Shape(32, 4, trained if limit is None or limit >= length else length)
-        network = Transformer(shape, 2, VOCABULARY, self.of_layer, kv_heads=kv_heads)
+        network = Transformer(shape, 2, VOCABULARY, self.build_layer, kv_heads=kv_heads)
         with torch.no_grad():
             for position in network.positions:
                 for parameter in position.parameters():
@@ -117,7 +117,7 @@ def same(got: Tensor, expected: Tensor, what: str, atol: float = 1e-5, rtol: flo
     assert (off <= atol + rtol * expected.abs()).all(), f"{what}: differs by up to {float(off.max()):.3g}"
 
 
-class Moved(Wrapper):
+class ExplicitPositions(Wrapper):
     """Strategy at the positions ``where``, (rows,) or (B, rows), which are marked as not contiguous."""
 
     def __init__(self, position: Position, where: Tensor) -> None:
@@ -129,8 +129,8 @@ class Moved(Wrapper):
         return self.position.remap_positions(positions, tokens)
 
 
-def move(network: Transformer, where: Tensor) -> Transformer:
+def set_positions(network: Transformer, where: Tensor) -> Transformer:
     """Replace the positions in all strategies of a network."""
     for i, position in enumerate(network.positions):
-        network.positions[i] = Moved(position, where).eval()
+        network.positions[i] = ExplicitPositions(position, where).eval()
     return network

@@ -35,7 +35,7 @@ def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> 
         network.zero_grad()
     other = subject.network()
     other.load_state_dict(network.state_dict())
-    for name, values, minimum, maximum in ranged(other.positions):
+    for name, values, minimum, maximum in parameters_with_ranges(other.positions):
         assert ((values >= minimum) & (values <= maximum)).all(), f"{name} is outside {minimum:g} to {maximum:g}"
     assert all(p.isfinite().all() for p in other.positions.parameters()), "a parameter is not finite"
 
@@ -44,14 +44,14 @@ def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> 
 def what_is_not_a_number_stays_so(subject: Subject) -> None:
     """`constrain_` keeps NaN, so that the run stops instead of continuing with a bound."""
     position = subject.position()
-    parameters = [parameter for _, parameter, *_ in ranged(position)]
+    parameters = [parameter for _, parameter, *_ in parameters_with_ranges(position)]
     for parameter in parameters:
         parameter.data.fill_(float("nan"))
     position.constrain_()
     assert all(parameter.isnan().all() for parameter in parameters), "constrain_ makes a number of NaN"
 
 
-def ranged(strategies: nn.Module) -> Iterator[tuple[str, Tensor, float, float]]:
+def parameters_with_ranges(strategies: nn.Module) -> Iterator[tuple[str, Tensor, float, float]]:
     """Yield name, value, minimum and maximum of each parameter with a range."""
     for module in strategies.modules():
         for name, limits in module.ranges.items() if isinstance(module, Constrained) else ():

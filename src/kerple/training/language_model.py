@@ -17,7 +17,7 @@ from torchmetrics import MeanMetric
 from kerple.base.errors import UserError
 from kerple.model import Batch, Transformer
 from kerple.positions import Position, Shape
-from kerple.positions.coupled import Placed
+from kerple.positions.coupled import PlaceEmbedding
 from kerple.training.muon import Muon
 from kerple.training.schedule import ScheduleName, lr_multiplier
 from kerple.training.sharding import ShardedBlocks, whole
@@ -113,7 +113,7 @@ class LanguageModel(LightningModule):
         if vocabulary != self.vocabulary:
             raise UserError(f"data.vocabulary: got {vocabulary}, expected the {self.vocabulary} tokens of the model")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            raise UserError(f"position: got {self.network.name}, only for `test`; fit the strategy that it wraps")
+            raise UserError(f"model.position: got {self.network.name}, which is only for `test`; fit what it wraps")
         self.attach(data)
         if self.compile_options and stage == "fit":  # a test compiles for each length
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
@@ -123,7 +123,8 @@ class LanguageModel(LightningModule):
         if isinstance(strategy, ShardedBlocks):
             strategy.shard(self.network)
         elif isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
-            raise UserError("trainer.strategy: got another FSDP, expected ShardedBlocks: configs/trainer/fsdp.yaml")
+            given = type(strategy).__name__
+            raise UserError(f"trainer.strategy: got {given}, expected ShardedBlocks, see configs/trainer/fsdp.yaml")
 
     def attach(self, data: object) -> None:
         """Set the places of tokens in the network by the task of the data, if a strategy uses them.
@@ -131,16 +132,16 @@ class LanguageModel(LightningModule):
         Raises:
             UserError: If the data has no places, or strategies of two kinds use them.
         """
-        placed = [module for module in self.network.modules() if isinstance(module, Placed)]
+        placed = [module for module in self.network.modules() if isinstance(module, PlaceEmbedding)]
         if not placed:
             return
         names = sorted({type(strategy).__name__ for strategy in placed})
         if len(names) > 1:
             raise UserError(
-                f"position: got {' and '.join(names)}, expected one of them, because a token has only one task position"
+                f"model.position: got {' and '.join(names)}, expected only one of them; a task gives a token one place"
             )
         if not hasattr(data, "places"):
-            raise UserError(f"position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
+            raise UserError(f"model.position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
         self.network.places = data.places(placed[0].scheme)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:

@@ -45,7 +45,8 @@ class ShardedBlocks(ModelParallelStrategy):
         mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
         precision = self.precision_plugin.precision
         if precision not in GATHERED:
-            raise UserError(f"trainer.precision: got {precision}, expected {', '.join(GATHERED)} or auto with shards")
+            accepted = f"auto or one of {', '.join(GATHERED)} with trainer.strategy ShardedBlocks"
+            raise UserError(f"trainer.precision: got {precision}, expected {accepted}")
         policy = MixedPrecisionPolicy(GATHERED[precision], torch.float32, cast_forward_inputs=False)
         for block in network.blocks:
             layers: list[nn.Module] = [layer for layer in block.modules() if isinstance(layer, nn.Linear)]

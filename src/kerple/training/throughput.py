@@ -16,7 +16,7 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.attention.backend import forget_used, used
+from kerple.attention.backend import backends_used
 from kerple.base.atomic import write
 from kerple.positions import Position
 from kerple.training.lightning_types import log_directory, untyped
@@ -41,7 +41,7 @@ class Throughput(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._intervals = 0
-        forget_used()
+        backends_used.clear()
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
         self._restart(trainer, pl_module)
@@ -86,7 +86,7 @@ class Throughput(Callback):
             "parameters": sum(p.numel() for p in pl_module.parameters()),
             "position_parameters": position_parameters(pl_module),
             "steps": trainer.global_step,
-            "attention": [asdict(backend) for backend in used],
+            "attention": [asdict(backend) for backend in backends_used],
             "environment": environment(trainer, pl_module.device),
         }
         write(path, json.dumps(cost, indent=1) + "\n")
