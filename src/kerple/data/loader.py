@@ -11,7 +11,7 @@ from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from kerple.base.errors import UserError
-from kerple.data.order import Mixture
+from kerple.data.order import Order
 from kerple.data.shards import TokenStream
 from kerple.data.text import TextBlocks
 from kerple.model import Batch
@@ -34,18 +34,16 @@ class TrainingBatches(Dataset[Batch]):
     accumulation steps, and a rank reads few sections.
 
     Args:
-        streams: The token stream of each corpus of the mixture.
-        order: Maps the index of a sample to its stream and its first token.
-        length: Targets per sample, T.
+        stream: The token stream.
+        order: Maps the index of a sample to its first token.
         batch_size: Samples per rank and micro-batch, B.
         batches: Number of different micro-batches.
         rank: Index of this process.
         ranks: Number of processes, W.
     """
 
-    streams: list[TokenStream]
-    order: Mixture
-    length: int
+    stream: TokenStream
+    order: Order
     batch_size: int
     batches: int
     rank: int
@@ -53,7 +51,7 @@ class TrainingBatches(Dataset[Batch]):
 
     def __post_init__(self) -> None:
         self.batches_at_once = -(-LOCATED // self.batch_size)
-        self.located: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 2, 0), np.int64)
+        self.located: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 0), np.int64)
 
     def __len__(self) -> int:
         return self.batches
@@ -66,11 +64,10 @@ class TrainingBatches(Dataset[Batch]):
             sections, count = self.order.sections, self.ranks * self.batch_size
             section, within = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
             samples = batches[:, None] * count + within * sections + section  # (K, B)
-            located = np.stack(self.order.streams_and_starts(samples.ravel()))  # (2, K · B): stream and first token
-            self.located = group, located.reshape(2, len(batches), self.batch_size).swapaxes(0, 1)
-        tokens = np.empty((self.batch_size, self.length + 1), np.int64)  # (B, T + 1)
-        for row, (stream, start) in enumerate(self.located[1][number].T.tolist()):
-            tokens[row] = self.streams[stream].read(start, self.length + 1)
+            self.located = group, self.order.starts(samples.ravel()).reshape(samples.shape)
+        tokens = np.empty((self.batch_size, self.order.length + 1), np.int64)  # (B, T + 1)
+        for row, start in enumerate(self.located[1][number].tolist()):
+            tokens[row] = self.stream.read(start, self.order.length + 1)
         return {"tokens": torch.from_numpy(tokens)}
 
 

@@ -11,7 +11,7 @@ import multiprocessing
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -31,7 +31,7 @@ from kerple.data.prepare.corpora import Corpus, find_corpus
 from kerple.data.prepare.documents import Reading, cut_into_parts
 from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
-from kerple.data.prepare.workers import ENGINES, Encoded, Encoder
+from kerple.data.prepare.workers import Encoded, Encoder, tokenising
 from kerple.data.shards import Folder, Tokens, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
@@ -197,19 +197,18 @@ def _training_texts(reading: Reading) -> Iterator[str]:
 def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, reading: Reading) -> list[dict[str, Any]]:
     """Tokenise the unfinished parts, and return the entries of each part by split."""
     paths = list[Path]()
-    waiting = deque[tuple[int, str, Any]]()
+    waiting = deque[tuple[int, str, Callable[[], dict[str, Encoded]]]]()
     tokens = 0
     with (
         tqdm(total=reading.corpus.size(), desc="tokenising", unit="B", unit_scale=True) as bar,
-        ENGINES[options.prepare_engine](options.prepare_workers) as (submit, result, workers),
+        tokenising(options.prepare_workers) as (submit, workers),
     ):
 
         def write_next() -> None:
             nonlocal tokens
-            number, checksum, handle = waiting.popleft()
-            encoded: dict[str, Encoded] = result(handle)
+            number, checksum, result = waiting.popleft()
             done: dict[str, Any] = {"texts": checksum}
-            for name, (ids, count, size) in encoded.items():
+            for name, (ids, count, size) in result().items():
                 shard = write_shard(directory, name, number, ids)
                 done[name] = vars(shard) | {"documents": count, "bytes": size}
                 tokens += len(ids)
