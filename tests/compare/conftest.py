@@ -61,7 +61,7 @@ def resolve(job: Job) -> Job:
     config = {"flags": settings([*job.fit_flags, *job.position_flags]), "data": {"class_path": "none"}}
     test = settings(job.test_flags)
     file = yaml.safe_load(Path(test.pop("config")).read_text()) if "config" in test else {}
-    return replace(job, config=config, tested=config | file | test)
+    return replace(job, config=config, test_config=config | file | test)
 
 
 def stand_in(patch: Callable[[object, str, object], None], processes: bool = False) -> None:

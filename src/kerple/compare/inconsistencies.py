@@ -29,7 +29,7 @@ def inconsistencies(runs: Runs) -> list[str]:
             values = {str(config.get(key)) for _, config in of_label}
             if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label):
                 found.append(f"{label}: {key}: {' | '.join(sorted(values))}")
-    found += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text.items() if len(text) > 1]
+    found += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text_descriptions.items() if len(text) > 1]
     return found + _precisions(runs) + _unequal(runs.results)
 
 

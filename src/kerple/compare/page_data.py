@@ -35,7 +35,7 @@ def page_figures(summary: pd.DataFrame, runs: Runs) -> list[dict[str, Any]]:
             lengths = sorted(int(length) for length in chosen["length"].unique())
             cells = runs.results[(runs.results["metric"] == metric) & (runs.results["protocol"] == protocol)]
             tokens = in_tokens(str(metric), str(protocol))
-            about = {"name": str(protocol), "trained": runs.trained[str(protocol)], "lengths": lengths}
+            about = {"name": str(protocol), "trained": runs.training_lengths[str(protocol)], "lengths": lengths}
             about |= {"tokens": tokens, "across": "evaluation length (tokens)" if tokens else "length of the problem"}
             of_strategies = [_against_length(chosen, cells, lengths, strategy, i) for i, strategy in enumerate(order)]
             protocols.append(about | {"strategies": [values for values in of_strategies if values]})

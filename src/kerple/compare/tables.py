@@ -210,11 +210,10 @@ def costs(measured: pd.DataFrame) -> Table | None:
     if measured.empty:
         return None
     rows: dict[str, dict[str, Cell]] = {}
-    with_part = measured.assign(part=measured.get("part", ""))
     shared = "parallel" in measured and measured["parallel"].max() > 1
-    parts = {part: i for i, part in enumerate(dict.fromkeys(with_part["part"]))}
-    with_part = with_part.sort_values("part", key=lambda part: part.map(parts), kind="stable")
-    for (part, strategy), group in with_part.groupby(["part", "strategy"], sort=False):
+    measured = measured.assign(part=measured.get("part", ""))
+    parts, groups = list(dict.fromkeys(measured["part"])), measured.groupby(["part", "strategy"], sort=False)
+    for (part, strategy), group in sorted(groups, key=lambda group: parts.index(group[0][0])):
         speed = pd.to_numeric(group["tokens_per_second"]).mean()  # NaN for runs of a few steps
         row = {
             "position parameters": _span(group["position_parameters"]),

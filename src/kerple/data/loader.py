@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
@@ -15,8 +14,6 @@ from kerple.data.order import Order
 from kerple.data.shards import TokenStream
 from kerple.data.text import TextBlocks
 from kerple.model import Batch
-
-LOCATED = 4096  # samples whose positions are computed at once, which takes about as long as for one batch
 
 
 def rank_in(module: LightningDataModule) -> tuple[int, int]:
@@ -49,24 +46,15 @@ class TrainingBatches(Dataset[Batch]):
     rank: int
     ranks: int
 
-    def __post_init__(self) -> None:
-        self.batches_at_once = -(-LOCATED // self.batch_size)
-        self.located: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 0), np.int64)
-
     def __len__(self) -> int:
         return self.batches
 
     def __getitem__(self, index: int) -> Batch:
-        group, number = divmod(index % self.batches, self.batches_at_once)
-        if self.located[0] != group:
-            first = group * self.batches_at_once
-            batches = np.arange(first, min(first + self.batches_at_once, self.batches))  # (K,)
-            sections, count = self.order.sections, self.ranks * self.batch_size
-            section, within = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
-            samples = batches[:, None] * count + within * sections + section  # (K, B)
-            self.located = group, self.order.starts(samples.ravel()).reshape(samples.shape)
+        sections, count = self.order.sections, self.ranks * self.batch_size
+        section, within = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
+        samples = index % self.batches * count + within * sections + section  # (B,)
         tokens = np.empty((self.batch_size, self.order.length + 1), np.int64)  # (B, T + 1)
-        for row, start in enumerate(self.located[1][number].tolist()):
+        for row, start in enumerate(self.order.starts(samples).tolist()):
             tokens[row] = self.stream.read(start, self.order.length + 1)
         return {"tokens": torch.from_numpy(tokens)}
 

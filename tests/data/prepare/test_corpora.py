@@ -16,7 +16,7 @@ import zstandard
 from pyarrow import parquet
 
 from kerple.base.errors import UserError
-from kerple.data.files import decompress
+from kerple.data.input_files import decompress
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import prepare
 from kerple.data.prepare.corpora import find_corpus, library_modules, standard_library

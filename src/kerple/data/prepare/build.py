@@ -24,7 +24,7 @@ from tqdm import tqdm
 from kerple.base.atomic import write
 from kerple.base.errors import NO_FOLDER, UserError
 from kerple.base.mapping import read_mapping
-from kerple.data.files import is_remote
+from kerple.data.input_files import is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
 from kerple.data.options import HUB, ShardOptions
 from kerple.data.prepare.corpora import Corpus, find_corpus
