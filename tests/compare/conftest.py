@@ -3,8 +3,6 @@
 import json
 import multiprocessing
 import os
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,19 +35,14 @@ class Fork:
         arguments = (str(task), str(log), dict(os.environ))
         self._process = SERVER.Process(target=fake_run.forked, args=arguments)
         self._process.start()
-        self._lock = threading.Lock()
         self.terminate = self._process.terminate
 
     def poll(self) -> int | None:
-        with self._lock:
-            return self._process.exitcode
+        return self._process.exitcode
 
-    def wait(self, timeout: float = 600) -> int:
-        end = time.monotonic() + timeout
-        while (status := self.poll()) is None:
-            assert time.monotonic() < end
-            time.sleep(0.005)
-        return status
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
 
 
 def resolve(job: Job) -> Job:
@@ -71,6 +64,7 @@ def stand_in(patch: Callable[[object, str, object], None], processes: bool = Fal
         patch(execution, "start", run_process.start)
     else:
         patch(execution, "start", Fork)
+    patch(execution, "TICK", 0.01)
     patch(comparison_jobs, "resolve", resolve)
     patch(compare, "resolve", resolve)
     patch(training_time, "training_seconds", lambda configs, parallel: None)

@@ -64,22 +64,6 @@ def test_going_on_from_a_state_with_other_devices(module, workers):
         module(batch_size=5).train_dataloader().load_state_dict(state)
 
 
-def test_with_sections_a_node_reads_its_own_shards_in_the_order_of_one_device(module):
-    options = {"max_steps": 300, "sections": 4}
-    one = rows(module(**options).train_dataloader()).unflatten(0, (300, 8))
-    for node in range(4):
-        loaders = [module(rank, 8, batch_size=1, **options).train_dataloader() for rank in (2 * node, 2 * node + 1)]
-        expected = one[:, 2 * node : 2 * node + 2].flatten(0, 1)
-        assert torch.equal(rows(*loaders), expected)
-        streams = [loader.batches.stream for loader in loaders]
-        assert len({shard for stream in streams for shard in stream.maps}) < 0.4 * len(streams[0].shards)
-        resumed = module(node, 4, batch_size=2, **options).train_dataloader()
-        resumed.load_state_dict({"samples_before_epoch": 0, "samples_in_epoch": 800})
-        assert torch.equal(rows(resumed), expected[200:])
-    with pytest.raises(ValueError, match=r"data\.sections: got 3, expected a divisor of 8, a batch"):
-        module(sections=3).train_dataloader()
-
-
 def test_few_samples_are_repeated_in_every_epoch(module):
     loader, batches = module(samples=20).train_dataloader(), rows(module().train_dataloader())
     for _ in range(2):

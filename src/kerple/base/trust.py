@@ -31,7 +31,7 @@ PLAIN = {int, float, bool, str, complex, type(None), Path, PathLike, timedelta}
 CONTAINERS = {list, tuple, dict, set, frozenset, Collection, Iterable, Mapping, Sequence, Union, UnionType}
 TRAINING_ONLY = ("pytorch_lightning", "lightning", "pl_bolts")  # callbacks of these packages are left out of a test
 FOLDERS = ("cache", "keys")  # options that name folders to write to
-REMOVED = ("mixture", "prepare_engine")  # options in checkpoints of earlier versions, which a test does not need
+REMOVED = ("mixture", "sections", "prepare_engine")  # options in earlier checkpoints, which a test does not need
 
 
 def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:

@@ -22,8 +22,8 @@ class TokenShards(ShardOptions, LightningDataModule):
 
     Documents are concatenated, each followed by an end-of-text token, which is also a target. Attention is not reset
     between documents, as in the paper. A training sample is `length` + 1 consecutive tokens. Samples are shuffled over
-    the whole corpus, or within each of its `sections`. Sample k depends only on `seed` and k, not on the number of
-    devices, workers or accumulation steps.
+    the whole corpus. Sample k depends only on `seed` and k, not on the number of devices, workers or accumulation
+    steps.
 
     An epoch of the training loader is the whole run: `trainer.max_steps` steps, or the training split once if
     `max_steps` is not set. The option `samples` limits an epoch to this number of samples, the same in every epoch.
@@ -91,15 +91,12 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.
 
         Raises:
-            UserError: The corpus is too small for a batch, or `sections` does not divide the number of samples in a
-                batch of all devices.
+            UserError: The corpus is too small for a batch.
         """
         stream = self.folder.stream("train")
-        order = Order(len(stream), self.length, self.seed, 0, sections=self.sections)  # 0: the key of earlier versions
+        order = Order(len(stream), self.length, self.seed, 0)  # 0: the key of earlier versions
         rank, ranks = rank_in(self)
         samples = self.batch_size * ranks  # of all ranks
-        if samples % self.sections:
-            raise UserError(f"data.sections: got {self.sections}, expected a divisor of {samples}, a batch's samples")
         batches = self._batches(order.samples, samples)
         dataset = TrainingBatches(stream, order, self.batch_size, batches, rank, ranks)
         return BatchLoader(dataset, samples, self.workers, self._pin_memory())

@@ -26,9 +26,8 @@ class TrainingBatches(Dataset[Batch]):
     """Dataset of training batches. Item i is this rank's part of micro-batch i modulo ``batches``,
     {"tokens": (B, T + 1) int64}.
 
-    Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1, sorted by their section of the stream. Rank r of W
-    gets the r-th group of B samples. The samples of an optimiser step therefore do not depend on the number of ranks or
-    accumulation steps, and a rank reads few sections.
+    Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1. Rank r of W gets the r-th group of B samples. The
+    samples of an optimiser step therefore do not depend on the number of ranks or accumulation steps.
 
     Args:
         stream: The token stream.
@@ -50,11 +49,9 @@ class TrainingBatches(Dataset[Batch]):
         return self.batches
 
     def __getitem__(self, index: int) -> Batch:
-        sections, count = self.order.sections, self.ranks * self.batch_size
-        section, within = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
-        samples = index % self.batches * count + within * sections + section  # (B,)
+        first = (index % self.batches * self.ranks + self.rank) * self.batch_size
         tokens = np.empty((self.batch_size, self.order.length + 1), np.int64)  # (B, T + 1)
-        for row, start in enumerate(self.order.starts(samples).tolist()):
+        for row, start in enumerate(self.order.starts(first + np.arange(self.batch_size)).tolist()):
             tokens[row] = self.stream.read(start, self.order.length + 1)
         return {"tokens": torch.from_numpy(tokens)}
 

@@ -47,10 +47,6 @@ class ShardOptions:
             damaged, not Unicode, or JSON without a text.
         validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
         cache: Folder for the files of a corpus that is fetched.
-        sections: Number of consecutive sections of the training tokens. A batch has the same number of samples of each
-            section, and samples are shuffled within a section. If the number of sections is a multiple of the number
-            of nodes, a node reads its own part of the shards. The order of samples depends on the number of sections,
-            and not on the number of nodes or devices.
         workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
         prepare_workers: Number of processes that tokenise. With 0, one per core.
 
@@ -73,7 +69,6 @@ class ShardOptions:
     max_dropped_fraction: float = 0.01
     validation_segments: int = 512
     cache: str = "data/.cache"
-    sections: int = 1
     workers: int = 0
     prepare_workers: int = 0
 
@@ -81,7 +76,7 @@ class ShardOptions:
         super().__init__()
         if self.corpus is None and self.directory is None:
             raise UserError("data.directory: got null, expected a folder of shards, because data.corpus is null")
-        positive = ("length", "batch_size", "validation_segments", "sections", "samples")
+        positive = ("length", "batch_size", "validation_segments", "samples")
         for name in (*positive, "workers", "prepare_workers"):
             lowest = int(name in positive)
             if (value := getattr(self, name)) is not None and value < lowest:

@@ -56,40 +56,34 @@ class Order:
 
     Sample k belongs to epoch k // samples, and a permutation of this epoch determines its place in the stream. A sample
     is `length` + 1 consecutive tokens. Two neighbours share one token, the last target of the first and the first input
-    of the second. The first sample of an epoch begins at an offset below `length` that differs between epochs. The
-    stream has consecutive sections of equal size. Samples are taken from the sections in turn, and shuffled within a
-    section.
+    of the second. The first sample of an epoch begins at an offset below `length` that differs between epochs.
 
     Args:
         tokens: Length of the stream.
         length: Targets per sample, T.
         key: Integers that determine the order, such as the seed.
-        sections: Number of sections.
 
     Raises:
         UserError: The stream is too short for one sample at every offset.
     """
 
-    def __init__(self, tokens: int, length: int, *key: int, sections: int = 1) -> None:
-        self.length, self.key, self.sections = length, key, sections
+    def __init__(self, tokens: int, length: int, *key: int) -> None:
+        self.length, self.key = length, key
         # the last sample must fit at the largest offset, length - 1, too
-        self.section_samples = (tokens - length) // length // sections
-        self.samples = self.section_samples * sections
+        self.samples = (tokens - length) // length
         if self.samples < 1:
-            given = f"got {length}, which needs {(sections + 1) * length} training tokens, but there are {tokens}"
-            raise UserError(f"data.length: {given}; use a larger corpus, a smaller length, or fewer data.sections")
+            given = f"got {length}, which needs {2 * length} training tokens, but there are {tokens}"
+            raise UserError(f"data.length: {given}; use a larger corpus or a smaller length")
 
     def starts(self, samples: Indices) -> Indices:
         """Indices (n,) int64 of the first tokens of the samples k (n,); sample k is stream[start : start + T + 1]."""
         epochs, entries = np.divmod(samples, self.samples)
-        entries, sections = np.divmod(entries, self.sections)
         starts = np.empty_like(entries)
         for epoch in np.unique(epochs):
             offset = hash_integers(*self.key, int(epoch)) % self.length
             inside = epochs == epoch
-            shuffle = Permutation(self.section_samples, *self.key, int(epoch))
-            places = sections[inside] * self.section_samples + shuffle(entries[inside])
-            starts[inside] = offset + self.length * places
+            shuffle = Permutation(self.samples, *self.key, int(epoch))
+            starts[inside] = offset + self.length * shuffle(entries[inside])
         return starts
 
 

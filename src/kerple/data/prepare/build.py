@@ -128,16 +128,12 @@ def _refuse_other(location: str, before: dict[str, Any], now: dict[str, Any]) ->
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Make and lock the folder. After an error, the folder is removed if it is new and empty."""
+    """Make and lock the folder."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # in a spawned worker
         raise UserError('data: a script that prepares shards needs `if __name__ == "__main__":` around its statements')
     try:
-        made = not directory.exists()
-        while True:
-            directory.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # another process has failed and removed the folder
-                lock = FileLock(directory / ".lock").acquire()
-                break
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(directory / ".lock").acquire()
     except OSError as error:
         if error.errno not in NO_FOLDER:
             raise
@@ -147,9 +143,6 @@ def _locked(directory: Path) -> Iterator[None]:
             yield
         except MemoryError as error:
             raise UserError("data.corpus: a document does not fit into memory; split it into smaller ones") from error
-        finally:
-            if made and [path.name for path in directory.glob("*")] == [".lock"]:
-                shutil.rmtree(directory, ignore_errors=True)
 
 
 def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
