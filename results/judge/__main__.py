@@ -238,9 +238,9 @@ def main(arguments: list[str]) -> None:
     root = Path(arguments[0] if arguments else "results")
     if not root.is_dir():
         raise ValueError(f"results: got {root}, expected the folder that holds the comparisons' reports")
-    (root / "CLAIMS.md").write_text(markdown(root))
+    (root / "CLAIMS.md").write_text(page := markdown(root))
     (root / "README.md").write_text(findings_page(root))
-    print(markdown(root))
+    print(page)
 
 
 if __name__ == "__main__":

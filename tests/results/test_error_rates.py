@@ -5,12 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
 from kerple.compare.estimates import estimate
-from kerple.compare.statistics import against_baseline
 from results.judge.error_rates import Plan
 from results.judge.questions import answers
 from results.judge.statements import ALPHA, Number, Part, verdict
@@ -64,18 +62,6 @@ def test_a_comparison_over_seeds_and_text_is_wrong_as_often_as_it_says(seeds: in
         text = by_block * 0.01 / seeds**0.5 * blocks**0.5
         wrong += estimate((by_seed + text, np.ones((seeds, blocks)))).p() < ALPHA
     assert wrong <= stats.binom.ppf(0.999, TIMES, ALPHA)
-
-
-@pytest.mark.slow
-def test_a_column_in_which_nobody_differs_rarely_has_a_dagger() -> None:
-    generator, times, daggers = np.random.default_rng(0), 400, 0
-    strategies, seeds = ("baseline", "a", "b", "c", "d"), range(3)
-    keys = [(s, seed, "ppl", "full", 64) for s in strategies for seed in seeds]
-    for _ in range(times):
-        table = pd.DataFrame(keys, columns=["strategy", "seed", "metric", "protocol", "length"])
-        table["value"] = 20 + generator.normal(0, 1, len(table))
-        daggers += int((against_baseline(table, "baseline")["p_holm"] < ALPHA).any())
-    assert daggers <= stats.binom.ppf(0.999, times, ALPHA)
 
 
 def test_a_question_is_yes_if_all_of_it_is_shown_and_no_if_a_part_is_shown_to_be_small() -> None:
