@@ -1,4 +1,4 @@
-"""`compare` from the first run to the report: each run once, and a new run for each change of its options."""
+"""`compare` from the first run to the report: each run is trained once, and again only if its options change."""
 
 import json
 import math

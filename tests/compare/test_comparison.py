@@ -1,4 +1,4 @@
-"""What follows from a comparison file, without running anything; and that those which come with the project parse."""
+"""Runs that a comparison file describes, the shipped comparison files, and the progress of a comparison."""
 
 from io import StringIO
 from pathlib import Path

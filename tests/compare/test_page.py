@@ -1,4 +1,4 @@
-"""The report of runs whose numbers are known beforehand."""
+"""The report of runs with known numbers."""
 
 import base64
 import json

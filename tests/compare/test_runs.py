@@ -1,4 +1,4 @@
-"""Finished runs as tables: what belongs together, what is named, what a record keeps of them, what is printed."""
+"""Tables of finished runs, records, and tables in Markdown and LaTeX."""
 
 import json
 import re

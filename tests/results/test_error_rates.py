@@ -1,4 +1,4 @@
-"""Verdicts and daggers are wrong no more often than they promise: simulations in which the truth is known."""
+"""Error rates of verdicts and tests are at most their level, in simulations with a known truth."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Simulation = Callable[[np.random.Generator], list[Part]]
 
 
 def part(generator: np.random.Generator, distance: float, seeds: int, least: bool = False, blocks: int = 1) -> Part:
-    """A number at a distance from its bound of so many standard deviations over seeds; as much again over text."""
+    """A number whose distance from its bound is in standard deviations over seeds; text has the same variance."""
     values = distance + generator.normal(0, 1, (seeds, 1)) + (generator.normal(0, 1, blocks) if blocks > 1 else 0)
     return Part("", Number(estimate((values, np.ones_like(values)))), 0.0, least)
 
@@ -54,7 +54,7 @@ def test_the_hardest_claims_are_rarely_judged_wrongly(case: str) -> None:
 @pytest.mark.parametrize("of_text", [0.1, 1.0, 3.0])
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_a_comparison_over_seeds_and_text_is_wrong_as_often_as_it_says(seeds: int, of_text: float) -> None:
-    """Strategies that differ in nothing, other seeds and other text in each of 1,000 comparisons."""
+    """1,000 comparisons of two equal strategies, each with new seeds and new text."""
     generator, blocks, wrong = np.random.default_rng(0), 40, 0
     for _ in range(TIMES):
         by_seed, by_block = generator.normal(0, 0.01, (seeds, 1)), generator.normal(0, of_text, blocks)

@@ -1,4 +1,4 @@
-"""Verdicts on hand-made runs (the paper's own numbers, their opposite, noise, nothing), and comparisons by hand."""
+"""Verdicts on runs with known numbers (the paper's, their opposite, noise, none), and the tests behind a verdict."""
 
 import math
 from dataclasses import replace
@@ -41,7 +41,7 @@ def write(folder: Path, rows: list[Row], **config: object) -> None:
 def runs(
     root: Path, comparison: str, curves: dict[str, tuple[float, ...]], noise: float = 0.0005, seeds: int = 6
 ) -> Path:
-    """Runs whose seeds move each strategy alone by ``noise``, of two blocks of text."""
+    """Write runs of two blocks of text. The seed changes the loss of each strategy independently, by ``noise``."""
     generator = np.random.default_rng(0)
     for strategy, curve in curves.items():
         for seed in SEEDS[:seeds]:
