@@ -65,17 +65,17 @@ class Tier:
     second_look: bool = False
 
     @property
-    def there(self) -> bool:
+    def has_results(self) -> bool:
         """Whether it has results."""
-        return any((self.root / name).is_dir() and not self.under_way(name) for name in self.comparisons)
+        return any((self.root / name).is_dir() and not self.is_unfinished(name) for name in self.comparisons)
 
-    def under_way(self, name: str) -> bool:
+    def is_unfinished(self, name: str) -> bool:
         """Whether planned runs of a comparison are missing. Then no run is read, which prevents interim analyses."""
         return name in PLANNED and (self.root / name / "runs").is_dir()  # a finished comparison is one archive
 
     def recorded(self, name: str) -> list[Run]:
         """The runs of a comparison that may be read."""
-        return [] if self.under_way(name) else recorded_runs(self.root / name)
+        return [] if self.is_unfinished(name) else recorded_runs(self.root / name)
 
     @cached_property
     def comparison_of(self) -> dict[str, str]:

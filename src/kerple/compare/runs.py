@@ -121,7 +121,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
     if len(twice):
         folders = ", ".join(dict.fromkeys(twice["folder"]))
         raise UserError(
-            f"runs: {folders}: both have results of {twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}; "
+            f"compare: {folders}: both have results of {twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}; "
             "expected each strategy and seed once; leave one out, or give it another label"
         )
     return Runs(

@@ -81,7 +81,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
     """
     strategies = list(dict.fromkeys(results["strategy"]))
     if baseline not in strategies:
-        raise UserError(f"baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
+        raise UserError(f"compare: baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
     of_cell = {} if blocks is None else dict(iter(blocks.groupby(["strategy", *CELL])))
     rows = []
     for cell, group in results.groupby(CELL, sort=False):

@@ -66,7 +66,7 @@ def load_tokenizer(source: str) -> Tokenizer:
         return Tokenizer.from_pretrained(source)
     except Exception as error:  # the library raises many kinds of errors
         expected = f"{TRAINED_HERE!r} to train one, a tokenizer.json or its folder, or a name on the Hugging Face hub"
-        raise UserError(f"tokenizer: {source!r} could not be loaded ({error}); expected {expected}") from error
+        raise UserError(f"data.tokenizer: {source!r} could not be loaded ({error}); expected {expected}") from error
 
 
 def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
