@@ -72,10 +72,10 @@ def stand_in(patch: Callable[[object, str, object], None], processes: bool = Fal
 
 
 def command(config: Path) -> Any:
-    """Start the command in another process. Its runs are processes of 1 s."""
+    """Start the command in another process. Its runs are processes of 2 s."""
 
     def main() -> None:
-        os.environ["FAKE_STEP"] = "0.05"
+        os.environ["FAKE_STEP"] = "0.1"
         stand_in(setattr, processes=True)
         compare.main(["--config", str(config), "--parallel", "2"])
 
