@@ -1,1 +1,1 @@
-"""Measurements: ratios of things timed side by side in one run, with a verdict against a target and a JSON record."""
+"""Benchmarks. Alternatives are timed in turn in one run, and their ratios are reported."""

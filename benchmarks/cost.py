@@ -1,4 +1,4 @@
-"""What each strategy of the small tier costs, side by side: ``python -m benchmarks.cost``.
+"""Cost of each strategy of results/earlier/beyond-128: ``python -m benchmarks.cost``.
 
 Writes the seconds of each round, for a training step and for reading 16 times the training length, to
 results/cost/costs.csv, and a table with memory, parameters and perplexities of the committed runs. Claim C14 uses it.
@@ -37,7 +37,7 @@ MEMORY = """
 
 
 def compared() -> dict[str, Strategy]:
-    """The strategies of the tier by their labels, and DAPE, which the tier leaves out for what it costs."""
+    """The strategies of the tier by their labels, and DAPE, which was too expensive for the tier."""
     written = yaml.safe_load((ROOT / f"configs/compare/{TIER}.yaml").read_text())["strategies"] | {"DAPE": None}
     return {label: Strategy(**(what or {})) for label, what in written.items()}
 
@@ -66,7 +66,7 @@ def reading(strategy: str) -> Callable[[], None]:
 
 
 def rounds(strategies: list[str], count: int) -> pd.DataFrame:
-    """Seconds of a step and of a reading, of every strategy in every round: a slow moment of the machine hits all."""
+    """Seconds of a step and of a reading of each strategy in each round. A slow moment of the machine affects all."""
     runs = {f"step {strategy}": step(strategy) for strategy in strategies}
     runs |= {f"reading {strategy}": reading(strategy) for strategy in strategies}
     seconds = in_turn(runs, count)

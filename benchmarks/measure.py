@@ -18,7 +18,7 @@ RECORDS = Path(__file__).parent / "records"
 
 
 def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Seconds of each repeat of each run; one repeat of each in turn, so that a slow moment of the machine hits all."""
+    """Seconds of each repeat of each run. The runs take turns, so that a slow moment of the machine affects all."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-warm_up, repeats):
         for name, run in runs.items():
@@ -46,7 +46,7 @@ def peak_above(script: str) -> float:
 
 
 def machine() -> dict[str, object]:
-    """What the figures depend on."""
+    """Description of the machine, on which timings depend."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -64,7 +64,7 @@ def machine() -> dict[str, object]:
 
 
 def record() -> dict[str, object]:
-    """The head of a record: when, of what code and on what it was measured."""
+    """The first entries of a record: time, digest of the code, and machine."""
     root = Path(__file__).parents[1]  # a checksum, because a copy of the files has no commit
     folders = ("src", "benchmarks", "configs", "tests/gpu")
     files = sorted(path for folder in folders for end in ("py", "yaml") for path in (root / folder).rglob(f"*.{end}"))

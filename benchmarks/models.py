@@ -1,4 +1,4 @@
-"""The models that are measured, and one training step of them."""
+"""Models of the benchmarks, and a training step."""
 
 from collections.abc import Callable
 from functools import partial

@@ -72,8 +72,8 @@ def draw_hero(comparison: str, labels: list[str], title: str) -> None:
     figure.savefig(DOCS / "figures/hero.png", dpi=150, metadata={"Software": None})
 
 
-def held() -> dict[str, list[str]]:
-    """How many times its training length each class has held in comparisons in results/, a phrase for each label."""
+def extrapolation() -> dict[str, list[str]]:
+    """Phrases by class: the longest length, in training lengths, up to which perplexity has not risen."""
     places = defaultdict(list)
     for comparison in ("beyond-128", "table3", "since-2023"):
         read = runs.read_runs(run_folders.recorded_runs(RESULTS / "earlier" / comparison))
@@ -109,7 +109,7 @@ def row(strategy: type[Position], phrases: list[str]) -> str:
 if __name__ == "__main__":
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "kerple"}
     (DOCS / "figures/strategies").mkdir(exist_ok=True)
-    tables, phrases = dict.fromkeys(KINDS, ""), held()
+    tables, phrases = dict.fromkeys(KINDS, ""), extrapolation()
     for name, strategy in positions.strategies().items():
         draw(strategy, DOCS / f"figures/strategies/{name}.svg")
         *_, nothing, around = KINDS

@@ -1,6 +1,6 @@
 """Writes positions/__init__.pyi, in which a type checker finds the strategies; `make format` runs it.
 
-With ``--check`` nothing is written: it ends with status 1 if the file is not that of the strategies which there are.
+With ``--check`` nothing is written: it ends with status 1 if the file differs from the strategies.
 """
 
 import ast

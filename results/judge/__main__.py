@@ -92,7 +92,7 @@ def tiers(root: Path) -> dict[str, Tier]:
 
 def judge_all(root: Path) -> dict[str, dict[str, Finding]]:
     """Number of the claim -> tier -> finding, for each tier with results that the claim names."""
-    known = {name: tier for name, tier in tiers(root).items() if tier.there}
+    known = {name: tier for name, tier in tiers(root).items() if tier.has_results}
     return {
         number: {name: judge(claim, tier) for name, tier in known.items() if name in claim.get("at", TABLE["usual"])}
         for number, claim in TABLE["claims"].items()
@@ -108,7 +108,7 @@ def deciding(claim: dict[str, Any], findings: dict[str, Finding]) -> str | None:
 
 def markdown(root: Path) -> str:
     """CLAIMS.md: a table with a row for each claim, and the numbers behind each verdict."""
-    known = {name: tier for name, tier in tiers(root).items() if tier.there}
+    known = {name: tier for name, tier in tiers(root).items() if tier.has_results}
     findings, claims = judge_all(root), TABLE["claims"]
     chosen = {number: tier for number, of in findings.items() if (tier := deciding(claims[number], of))}
     final = {number: findings[number][tier] for number, tier in chosen.items()}
@@ -142,7 +142,7 @@ def markdown(root: Path) -> str:
     ]
     for number, of_claim in findings.items():
         claim, tier = claims[number], chosen.get(number)
-        cells = [_cell(of_claim.get(name), name == tier, _end(claim, known[name]), known[name]) for name in known]
+        cells = [_cell(of_claim.get(name), name == tier, _limit(claim, known[name]), known[name]) for name in known]
         until = " until main" if "main" in claim["decided_by"] else " °" * (tier in TABLE["usual"])
         decided = f"{tier}{until * (tier != 'main')}" if tier else "–"
         p = f"{adjusted[number]:.2g}{' ‡' * (number in judged and number not in passing)}" if tier else "–"
@@ -153,11 +153,11 @@ def markdown(root: Path) -> str:
         claim = claims[number]
         notes = [f"Looked at before: {claim['looked_at']}."] if "looked_at" in claim else []
         notes += [f"Bound of ours: {claim['our_bound']}."] if "our_bound" in claim else []
-        about = " ".join([f"{claim['claim']} ({claim['source']}).", f"Holds if {_holds(claim)}.", *notes])
+        about = " ".join([f"{claim['claim']} ({claim['source']}).", f"Holds if {_condition(claim)}.", *notes])
         lines += [
             f"**{number}** {about}",
             "",
-            *(f"- {name}: {_rests(finding)}" for name, finding in of_claim.items()),
+            *(f"- {name}: {_evidence(finding)}" for name, finding in of_claim.items()),
             "",
         ]
     return "\n".join(lines)
@@ -172,18 +172,18 @@ def _cell(finding: Finding | None, chosen: bool, end: str, tier: Tier) -> str:
     return f"**{said}**{seeds}" if chosen else f"{said}{seeds}"
 
 
-def _end(claim: dict[str, Any], tier: Tier) -> str:
+def _limit(claim: dict[str, Any], tier: Tier) -> str:
     """The longest length of a tier, if the claim names a longer one."""
     last = max(tier.lengths, default=0) // tier.trained
     return f" to {last}×" if last < claim.get("to", 0) else ""
 
 
-def _holds(claim: dict[str, Any]) -> str:
+def _condition(claim: dict[str, Any]) -> str:
     given = "".join(f", given `{statement}`" for statement in claim.get("given", []))
     return " and ".join(f"`{statement}`" for statement in claim["holds"]) + given
 
 
-def _rests(finding: Finding) -> str:
+def _evidence(finding: Finding) -> str:
     if not finding.parts:
         return f"{finding.verdict}: {finding.missing}"
     # the two sides of a ± have the same number
@@ -238,9 +238,9 @@ def main(arguments: list[str]) -> None:
     root = Path(arguments[0] if arguments else "results")
     if not root.is_dir():
         raise ValueError(f"results: got {root}, expected the folder that holds the comparisons' reports")
-    (root / "CLAIMS.md").write_text(markdown(root))
+    (root / "CLAIMS.md").write_text(page := markdown(root))
     (root / "README.md").write_text(findings_page(root))
-    print(markdown(root))
+    print(page)
 
 
 if __name__ == "__main__":

@@ -65,17 +65,17 @@ class Tier:
     second_look: bool = False
 
     @property
-    def there(self) -> bool:
+    def has_results(self) -> bool:
         """Whether it has results."""
-        return any((self.root / name).is_dir() and not self.under_way(name) for name in self.comparisons)
+        return any((self.root / name).is_dir() and not self.is_unfinished(name) for name in self.comparisons)
 
-    def under_way(self, name: str) -> bool:
+    def is_unfinished(self, name: str) -> bool:
         """Whether planned runs of a comparison are missing. Then no run is read, which prevents interim analyses."""
         return name in PLANNED and (self.root / name / "runs").is_dir()  # a finished comparison is one archive
 
     def recorded(self, name: str) -> list[Run]:
         """The runs of a comparison that may be read."""
-        return [] if self.under_way(name) else recorded_runs(self.root / name)
+        return [] if self.is_unfinished(name) else recorded_runs(self.root / name)
 
     @cached_property
     def comparison_of(self) -> dict[str, str]:
@@ -100,18 +100,23 @@ class Tier:
             blocks = blocks[~blocks["block"].isin(self.left_out) & (blocks["block"] >= self.first_document)]
         return dict(iter(blocks.groupby(["strategy", "metric", "protocol", "length"])))
 
+    @cached_property
+    def tables(self) -> dict[tuple[str, str], pd.DataFrame]:
+        """Rows of each table, by the name of the table and the strategy."""
+        tables = {"results": self.runs.results, "costs": self.runs.costs, **self.runs.analyses}
+        if (file := self.root / self.comparisons[0] / "costs.csv").exists():  # of benchmarks.cost, which has no runs
+            tables["costs"] = pd.read_csv(file)
+        return {(name, str(s)): rows for name, table in tables.items() for s, rows in table.groupby("strategy")}
+
     def rows(self, strategy: str, name: str) -> tuple[pd.DataFrame, str]:
         """Rows of a strategy in a table, and the page that shows them.
 
         Raises:
             Untested: If the table has no rows of the strategy.
         """
-        file = self.root / self.comparisons[0] / f"{name}.csv"  # results of benchmarks.cost, which have no runs
-        tables = {"results": self.runs.results, "costs": self.runs.costs, **self.runs.analyses}
-        table = pd.read_csv(file) if name == "costs" and file.exists() else tables.get(name)
-        if table is None or not len(rows := table[table["strategy"] == strategy]):
+        if (name, strategy) not in self.tables:
             raise Untested(f"no {strategy} in {name} of {', '.join(self.comparisons)}")
-        return rows, f"{self.comparison_of.get(strategy, self.comparisons[0])}/table.md"
+        return self.tables[name, strategy], f"{self.comparison_of.get(strategy, self.comparisons[0])}/table.md"
 
     @cached_property
     def lengths(self) -> list[int]:

@@ -74,11 +74,8 @@ def test_a_trusted_package_offers_its_own_classes_and_not_what_it_imports(tmp_pa
         changed["data"]["init_args"]["directory"] = place
         with pytest.raises(UserError, match=r"names '(https|memory)://.*add --trust (https|memory)://"):
             read(tmp_path, changed)
-        changed["data"]["init_args"] |= {"directory": None, "mixture": {place: 1.0}}
-        with pytest.raises(UserError, match="add --trust"):
-            read(tmp_path, changed)
-    changed["data"]["init_args"]["mixture"] = {"https://example.org/shards/a": 1.0}
-    assert read(tmp_path, changed, trusting)["data"]["init_args"]["mixture"]
+    changed["data"]["init_args"] |= {"directory": "https://example.org/shards/a", "mixture": None}  # an old option
+    assert read(tmp_path, changed, trusting)["data"]["init_args"]["directory"]
 
 
 NAMES = [

@@ -1,10 +1,8 @@
-"""A comparison of stand-in runs, which the command starts as it starts real ones, but by a fork, to save time."""
+"""Fixtures of a comparison whose runs are replaced by `fake_run`. They are forked, to save time."""
 
 import json
 import multiprocessing
 import os
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,7 +25,7 @@ SERVER.set_forkserver_preload(["tests.compare.fake_run", "kerple.compare.run_pro
 
 
 class Fork:
-    """A stand-in run in a fork of a process that has imported what it needs; what is used of `subprocess.Popen`."""
+    """A fake run in a fork of a server process. It has the methods of `subprocess.Popen` that `compare` calls."""
 
     def __init__(self, job: Job, threads: int, program: list[str]) -> None:
         log = job.beside(".log")
@@ -37,23 +35,18 @@ class Fork:
         arguments = (str(task), str(log), dict(os.environ))
         self._process = SERVER.Process(target=fake_run.forked, args=arguments)
         self._process.start()
-        self._lock = threading.Lock()
         self.terminate = self._process.terminate
 
     def poll(self) -> int | None:
-        with self._lock:
-            return self._process.exitcode
+        return self._process.exitcode
 
-    def wait(self, timeout: float = 600) -> int:
-        end = time.monotonic() + timeout
-        while (status := self.poll()) is None:
-            assert time.monotonic() < end
-            time.sleep(0.005)
-        return status
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
 
 
 def resolve(job: Job) -> Job:
-    """The flags stand for the configuration, so that no model is needed."""
+    """Replacement of `kerple.cli.resolve.resolve`: the flags are the configuration, so that no model is built."""
 
     def settings(flags: list[str]) -> dict[str, Any]:
         return dict(flag.removeprefix("--").split("=", 1) for flag in flags)
@@ -61,16 +54,17 @@ def resolve(job: Job) -> Job:
     config = {"flags": settings([*job.fit_flags, *job.position_flags]), "data": {"class_path": "none"}}
     test = settings(job.test_flags)
     file = yaml.safe_load(Path(test.pop("config")).read_text()) if "config" in test else {}
-    return replace(job, config=config, tested=config | file | test)
+    return replace(job, config=config, test_config=config | file | test)
 
 
 def stand_in(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
-    """Make `compare` start stand-in runs, set by `patch`; with `processes` they start as real ones do."""
+    """Make `compare` start fake runs, as forks or as processes of their own. `patch` sets an attribute."""
     if processes:
         patch(compare, "RUN", fake_run.PROGRAM)
         patch(execution, "start", run_process.start)
     else:
         patch(execution, "start", Fork)
+    patch(execution, "TICK", 0.01)
     patch(comparison_jobs, "resolve", resolve)
     patch(compare, "resolve", resolve)
     patch(training_time, "training_seconds", lambda configs, parallel: None)
@@ -78,10 +72,10 @@ def stand_in(patch: Callable[[object, str, object], None], processes: bool = Fal
 
 
 def command(config: Path) -> Any:
-    """The command in another process, as a second user has it; its runs are processes as they really are, of 1 s."""
+    """Start the command in another process. Its runs are processes of 2 s."""
 
     def main() -> None:
-        os.environ["FAKE_STEP"] = "0.05"
+        os.environ["FAKE_STEP"] = "0.1"
         stand_in(setattr, processes=True)
         compare.main(["--config", str(config), "--parallel", "2"])
 
@@ -99,7 +93,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Pa
 
 
 def written(folder: Path, **changes: Any) -> Path:
-    """The file of a comparison of 2 strategies × 2 seeds in this folder."""
+    """Write the file of a comparison of 2 strategies × 2 seeds, and return its path."""
     folder.mkdir(exist_ok=True)
     (folder / "base.yaml").write_text("{}")
     settings = {"name": "small", "base": [str(folder / "base.yaml")], "strategies": {"KerpleLog": {}, "ALiBi": None}}
@@ -116,14 +110,14 @@ def change(config: Path, **settings: Any) -> None:
 
 
 def fits(config: Path) -> dict[str, int]:
-    """How often each run was fitted, resumed fits too."""
+    """Number of fits of each run, including resumed fits."""
     folder = config.parent / "runs"
     starts = {path: len(path.read_text().splitlines()) for path in sorted(folder.rglob("*.starts"))}
     return {" ".join(path.relative_to(folder).with_suffix("").parts): number for path, number in starts.items()}
 
 
 def run(config: Path, *arguments: str) -> bytes:
-    """Run the comparison; the bytes of its results."""
+    """Run the comparison, and return the bytes of its results."""
     compare.main(["--config", str(config), *arguments])
     return (config.parent / "report" / WHOLE_TABLE).read_bytes()
 
@@ -136,7 +130,7 @@ def runs_in(folder: Path) -> set[tuple[str, int]]:
 
 @pytest.fixture(scope="session")
 def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a report whose labels mean something in HTML, LaTeX, Markdown, matplotlib or a path."""
+    """The page of a report whose labels contain markup of HTML, LaTeX, Markdown, matplotlib and paths."""
     root = tmp_path_factory.mktemp("hostile")
     curves = {"<b>|$&": (19.0, 40.0, 300.0, 2000.0), "_low & 50%": CURVES["ALiBi"]}
     curves |= {"base/line": CURVES["KerpleLog"], r"$\nosuch$": CURVES["RoPE"]}

@@ -1,8 +1,8 @@
-"""Stands in for the command `run.py` where only the order of events matters: same arguments, same files, no torch.
+"""Replacement of the command `run.py` with the same arguments and files, but without torch.
 
-A fit takes 20 steps of 10 ms (FAKE_STEP seconds each), says how far it is, keeps its state in
-checkpoints/last.ckpt every 5 and, like the real one, never writes into a folder that is there unless told to resume.
-Its result depends on every step having been taken exactly once. So does its test, which can be killed in the middle.
+A fit takes 20 steps of FAKE_STEP seconds (default 0.01). It writes its progress, and a checkpoint every 5 steps. It
+does not write into an existing folder, unless it resumes. Its result is correct only if every step was taken once. A
+test takes 5 such steps, and leaves an incomplete file if it is killed.
 """
 
 import json

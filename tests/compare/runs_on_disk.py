@@ -1,4 +1,4 @@
-"""Finished runs, as `fit` and `test` leave them, with numbers that are known beforehand."""
+"""Writes finished runs with the files of `fit` and `test`, and with known numbers."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The page of a report in a real browser: it opens without a complaint, and answers to the pointer and to clicks."""
+"""The page of a report in a browser: it logs no error, and reacts to the pointer and to clicks."""
 
 import shutil
 from collections.abc import Iterator
@@ -36,13 +36,13 @@ def browser(driver: Any, hostile_report: Path) -> Iterator[Any]:
     assert driver.get_log("browser") == []
 
 
-def point(browser: Any, share: float) -> list[list[str]]:
-    """Move the pointer to this share of the figure's width; the cells of the legend's rows, its caption first."""
+def point(browser: Any, fraction: float) -> list[list[str]]:
+    """Move the pointer to a fraction of the figure's width. Return the legend's caption and the cells of its rows."""
     browser.execute_script(
         "const over = document.querySelector('.figure .u-over'), box = over.getBoundingClientRect();"
         "over.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: box.left + box.width * arguments[0],"
         "clientY: box.top + box.height / 2}))",
-        share,
+        fraction,
     )
     return browser.execute_async_script(
         "requestAnimationFrame(() => setTimeout(arguments[0], 50, [...document.querySelector('.legend')"

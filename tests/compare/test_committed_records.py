@@ -1,4 +1,4 @@
-"""Records of finished runs are reused in place of training, if they are of the same run."""
+"""A record of a finished run is reused instead of training if its configuration, data and test are the same."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What follows from a comparison file, without running anything; and that those which come with the project parse."""
+"""Runs that a comparison file describes, the shipped comparison files, and the progress of a comparison."""
 
 from io import StringIO
 from pathlib import Path
@@ -153,10 +153,10 @@ def test_it_shows_a_test_instead_of_the_fit_before_it_and_text_with_brackets(tmp
 def test_time_left_is_of_what_runs_and_what_waits(tmp_path: Path) -> None:
     todo = jobs(tmp_path)
     board = Board(4, todo, 2, Console(file=StringIO()))
-    assert board.left(board.running()) is None
+    assert board.seconds_left(board.running()) is None
     training(todo[0], 5.0, 95.0)
-    assert board.left(board.running()) is None  # too early to say
+    assert board.seconds_left(board.running()) is None  # too early to say
     training(todo[0], 60.0, 40.0)
     training(todo[1], 60.0, 60.0)
     # 40 + 60 s of those at work, two more of 110 s each, two at a time
-    assert board.left(board.running()) == (40 + 60 + 2 * 110) / 2
+    assert board.seconds_left(board.running()) == (40 + 60 + 2 * 110) / 2

@@ -86,7 +86,9 @@ def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_kill
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
 
 
-def test_a_lock_names_its_holder_and_a_second_signal_ends_runs_with_their_own_processes(tmp_path: Path) -> None:
+def test_a_lock_names_its_holder_and_a_second_signal_ends_runs_with_their_own_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = Job("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [])
     holder = rf"seed-1 is in use by process {os.getpid()} on .*, since"
     with run_process.locked(job), pytest.raises(ValueError, match=holder), run_process.locked(job, patient=False):
@@ -95,9 +97,8 @@ def test_a_lock_names_its_holder_and_a_second_signal_ends_runs_with_their_own_pr
     process = subprocess.Popen(["sh", "-c", script], process_group=0, stdout=subprocess.PIPE)
     assert process.stdout is not None
     worker = int(process.stdout.readline())
-    run_process.hurry.set()
+    monkeypatch.setattr(run_process, "signals", [signal.SIGINT] * 2)
     run_process.stop([process])
-    run_process.hurry.clear()
     assert process.returncode == -signal.SIGKILL
     while Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The report of runs whose numbers are known beforehand."""
+"""The report of runs with known numbers."""
 
 import base64
 import json
@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.base.errors import UserError
 from kerple.compare import page as report
@@ -52,8 +51,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    options = {"name": "three curves", "baseline": "KerpleLog", "events": root / "events"}
-    report.write_comparison(read_runs(find_runs([root])), folder, **options, missing=["T5 seed 1235"])
+    options = {"name": "three curves", "baseline": "KerpleLog", "missing": ["T5 seed 1235"]}
+    report.write_comparison(read_runs(find_runs([root])), folder, **options)
     return folder
 
 
@@ -66,16 +65,10 @@ def test_results_hold_every_run_length_and_protocol_once(folder: Path) -> None:
     assert values["RoPE", 1236, "bits_per_byte", "full", 512] == pytest.approx(np.log2(37.0) / BYTES_PER_TOKEN)
 
 
-def test_the_same_runs_give_the_same_bytes_and_events_one_picture(root: Path, folder: Path, tmp_path: Path) -> None:
-    options = {"name": "three curves", "baseline": "KerpleLog", "events": root / "events"}
-    report.write_comparison(read_runs(find_runs([root])), tmp_path, **options)
+def test_the_same_runs_give_the_same_bytes(root: Path, folder: Path, tmp_path: Path) -> None:
+    report.write_comparison(read_runs(find_runs([root])), tmp_path, name="three curves", baseline="KerpleLog")
     for name in ("results.csv", "summary.csv", "costs.csv", "table.md", "ppl-against-length.svg", "kernels.csv"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
-    (path,) = (root / "events").iterdir()  # a second report replaces the first
-    events = EventAccumulator(str(path)).Reload()
-    assert "comparison/ppl-against-length" in events.Tags()["images"]
-    (tables,) = events.Tensors("comparison/tables/text_summary")
-    assert b"### Perplexity, full" in tables.tensor_proto.string_val[0]
 
 
 def test_markdown_table_marks_best_and_significant(folder: Path) -> None:
@@ -148,7 +141,7 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, 
         assert b"/MediaBox [ 0 0 234 169.2 ]" in pdf  # 3.25 inches of 72 points
         assert name not in again or pdf == (tmp_path / "two" / name).read_bytes()
     ppl = summary[summary["metric"] == "ppl"]
-    (figure, *_) = dict(figures(ppl.assign(std=ppl["mean"] / 2), runs.trained, "KerpleLog")).values()
+    (figure, *_) = dict(figures(ppl.assign(std=ppl["mean"] / 2), runs.training_lengths, "KerpleLog")).values()
     assert figure.axes[0].get_ylim()[0] < ppl["mean"].min() / 2  # bands are whole, and named
     assert figure.legends[0].get_title().get_text() == DEVIATION
     with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* ALiBi, KerpleLog, RoPE"):

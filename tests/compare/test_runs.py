@@ -1,4 +1,4 @@
-"""Finished runs as tables: what belongs together, what is named, what a record keeps of them, what is printed."""
+"""Tables of finished runs, records, and tables in Markdown and LaTeX."""
 
 import json
 import re
@@ -111,7 +111,7 @@ def test_a_record_reads_as_the_run_itself_and_its_tables_are_small(tmp_path: Pat
     (test / "huge.csv").write_text("a,b\n" + "1,0.5\n" * (records.MOST_ROWS + 1))
     (tmp_path / "seed-1236" / "config.yaml").write_text("trainer: {precision: bf16-mixed}\nseed_everything: 1236")
     config = {"seed_everything": 1236, "trainer.precision": "auto", "trainer.gradient_clip_val": float("inf")}
-    job = Job("ALiBi", 1236, "", test.parent, test, [], config=config, tested=config, data="sum")
+    job = Job("ALiBi", 1236, "", test.parent, test, [], config=config, test_config=config, data="sum")
     records.complete(job)
     about = json.loads((test / results.ABOUT).read_text(), parse_constant=pytest.fail)  # strict JSON
     chosen = config | {"trainer.precision": "bf16-mixed", "trainer.gradient_clip_val": "Infinity"}

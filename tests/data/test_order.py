@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from kerple.base.errors import UserError
-from kerple.data.order import MIXTURE_PERIOD, Mixture, Order, Permutation
+from kerple.data.order import Order, Permutation
 
 
 def test_a_permutation_visits_every_entry_once_and_is_uniform_over_keys():
@@ -48,22 +48,3 @@ def test_a_stream_too_short_for_a_sample_is_refused():
         with pytest.raises(UserError, match=f"length: got 64, which needs 128 training tokens, but there are {tokens}"):
             Order(tokens, 64, 0)
     assert Order(128, 64, 0).samples == 1
-
-
-def test_a_mixture_draws_each_stream_by_its_weight_and_skips_none_of_its_samples():
-    orders = [Order(5_000_000, 8, 1, 0), Order(5_000_000, 8, 1, 1), Order(40_000, 8, 1, 2)]
-    mixture = Mixture(orders, [5.0, 3.0, 2.0], 1)
-    streams, starts = mixture.streams_and_starts(np.arange(10 * MIXTURE_PERIOD))
-    assert np.allclose(np.bincount(streams) / len(streams), [0.5, 0.3, 0.2], atol=1 / MIXTURE_PERIOD)
-    for stream, order in enumerate(orders):
-        drawn = starts[streams == stream]
-        # what it is given is its own samples 0, 1, 2, …, in another order within a period
-        assert np.array_equal(np.sort(drawn), np.sort(order.starts(np.arange(len(drawn)))))
-    one = mixture.streams_and_starts(np.array([12_345]))
-    assert (one[0][0], one[1][0]) == (streams[12_345], starts[12_345])
-
-
-@pytest.mark.parametrize("weights", [[1.0, 0.0], [1.0], [1.0, float("nan")], [1.0, 1e-9]])
-def test_weights_that_mean_nothing_are_refused(weights):
-    with pytest.raises(ValueError, match="mixture"):
-        Mixture([Order(100, 8, 0), Order(100, 8, 1)], weights, 0)

@@ -19,7 +19,7 @@ from kerple.data import tokenizer as module
 from kerple.data.manifest import MANIFEST_FILE, SPLITS
 from kerple.data.prepare.documents import split_of
 from kerple.data.shards import BLOCK, VERIFIED, Folder, verify
-from kerple.data.tokenizer import cut_runs, encode, token_bytes, train_tokenizer
+from kerple.data.tokenizer import encode, token_bytes, train_tokenizer
 from tests.toy import entries
 
 
@@ -196,19 +196,11 @@ def tokenizer(documents):
     return train_tokenizer(documents, 400)
 
 
-@given(st.lists(st.text(alphabet="ab1-. \n\té", min_size=1, max_size=20) | st.sampled_from("ab1- \n"), max_size=20))
-@settings(max_examples=100, deadline=None)
-def test_only_what_is_longer_than_a_run_may_be_is_cut(parts):
-    text = "".join(part * (300 if len(part) == 1 else 1) for part in parts)
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-    def words(text: str) -> list[str]:
-        return [text[first:end] for _, (first, end) in byte_level.pre_tokenize_str(text)]
-
-    pieces = list(cut_runs(text, byte_level))
-    assert "".join(pieces) == text
-    expected = [w[i : i + module.LONGEST_RUN] for w in words(text) for i in range(0, len(w), module.LONGEST_RUN)]
-    assert [word for piece in pieces for word in words(piece)] == expected
+def test_training_cuts_long_runs_and_nothing_else(documents):
+    long = train_tokenizer(["x" * 200_000, *documents], 400)  # takes minutes without the cuts
+    whole = train_tokenizer(["x" * 256] * 781 + ["x" * 64] + documents, 400)
+    assert long.to_str() == whole.to_str()
+    assert len(long.encode("x" * 512).ids) < 512
 
 
 @given(st.text(max_size=200))

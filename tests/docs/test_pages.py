@@ -1,4 +1,4 @@
-"""The pages on a figure, an analysis and a task of one's own, run as a reader runs them, in fewer steps."""
+"""The commands of the pages own-figure, own-analysis and own-task, with fewer steps."""
 
 import csv
 import importlib
@@ -20,7 +20,7 @@ from tests.pages import blocks, commands, put
 
 
 def test_every_link_leads_to_a_file_of_the_checkout() -> None:
-    """A reader of the repository on a code host follows them; `make docs` looks at those of the site alone."""
+    """On a code host, links lead to files of the repository. `make docs` checks only the links of the site."""
     root = Path(__file__).parents[2]
     pages = [*root.glob("*.md"), *root.glob("results/*.md"), *root.glob("docs/**/*.md")]
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:\s]+)[)#]", page.read_text())]

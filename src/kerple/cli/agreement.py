@@ -12,7 +12,7 @@ from kerple.compare.configuration import differences, flat
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step over all devices and micro-batches
 FREE = ("model.compile", "model.attention")  # may differ, because they only select an implementation
 # options that change the order of the training samples
-DATA = ("seed", "length", "samples", "sections", "examples", "mixture", "train_length", "held_out", "task")
+DATA = ("seed", "length", "samples", "examples", "train_length", "held_out", "task")
 SAME = (
     "seed_everything",
     "model.",

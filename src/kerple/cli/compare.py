@@ -93,7 +93,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
                 board.tick()
                 if ended is not None:
                     job, error = ended
-                    board.open.remove(job)
+                    board.unfinished.remove(job)
                     board.print(error or f"{job.name}: {_row(job.as_run)}")
                     failed += error is not None
                     if error is None:
@@ -135,7 +135,6 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
         name=comparison.name,
         baseline=comparison.baseline if comparison.baseline in labels else labels[0],  # before the baseline is finished
         printed=printed,
-        events=comparison.runs_folder / "comparison",
         **texts,
     )
     if not texts["missing"]:

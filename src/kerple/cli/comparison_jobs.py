@@ -69,7 +69,7 @@ def prepare_jobs(
 
 
 def _data(job: Job) -> dict[str, Any] | None:
-    return (job.config or job.tested).get("data")
+    return (job.config or job.test_config).get("data")
 
 
 def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:

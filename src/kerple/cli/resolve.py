@@ -31,12 +31,12 @@ def resolve(job: Job) -> Job:
         if not job.fit_flags:
             from kerple.cli.pretrained_test import configuration  # needs optional packages
 
-            return replace(job, tested=_of_run(configuration(job.test_flags)))
+            return replace(job, test_config=_of_run(configuration(job.test_flags)))
         config, tested, position = _shared(tuple(job.fit_flags), tuple(job.test_flags))
         own = {"position": _position(position, *job.position_flags)}
         if tested["model"]["position"] == config["model"]["position"]:  # otherwise the test replaces the strategy
             tested = tested | {"model": tested["model"] | own}
-        return replace(job, config=config | {"model": config["model"] | own}, tested=tested)
+        return replace(job, config=config | {"model": config["model"] | own}, test_config=tested)
     except (ArgumentError, UserError) as error:
         raise UserError(f"compare: {job.name}: {error}") from error
 
@@ -124,4 +124,4 @@ def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
         module = parser.instantiate_classes(parser.parse_object({"data": data})).data
     module.prepare_data()
     module.setup("fit")
-    return records.checksum_of(module)
+    return module.checksum() if hasattr(module, "checksum") else None

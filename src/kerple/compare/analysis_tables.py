@@ -23,14 +23,12 @@ def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
     larger = {}
     for name, table in tables.items():
         runs = [column for column in ("part", "strategy") if column in table]
-        columns = table.columns.drop([*runs, "seed"])
-        filled = columns[
-            table[columns].notna().any()
-        ]  # a column of reasons for skipping is empty if nothing was skipped
-        measured = [column for column in filled if pd.api.types.is_float_dtype(table[column])]
-        keys = [column for column in filled if column not in measured and table[column].nunique() > 1]
-        once = not table.duplicated([*runs, "seed", *keys]).any()
-        if measured and once and len(table[keys].drop_duplicates()) * len(measured) <= MOST_COLUMNS:
+        # a column of reasons for skipping is empty if nothing was skipped
+        columns = table.dropna(axis="columns", how="all").columns.drop([*runs, "seed"])
+        measured = [column for column in columns if pd.api.types.is_float_dtype(table[column])]
+        keys = [column for column in columns if column not in measured and table[column].nunique() > 1]
+        unique = not table.duplicated([*runs, "seed", *keys]).any()
+        if measured and unique and len(table[keys].drop_duplicates()) * len(measured) <= MOST_COLUMNS:
             yield _means(name, table, runs, keys, measured)
         else:
             larger[name] = {"rows": f"{len(table):,}", "file": f"{name}.csv"}

@@ -12,7 +12,7 @@ from kerple.base.progress import FILE, duration, progress_line, read_progress
 from kerple.compare.job import Job
 
 EVERY = 15.0  # seconds between two lines in a file
-SETTLED, STEPS = 10.0, 5  # seconds and steps of training before the time of a run is estimated from its pace
+WARM_UP_SECONDS, WARM_UP_STEPS = 10.0, 5  # training before the time of a run is estimated from its pace
 
 
 class Board:
@@ -26,13 +26,13 @@ class Board:
     """
 
     def __init__(self, total: int, jobs: Sequence[Job], parallel: int, console: Console) -> None:
-        self.total, self.open, self.parallel, self.console = total, list(jobs), parallel, console
+        self.total, self.unfinished, self.parallel, self.console = total, list(jobs), parallel, console
         self._pace: float | None = None  # seconds per run
         self._printed = time.monotonic()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> "Board":
-        for job in self.open:  # files of runs that were stopped
+        for job in self.unfinished:  # files of runs that were stopped
             for folder in (job.directory, job.test_folder):
                 (folder / FILE).unlink(missing_ok=True)
         if self._live:
@@ -45,14 +45,14 @@ class Board:
 
     def print(self, text: str) -> None:
         """Print a line above the live table."""
-        self.console.print(f"[{self.total - len(self.open)}/{self.total}] {text}", markup=False)
+        self.console.print(f"[{self.total - len(self.unfinished)}/{self.total}] {text}", markup=False)
 
     def tick(self) -> None:
         """Show the progress. In a file, print at most one set of lines every `EVERY` seconds."""
         running = self.running()
-        left = self.left(running)
-        head = f"{self.total - len(self.open)}/{self.total} done, {len(running)} running"
-        starting = min(self.parallel, len(self.open)) - len(running)  # runs without a progress file yet
+        left = self.seconds_left(running)
+        head = f"{self.total - len(self.unfinished)}/{self.total} done, {len(running)} running"
+        starting = min(self.parallel, len(self.unfinished)) - len(running)  # runs without a progress file yet
         head += f", {starting} starting" if starting > 0 else ""
         head += "" if left is None else f", about {duration(left)} left"
         if self._live:
@@ -67,21 +67,22 @@ class Board:
 
     def running(self) -> dict[str, dict[str, Any]]:
         """The progress of each active run by its name."""
-        folders = {job.name: (job.test_folder, job.directory) for job in self.open}  # the test follows the fit
+        folders = {job.name: (job.test_folder, job.directory) for job in self.unfinished}  # the test follows the fit
         states = {name: [read_progress(folder / FILE) for folder in of] for name, of in folders.items()}
         return {name: test or fit for name, (test, fit) in states.items() if test or fit}
 
-    def left(self, running: dict[str, dict[str, Any]]) -> float | None:
+    def seconds_left(self, running: dict[str, dict[str, Any]]) -> float | None:
         """Seconds until all runs are done, from the mean pace of training; None before a first pace is known."""
-        paces = [progress["seconds"] + progress["seconds_left"] for progress in running.values() if settled(progress)]
+        paces = [progress["seconds"] + progress["seconds_left"] for progress in running.values() if has_pace(progress)]
         self._pace = sum(paces) / len(paces) if paces else self._pace
         if self._pace is None:
             return None
-        begun = sum(progress.get("seconds_left", 0.0) for progress in running.values())
-        return (begun + self._pace * (len(self.open) - len(running))) / min(self.parallel, max(1, len(self.open)))
+        seconds = sum(progress.get("seconds_left", 0.0) for progress in running.values())
+        seconds += self._pace * (len(self.unfinished) - len(running))
+        return seconds / max(1, min(self.parallel, len(self.unfinished)))
 
 
-def settled(progress: dict[str, Any]) -> bool:
+def has_pace(progress: dict[str, Any]) -> bool:
     """Whether a run has trained long enough to estimate its pace."""
-    enough = progress.get("seconds", 0) >= SETTLED and progress.get("done_since_start", 0) >= STEPS
-    return progress.get("stage") == "training" and "seconds_left" in progress and enough
+    warm = progress.get("seconds", 0) >= WARM_UP_SECONDS and progress.get("done_since_start", 0) >= WARM_UP_STEPS
+    return progress.get("stage") == "training" and "seconds_left" in progress and warm

@@ -33,7 +33,7 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(flattened))
 
 
-def trained_length(config: dict[str, Any]) -> int | None:
+def configured_length(config: dict[str, Any]) -> int | None:
     """Training length in a configuration with dotted keys, or None if its data has no such option."""
     keys = ("data.init_args.train_length", "data.train_length", "data.init_args.length", "data.length")
     return next((config[key] for key in keys if config.get(key) is not None), None)

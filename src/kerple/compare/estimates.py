@@ -9,8 +9,6 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from kerple.base.errors import UserError
-
 Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Sums and counts of one strategy in one cell, (seeds, blocks) each."""
 
@@ -101,15 +99,10 @@ def estimate(*strategies: Sums) -> Estimate:
         *strategies: For each strategy, sums (seeds, blocks) and numbers of summands, such as targets, of the same
             shape. For a difference, the sums of the subtracted strategy are negative. If sums by block are not known,
             there is one block.
-
-    Raises:
-        UserError: If the shapes differ or are not (seeds, blocks).
     """
     means, variances, freedoms, seeds, residual = [], [], [], [], np.zeros(1)
     for sums, counts in strategies:
         sums, counts = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
-        if sums.ndim != 2 or sums.shape != counts.shape or not sums.size:
-            raise UserError(f"blocks: got shapes {sums.shape} and {counts.shape}, expected (seeds, blocks) of both")
         of_seed, s, c = sums.sum(1) / counts.sum(1), sums.mean(0), counts.mean(0)  # (seeds,), (blocks,), (blocks,)
         with np.errstate(invalid="ignore"):  # a collapsed model's loss is infinite
             residual = residual + (s - s.sum() / c.sum() * c) / c.sum()

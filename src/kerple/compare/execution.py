@@ -2,16 +2,17 @@
 
 import contextlib
 import signal
+import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from subprocess import Popen
 from typing import Any
 
 from kerple.base.resources import cores
 from kerple.compare.job import Job
-from kerple.compare.run_process import hurry, start, stop, wait
+from kerple.compare.run_process import signals, start, stop, wait
 
-TICK = 0.25  # seconds
+TICK = 0.1  # seconds
 
 
 def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator[tuple[Job, str | None] | None]:
@@ -27,53 +28,44 @@ def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator
     Yields:
         A run that has ended with its error message, which is None if it succeeded. None every `TICK` seconds in which
         no run has ended.
+
+    Raises:
+        KeyboardInterrupt: After a signal inside the context `interruptible`.
     """
-    threads = max(1, cores() // parallel)
-    processes: list[Any] = []
-    stopped = False
-
-    def run(job: Job) -> str | None:
-        if stopped:
-            return None
-        process = start(job, threads, program)
-        processes.append(process)
-        if stopped:  # set by the main thread during `start`
-            process.terminate()
-        return wait(job, process)
-
-    pool = ThreadPoolExecutor(parallel)
-    running: dict[Future[str | None], Job] = {pool.submit(run, job): job for job in jobs}
+    threads, waiting, running = max(1, cores() // parallel), deque(jobs), dict[Job, Popen[bytes]]()
     try:
-        while running:
-            done, _ = wait_for(running, TICK, FIRST_COMPLETED)
-            for future in done:
-                yield running.pop(future), future.result()
-            if not done:
+        while waiting or running:
+            if signals:
+                raise KeyboardInterrupt
+            while waiting and len(running) < parallel:
+                job = waiting.popleft()
+                running[job] = start(job, threads, program)
+            ended = [job for job, process in running.items() if process.poll() is not None]
+            for job in ended:
+                yield job, wait(job, running.pop(job))
+            if not ended:
+                time.sleep(TICK)
                 yield None
     finally:
-        stopped = True
-        pool.shutdown(wait=False, cancel_futures=True)
-        stop([process for process in processes if process.poll() is None])
-        pool.shutdown()
+        stop(list(running.values()))
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt like Ctrl-C, and a second signal sets `hurry`.
+    """Context in which SIGINT, SIGTERM and SIGHUP are added to `signals`.
 
-    A signal that is ignored, such as SIGHUP under nohup, stays ignored.
+    They raise no error, because a process could then start without being stopped. A signal that is ignored, such as
+    SIGHUP under nohup, stays ignored.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
-    hurry.clear()
+    signals.clear()
 
-    def stop_runs(*_: Any) -> None:
-        for number in handlers:
-            signal.signal(number, lambda *_: hurry.set())
-        raise KeyboardInterrupt
+    def receive(number: int, _: Any) -> None:
+        signals.append(number)
 
-    for number in handlers:
-        signal.signal(number, stop_runs)
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, receive)
     try:
         yield
     finally:

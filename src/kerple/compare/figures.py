@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from kerple.compare.statistics import in_tokens, lower_is_better
 from kerple.compare.tables import METRIC_NAMES
@@ -173,27 +173,20 @@ def _curves(ax: Axes, panel: pd.DataFrame, styles: Styles) -> None:
 def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
     if len(lengths) > 1 and np.median(np.divide(lengths[1:], lengths[:-1])) >= 1.4:  # geometric lengths
         ax.set_xscale("log", base=2)
-        ax.xaxis.set_major_locator(FixedLocator(lengths if len(lengths) <= 8 else lengths[:: -(-len(lengths) // 8)]))
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+        shown = lengths[:: -(-len(lengths) // 8)]
+        ax.set_xticks(shown, map(str, shown))
+        ax.minorticks_off()
     else:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if trained is not None and lengths[0] <= trained <= lengths[-1]:
         ax.axvline(trained, color="black", linewidth=0.8, linestyle=":")
         # above the frame, where no curve is
-        ax.annotate(
-            "trained", (trained, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), textcoords="offset points",
-            fontsize=7, ha="center",
-        )  # fmt: skip
+        ax.text(trained, 1.01, "trained", transform=ax.get_xaxis_transform(), fontsize=7, ha="center")
 
 
 def plain_log_ticks(ax: Axes) -> None:
     """Set ticks of a logarithmic y axis at round numbers, without exponents."""
     low, high = ax.get_ylim()
-    steps = np.array([1, 1.2, 1.5, 2, 3, 4, 5, 7]) if high / low < 20 else np.array([1, 2, 5])
-    ticks = [t for p in range(-4, 9) for t in steps * 10.0**p if low <= t <= high]
-    if high / low < 2:
-        ticks = [t for t in MaxNLocator(6).tick_values(low, high) if low <= t <= high]
-    ax.yaxis.set_major_locator(FixedLocator(ticks))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.3g}"))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 1.2, 1.5, 2, 3, 4, 5, 7)))
+    ax.yaxis.set_major_formatter("{x:.3g}")
     ax.yaxis.set_minor_locator(NullLocator())

@@ -28,7 +28,7 @@ def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
         part = label.rpartition(" ")[0] if lower_is_better(str(cells["metric"].iloc[0])) else label
         prefix = f"{part}: " if part and several else ""
         if part not in parts:
-            yield prefix + " ".join(_at_longest(cells, baseline, runs.trained[label]))
+            yield prefix + " ".join(_at_longest(cells, baseline, runs.training_lengths[label]))
         if label.split()[-1].startswith("windowed"):
             yield from (prefix + sentence for sentence in _context_gain(runs.blocks, label))
         parts.add(part)
@@ -68,19 +68,16 @@ def _context_gain(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
     """Yield a sentence on the context gain at the longest length."""
     gains = context_gains(blocks, windowed)
     longest = max((length for _, length in gains), default=0)
-    intervals = {s: gain.interval() for (s, length), gain in gains.items() if length == longest and gain.error >= 0}
-    if intervals:
-        helped = [strategy for strategy, (low, _) in intervals.items() if low > 0]
-        harmed = [strategy for strategy, (_, high) in intervals.items() if high < 0]
-        neither = [strategy for strategy in intervals if strategy not in helped + harmed]
+    effects: dict[str, list[str]] = {"lowers": [], "raises": [], "has no significant effect on": []}
+    for (strategy, length), gain in gains.items():
+        low, high = gain.interval()
+        if length == longest and low <= high:
+            effect = "lowers" if low > 0 else "raises" if high < 0 else "has no significant effect on"
+            effects[effect].append(strategy)
+    if any(effects.values()):
         width = windowed.rpartition("windowed")[2]
-        groups = [
-            ("lowers the loss of", helped),
-            ("raises the loss of", harmed),
-            ("has no significant effect on the loss of", neither),
-        ]
-        effects = [f"{effect} {', '.join(strategies)}" for effect, strategies in groups if strategies]
-        yield f"At length {longest:,}, text farther away than {width} tokens {'; it '.join(effects)} (95% intervals)."
+        text = "; it ".join(f"{effect} the loss of {', '.join(of)}" for effect, of in effects.items() if of)
+        yield f"At length {longest:,}, text farther away than {width} tokens {text} (95% intervals)."
 
 
 def _are(names: Any) -> str:

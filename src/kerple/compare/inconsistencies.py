@@ -29,33 +29,34 @@ def inconsistencies(runs: Runs) -> list[str]:
             values = {str(config.get(key)) for _, config in of_label}
             if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label):
                 found.append(f"{label}: {key}: {' | '.join(sorted(values))}")
-    found += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text.items() if len(text) > 1]
-    return found + _precisions(runs) + _unequal(runs.results)
+    found += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text_descriptions.items() if len(text) > 1]
+    return found + _precisions(runs) + _numbers_of_targets(runs.results)
 
 
 def _precisions(runs: Runs) -> list[str]:
-    """The precisions of training, if there are several, with the runs of all but the most frequent one."""
+    """The precisions of training, if there are several."""
     members: dict[str, list[str]] = {}
     for run, environment in runs.environments.items():
         if "precision" in environment:
             members.setdefault(environment["precision"], []).append(f"{run.label} seed {run.seed}")
-    usual, *others = sorted(members, key=lambda precision: -len(members[precision])) or [""]
-    odd = " | ".join(f"{precision} ({', '.join(members[precision])})" for precision in others)
-    return [f"precision: {usual} | {odd}"] if odd else []
+    return [f"precision: {_values(members)}"] if len(members) > 1 else []
 
 
-def _unequal(results: pd.DataFrame) -> list[str]:
+def _numbers_of_targets(results: pd.DataFrame) -> list[str]:
     """Protocols whose runs scored different numbers of targets, each with the first such length."""
     found: dict[str, str] = {}
     for (_, protocol, length), group in results.groupby(CELL, sort=False):
-        usual = group["count"].mode()[0]
-        counts = [f"{usual:,.0f}"]
-        for count, odd in group[group["count"] != usual].groupby("count", sort=False):
-            names = (f"{strategy} seed {seed}" for strategy, seed in zip(odd["strategy"], odd["seed"], strict=True))
-            counts.append(f"{count:,.0f} ({', '.join(names)})")
-        if len(counts) > 1:
-            found.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(counts)}")
+        if group["count"].nunique() > 1:
+            names = group["strategy"] + " seed " + group["seed"].astype(str)
+            members = {f"{count:,.0f}": list(of_count) for count, of_count in names.groupby(group["count"])}
+            found.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {_values(members)}")
     return list(found.values())
+
+
+def _values(members: dict[str, list[str]]) -> str:
+    """Several values, the most frequent one first. The others are followed by the names of their runs."""
+    usual, *others = sorted(members, key=lambda value: -len(members[value]))
+    return " | ".join([usual, *(f"{value} ({', '.join(members[value])})" for value in others)])
 
 
 def only_positions_differ(runs: Runs) -> bool:

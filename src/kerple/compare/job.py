@@ -23,7 +23,7 @@ class Job:
         fit_flags: Arguments of ``run.py fit``, except strategy and folder; empty for a pretrained model.
         position_flags: Arguments of the strategy.
         config: Resolved configuration of the fit, nested; empty before `resolve` and for a pretrained model.
-        tested: Resolved configuration of the test, nested.
+        test_config: Resolved configuration of the test, nested.
         data: Checksum of the data; None if it is not known or the run reads none.
         inputs: Digests of a model's files by its path, and of the source of the user's own classes by import path.
             The keys of classes that only the test uses begin with ``test``.
@@ -40,7 +40,7 @@ class Job:
     fit_flags: list[str] = field(default_factory=list)
     position_flags: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
-    tested: dict[str, Any] = field(default_factory=dict)
+    test_config: dict[str, Any] = field(default_factory=dict)
     data: str | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     plan: dict[str, str] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class Job:
     @cached_property
     def training(self) -> dict[str, Any]:
         """Configuration of the fit with dotted keys; for a pretrained model, configuration of the test."""
-        return flat(self.config or self.tested)
+        return flat(self.config or self.test_config)
 
     @cached_property
     def test(self) -> dict[str, Any]:
         """Options of the test that the fit lacks or that have another value there, nested."""
-        return _changed(self.config, self.tested)
+        return _changed(self.config, self.test_config)
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 import yaml
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from kerple.base.templates import render_template
 from kerple.compare import tables
@@ -49,7 +48,6 @@ def write_comparison(
     missing: list[str] | None = None,
     deviations: list[str] | None = None,
     printed: Sequence[str] | None = None,
-    events: Path | None = None,
 ) -> Path:
     """Write the report of finished runs.
 
@@ -65,7 +63,6 @@ def write_comparison(
         missing: Names of unfinished runs, which the report lists.
         deviations: Differences from the comparison's plan, the first line of the report.
         printed: Strategies in the PDFs ``paper/*.pdf``; all for an empty list; None for no PDFs.
-        events: Folder of TensorBoard events, which are replaced by the figures and tables; None for no events.
 
     Returns:
         The path of report.html.
@@ -87,26 +84,20 @@ def write_comparison(
         write_print_figures(summary, runs, printed, baseline, folder / "paper")
     main, details = _tables(summary, runs, baseline)
     differences = inconsistencies(runs)
-    warning = (
-        f"Runs differ in more than strategy and seed: {without_tags('; '.join(differences))}.\n\n"
-        if differences
-        else ""
-    )
-    first_line = f"Not as planned: {'; '.join(deviations)}.\n\n" if deviations else ""
-    markdown = f"{first_line}# {without_tags(name)}\n\n{warning}" + "\n".join(
-        table.markdown() for table in (*main, *details)
-    )
+    title = [f"Not as planned: {'; '.join(deviations)}.\n"] if deviations else []
+    title.append(f"# {without_tags(name)}\n")
+    if differences:
+        title.append(f"Runs differ in more than strategy and seed: {without_tags('; '.join(differences))}.\n")
+    markdown = "\n".join([*title, *(table.markdown() for table in main + details)])
     (folder / "table.md").write_text(markdown, encoding="utf-8")
-    latex = "\n".join([LATEX_HEAD, *(table.latex() for table in (*main, *details))])
+    latex = "\n".join([LATEX_HEAD, *(table.latex() for table in main + details)])
     (folder / "table.tex").write_text(latex, encoding="utf-8")
-    drawings = dict(figures(summary, runs.trained, baseline))
+    drawings = dict(figures(summary, runs.training_lengths, baseline))
     drawings |= loss_and_gain(runs.results, summary["strategy"])
     if "context_gain" in runs.analyses:
         drawings |= context_figures(runs.analyses["context_gain"], summary["strategy"])
     images = {figure: save(drawing, folder, figure) for figure, drawing in drawings.items()}
 
-    if events is not None:
-        _show_in_tensorboard(events, drawings, "\n".join(table.markdown() for table in main))
     common, differing = _configs(runs)
     data = {"baseline": baseline, "figures": page_figures(summary, runs)}
     page = render_template(
@@ -141,18 +132,6 @@ def write_comparison(
     return path
 
 
-def _show_in_tensorboard(folder: Path, drawings: Mapping[str, Figure], tables: str) -> None:
-    """Replace the TensorBoard events in a folder by the figures and tables of a comparison."""
-    from torch.utils.tensorboard import SummaryWriter  # the import takes seconds
-
-    for earlier in folder.glob("events.*"):
-        earlier.unlink()
-    with SummaryWriter(str(folder)) as writer:
-        for name, figure in drawings.items():
-            writer.add_figure(f"comparison/{name}", figure, close=False)
-        writer.add_text("comparison/tables", tables)
-
-
 def _shipped(file: str) -> str:
     return resources.files("kerple.compare").joinpath(file).read_text(encoding="utf-8")
 
@@ -162,17 +141,17 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[Tabl
     main: list[Table | None] = []
     details: list[Table | None] = []
     for metric, of_metric in summary.groupby("metric", sort=False):
-        main.append(tables.tasks(runs.results, str(metric), runs.trained))
+        main.append(tables.tasks(runs.results, str(metric), runs.training_lengths))
         for protocol, cells in of_metric.groupby("protocol", sort=False):
-            trained = runs.trained[str(protocol)]
+            trained = runs.training_lengths[str(protocol)]
             # bits per byte are details, because with one tokenizer they rank like perplexity
             section = details if metric == "bits_per_byte" else main
             if metric == "ppl" and str(protocol).split()[-1].startswith("windowed"):
                 main.append(tables.context_gain_table(summary, runs.blocks, str(protocol), trained))
             section.append(tables.comparison(cells, trained, baseline))
             details.append(tables.intervals(cells, trained, baseline))
-    for own in (protocol for protocol in runs.trained if "far_own" in protocol):
-        main += tables.far_context(summary, runs.blocks, own, runs.trained[own])
+    for own in (protocol for protocol in runs.training_lengths if "far_own" in protocol):
+        main += tables.far_context(summary, runs.blocks, own, runs.training_lengths[own])
     main.append(tables.costs(runs.costs))
     details += analyses({name: table for name, table in runs.analyses.items() if name != "context_gain"})
     return [table for table in main if table], [table for table in details if table]
@@ -189,7 +168,8 @@ def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
         lengths = sorted(int(length) for length in group["length"].unique())
         many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"
         shown = ", ".join(map(str, lengths)) if len(lengths) <= 16 else many
-        rows.append((str(protocol), ". ".join([meaning, *runs.text.get(str(protocol), [])]), shown, targets))
+        description = ". ".join([meaning, *runs.text_descriptions.get(str(protocol), [])])
+        rows.append((str(protocol), description, shown, targets))
     return rows
 
 

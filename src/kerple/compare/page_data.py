@@ -1,7 +1,6 @@
 """Data of the interactive figures of the page, for its script."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,10 +34,10 @@ def page_figures(summary: pd.DataFrame, runs: Runs) -> list[dict[str, Any]]:
             lengths = sorted(int(length) for length in chosen["length"].unique())
             cells = runs.results[(runs.results["metric"] == metric) & (runs.results["protocol"] == protocol)]
             tokens = in_tokens(str(metric), str(protocol))
-            about = {"name": str(protocol), "trained": runs.trained[str(protocol)], "lengths": lengths}
+            curves = [_against_length(chosen, cells, lengths, strategy, i) for i, strategy in enumerate(order)]
+            about = {"name": str(protocol), "trained": runs.training_lengths[str(protocol)], "lengths": lengths}
             about |= {"tokens": tokens, "across": "evaluation length (tokens)" if tokens else "length of the problem"}
-            of_strategies = [_against_length(chosen, cells, lengths, strategy, i) for i, strategy in enumerate(order)]
-            protocols.append(about | {"strategies": [values for values in of_strategies if values]})
+            protocols.append(about | {"strategies": [curve for curve in curves if curve]})
         axes = ["log", "linear", "start", "baseline"] if lower else ["linear"]
         name = METRIC_NAMES.get(str(metric), str(metric))
         drawn.append({"name": name, "lower": lower, "axes": axes, "open": not drawn, "protocols": protocols})
@@ -71,9 +70,9 @@ def _gains(table: pd.DataFrame | None, order: list[str]) -> list[dict[str, Any]]
             values = {"mean": [estimate.mean for estimate in estimates], "low": low, "high": high}
             numbers = {name: _numbers(of_name) for name, of_name in values.items()}
             strategies.append(_look(str(strategy), order.index(str(strategy))) | numbers)
-        about: Mapping[str, Any] = {"name": part, "trained": None, "lengths": distances.tolist(), "tokens": True}
+        about = {"name": part, "trained": None, "lengths": distances.tolist(), "tokens": True}
         across = f"distance beyond the {window} tokens of the window"
-        protocols.append({**about, "across": across, "strategies": strategies})
+        protocols.append(about | {"across": across, "strategies": strategies})
     figure = {"name": "Context gain", "lower": False, "axes": ["gain"], "open": True, "protocols": protocols}
     return [figure] if protocols else []
 

@@ -44,7 +44,8 @@ def write_print_figures(
     drawings: dict[str, Figure] = {}
     with rc_context(TYPE_42):
         for protocol, cells in chosen.groupby("protocol", sort=False):
-            drawings |= {f"{name}-{protocol}": figure for name, figure in figures(cells, runs.trained, baseline)}
+            for name, figure in figures(cells, runs.training_lengths, baseline):
+                drawings[f"{name}-{protocol}"] = figure
         if (gains := runs.analyses.get("context_gain")) is not None:
             gains = gains[gains["strategy"].isin(list(order))]
             drawings |= context_figures(gains, chosen["strategy"])

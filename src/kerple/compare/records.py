@@ -55,7 +55,7 @@ def finished(job: Job) -> bool:
 
 def changed_test(run: dict[str, Any], job: Job) -> list[str]:
     """Differences between the test of a run and that of the job. They do not require another fit."""
-    now = {name: value for name, value in flat(job.tested).items() if value != {}}
+    now = {name: value for name, value in flat(job.test_config).items() if value != {}}
     asked = dict.fromkeys([*run["test"], *flat(job.test)])
     return differences(run["test"], {name: now.get(name) for name in asked})
 
@@ -89,15 +89,6 @@ def begin(job: Job, resumed: bool) -> None:
 
 def _begun(job: Job) -> dict[str, Any]:
     return read_mapping(job.beside(BEGUN)) if job.beside(BEGUN).is_file() else {}
-
-
-def checksum_of(data: Any) -> str | None:
-    """Checksum of all data that a data module reads; None for a task, which reads no data.
-
-    Args:
-        data: A data module after `setup`.
-    """
-    return data.checksum() if hasattr(data, "checksum") else None
 
 
 def complete(job: Job) -> None:

@@ -70,7 +70,8 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
     for folder in folders:
         tests = sorted({path.parent for path in folder.rglob(f"{test}/{results.ABOUT}")})
         if not tests:
-            raise UserError(f"directories: got {folder}, expected a folder with runs that have {test}/{results.ABOUT}")
+            expected = f"a folder with runs that have {test}/{results.ABOUT}"
+            raise UserError(f"compare: directories: got {folder}, expected {expected}")
         for path in tests:
             run = path.parent.resolve()
             seed = re.fullmatch(r"seed-(\d+)", run.name)

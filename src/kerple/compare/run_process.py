@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -35,7 +34,7 @@ from kerple.measure import results
 SOURCES = Path(kerple.__file__).parents[1]
 CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name("__main__.py")
 PATIENCE = 60.0  # seconds that a stopped run has to save its checkpoint
-hurry = threading.Event()  # set by a second signal: runs are killed without waiting
+signals: list[int] = []  # received by the comparison; the second one kills runs without waiting
 
 
 def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes]":
@@ -77,12 +76,13 @@ def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
 
 
 def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
-    """Terminate runs, so that they save and end. After `PATIENCE` or `hurry`, kill them."""
+    """Terminate runs, so that they save and end. Kill them after `PATIENCE`, or after a second signal."""
     for process in processes:
         process.terminate()
     end = time.monotonic() + PATIENCE
     while any(process.poll() is None for process in processes):
-        if hurry.wait(0.05) or time.monotonic() > end:
+        time.sleep(0.05)
+        if len(signals) > 1 or time.monotonic() > end:
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # and its data workers

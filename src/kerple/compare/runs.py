@@ -1,7 +1,8 @@
 """Finished runs as tables of results, costs and analyses."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pandas as pd
 
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
-from kerple.compare.configuration import flat, trained_length
+from kerple.compare.configuration import configured_length, flat
 from kerple.compare.statistics import CELL, LOGARITHMIC
 from kerple.measure import results
 
@@ -51,8 +52,8 @@ class Runs:
         analyses: The tables of the analyses, by name.
         configs: The resolved configuration of each run, with dotted keys.
         environments: Versions and machine of each run.
-        trained: Training length of each protocol; None if its runs differ in it.
-        text: Descriptions of the scored text of each protocol; several if runs differ.
+        training_lengths: Training length of each protocol; None if its runs differ in it.
+        text_descriptions: Descriptions of the scored text of each protocol; several if runs differ.
     """
 
     results: pd.DataFrame
@@ -61,13 +62,13 @@ class Runs:
     analyses: dict[str, pd.DataFrame] = field(default_factory=dict)
     configs: dict[Run, dict[str, Any]] = field(default_factory=dict)
     environments: dict[Run, dict[str, Any]] = field(default_factory=dict)
-    trained: dict[str, int | None] = field(default_factory=dict)
-    text: dict[str, list[str]] = field(default_factory=dict)
+    training_lengths: dict[str, int | None] = field(default_factory=dict)
+    text_descriptions: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def training_length(self) -> int | None:
         """Training length if it is the same for all runs, else None."""
-        lengths = {trained_length(config) for config in self.configs.values()}
+        lengths = {configured_length(config) for config in self.configs.values()}
         return lengths.pop() if len(lengths) == 1 else None
 
 
@@ -78,62 +79,64 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         UserError: If a run has no results, or two runs have the same label, seed and cell.
     """
     tables = {run: results.read(run.folder) for run in runs}
-    parts_of: dict[str, set[str]] = {}  # by protocol
-    for run, (table, _) in tables.items():
-        for protocol in table["protocol"].unique():
-            parts_of.setdefault(protocol, set()).add(run.part)
-    together, costs = Runs(pd.DataFrame(), pd.DataFrame(), pd.DataFrame()), []
+    names = {(run.part, protocol) for run, (table, _) in tables.items() for protocol in table["protocol"].unique()}
+    number_of_parts = Counter(protocol for _, protocol in names)
     cells: list[pd.DataFrame] = []
     blocks: list[pd.DataFrame] = []
+    costs: list[dict[str, Any]] = []
     analyses: dict[str, list[pd.DataFrame]] = {}
-    lengths: dict[str, set[int | None]] = {}
+    configs: dict[Run, dict[str, Any]] = {}
+    environments: dict[Run, dict[str, Any]] = {}
+    lengths: dict[str, int | None] = {}
+    descriptions: dict[str, list[str]] = {}
     for run, (table, about) in tables.items():
         key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
-        part: dict[str, Any] = {"part": run.part} if run.part else {}
-        config, cost = _trained(run.folder, about)
-        together.configs[run] = config
+        part = {"part": run.part} if run.part else {}
+        configs[run], cost = _configuration_and_cost(run.folder, about)
         if run.part:
             # a task's protocol is its name, with the part as a prefix only if several parts have the task
-            unique = table["protocol"].map(lambda protocol: len(parts_of[protocol]) == 1)
-            prefixed = table["metric"].isin(LOGARITHMIC) | ~unique
+            prefixed = table["metric"].isin(LOGARITHMIC) | (table["protocol"].map(number_of_parts) > 1)
             table["protocol"] = table["protocol"].where(~prefixed, run.part + " " + table["protocol"])
         totals = results.totals(table)
         if totals.empty:
             raise UserError(
                 f"{run.folder}: got no results except losses by position; add a protocol such as full, and test again"
             )
+        length = configured_length(configs[run])
         for protocol in totals["protocol"].unique():
-            lengths.setdefault(protocol, set()).add(trained_length(config))
-        for protocol, described in _described(about):
+            lengths[protocol] = length if lengths.setdefault(protocol, length) == length else None
+        for protocol, description in _text_descriptions(about):
             name = protocol if protocol in set(table["protocol"]) else f"{run.part} {protocol}"
-            if described and described not in together.text.setdefault(name, []):
-                together.text[name].append(described)
+            if description and description not in descriptions.setdefault(name, []):
+                descriptions[name].append(description)
         cells.append(totals.assign(**key, folder=str(run.folder)))
-        blocks.append(_of_text(table, about).assign(**key))
+        blocks.append(_sums_by_block(table, about).assign(**key))
         if cost:
-            together.environments[run] = cost.pop("environment", {})
+            environments[run] = cost.pop("environment", {})
             costs.append(key | part | cost)
         for name, of_analysis in _analyses(run.folder):
             analyses.setdefault(name, []).append(of_analysis.assign(**key, **part))
     all_cells = pd.concat(cells, ignore_index=True)
     twice = all_cells[all_cells.duplicated([*RUN_KEYS, *CELL], keep=False)]
     if len(twice):
-        names = ", ".join(dict.fromkeys(twice["folder"]))
+        folders = ", ".join(dict.fromkeys(twice["folder"]))
         raise UserError(
-            f"runs: {names}: both have results of {twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}; "
+            f"compare: {folders}: both have results of {twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}; "
             "expected each strategy and seed once; leave one out, or give it another label"
         )
-    together.analyses.update({name: _joined(of_runs) for name, of_runs in analyses.items()})
-    together.trained.update({protocol: next(iter(of)) if len(of) == 1 else None for protocol, of in lengths.items()})
-    return replace(
-        together,
+    return Runs(
         results=all_cells[[*RUN_KEYS, *CELL, "value", "sum", "count"]],
         blocks=pd.concat(blocks, ignore_index=True)[[*RUN_KEYS, *CELL, "block", "sum", "count"]],
         costs=pd.DataFrame(costs, columns=None if costs else RUN_KEYS),
+        analyses={name: _joined(of_runs) for name, of_runs in analyses.items()},
+        configs=configs,
+        environments=environments,
+        training_lengths=lengths,
+        text_descriptions=descriptions,
     )
 
 
-def _of_text(table: pd.DataFrame, about: dict[str, Any]) -> pd.DataFrame:
+def _sums_by_block(table: pd.DataFrame, about: dict[str, Any]) -> pd.DataFrame:
     """Sums by block of text; sums of documents of one group, such as a package, are added if the test knows groups.
 
     Documents of one package have the same authors. The sampling unit of text is therefore the package.
@@ -153,7 +156,7 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
     return table[[*RUN_KEYS, *table.columns.drop(RUN_KEYS)]]
 
 
-def _trained(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Configuration of the training of a run, with dotted keys, and its costs.
 
     A test by `compare` has both in its results.json. For other tests they are files of the parent folder; if it does
@@ -165,7 +168,7 @@ def _trained(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[
     return flat(read_mapping(path)) if path.exists() else {}, read_mapping(cost) if cost.exists() else {}
 
 
-def _described(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _text_descriptions(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each protocol of a test, and a phrase that describes the scored text."""
     for evaluation in about["evaluations"].values():
         paper, documents = evaluation.get("sampling") == "paper", evaluation.get("documents")

@@ -77,15 +77,11 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         With one seed of either, interval and test are NaN. If all values are equal, the test is NaN.
 
     Raises:
-        UserError: If the baseline has no results, or a combination occurs twice.
+        UserError: If the baseline has no results.
     """
     strategies = list(dict.fromkeys(results["strategy"]))
     if baseline not in strategies:
-        raise UserError(f"baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
-    keys = ["strategy", "seed", *CELL]
-    if len(twice := results[results.duplicated(keys)]):
-        first = dict(twice.iloc[0][keys])
-        raise UserError(f"results: got {first} twice, expected one row for a strategy, seed and cell")
+        raise UserError(f"compare: baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
     of_cell = {} if blocks is None else dict(iter(blocks.groupby(["strategy", *CELL])))
     rows = []
     for cell, group in results.groupby(CELL, sort=False):
@@ -120,15 +116,12 @@ def _over_seeds(values: pd.Series, metric: str) -> Sums:
     return numbers.to_numpy(dtype=np.float64)[:, None], np.ones((len(values), 1))
 
 
-def summarise(
-    results: pd.DataFrame, baseline: str, alpha: float = 0.05, blocks: pd.DataFrame | None = None
-) -> pd.DataFrame:
+def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None = None) -> pd.DataFrame:
     """Mean and standard deviation over seeds for every strategy and cell, with marks for tables.
 
     Args:
         results: See `against_baseline`.
         baseline: The strategy with which the others are compared.
-        alpha: Level of the corrected test, in (0, 1).
         blocks: See `against_baseline`.
 
     Returns:
@@ -136,16 +129,13 @@ def summarise(
 
         - ``seeds``, ``mean`` and ``std`` (n - 1 in the denominator; NaN for one seed),
         - ``best``: whether the mean is the best of its cell, ties included, unless all tie,
-        - ``significant``: p_holm < alpha,
+        - ``significant``: p_holm < 0.05,
         - ``ratio``, ``ratio_low`` and ``ratio_high``: ratio of geometric means over seeds to the baseline, with
             its interval; NaN if the metric is not logarithmic.
 
     Raises:
-        UserError: If alpha is out of range, a metric is unknown, the baseline is missing, or a combination occurs
-            twice.
+        UserError: If a metric is unknown, or the baseline is missing.
     """
-    if not 0 < alpha < 1:
-        raise UserError(f"alpha: got {alpha}, expected a level in (0, 1), such as 0.05")
     tests = against_baseline(results, baseline, blocks)
     keys = ["strategy", *CELL]
     values = results.groupby(keys, sort=False)["value"]
@@ -155,7 +145,7 @@ def summarise(
     cells = cost.groupby([summary[c] for c in CELL])
     summary["best"] = (cost == cells.transform("min")) & (cost < cells.transform("max"))
     summary = summary.merge(tests, on=keys, how="left")
-    summary["significant"] = summary["p_holm"] < alpha
+    summary["significant"] = summary["p_holm"] < 0.05
     compared = summary["metric"].isin(LOGARITHMIC)
     for end in ("", "_low", "_high"):
         summary[f"ratio{end}"] = np.exp(summary[f"difference{end}"].astype(float).where(compared))
@@ -167,16 +157,10 @@ def mean_reciprocal_rank(scores: pd.DataFrame, metric: str) -> pd.Series:
     """Mean over tasks of 1 / rank (Kazemnejad et al. 2023, section 4). Ties share their mean rank.
 
     Args:
-        scores: Scores (strategies, tasks), such as the mean exact match beyond the training length.
+        scores: Scores (strategies, tasks), such as the mean exact match beyond the training length; none is missing.
         metric: Name of the metric, which determines whether larger is better.
 
     Returns:
         A number in (0, 1] for each strategy; 1 if it is the best at every task.
-
-    Raises:
-        UserError: If a strategy lacks a task, because ranks among different strategies cannot be averaged.
     """
-    if scores.isna().any(axis=None):
-        lacking = [f"{s} lacks {t}" for s, row in scores.iterrows() for t in scores.columns[row.isna()]]
-        raise UserError(f"mean reciprocal rank: {'; '.join(lacking)}; run the missing tasks, or leave them out")
     return (1 / scores.rank(axis=0, ascending=lower_is_better(metric), method="average")).mean(axis=1)

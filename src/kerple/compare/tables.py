@@ -69,15 +69,13 @@ def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tabl
 
 def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table | None:
     """Table of the ratio to the baseline with its interval, or None without ratios. Arguments as `comparison`."""
-    chosen = _paired(cells)
+    chosen = _paired(cells).sort_values("length", kind="stable")
     if chosen.empty:
         return None
     metric, protocol = chosen[["metric", "protocol"]].iloc[0]
     rows: dict[str, dict[str, Cell]] = {}
     row: Any
-    for row in (
-        chosen[chosen["length"].isin(_shown(chosen["length"]))].sort_values("length", kind="stable").itertuples()
-    ):
+    for row in chosen[chosen["length"].isin(_shown(chosen["length"]))].itertuples():
         text = _with_interval(".3f", row.ratio, row.ratio_low, row.ratio_high)
         rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
     order = [strategy for strategy in dict.fromkeys(cells["strategy"]) if strategy in rows]
@@ -99,10 +97,8 @@ def context_gain_table(summary: pd.DataFrame, blocks: pd.DataFrame, window: str,
     """
     part, _, name = window.rpartition(" ")
     full, width = f"{part} full".strip(), name.removeprefix("windowed")
-    title, means = (
-        f"Context gain beyond {width} tokens{part and f', {part}'}",
-        "text farther away than the window helps",
-    )
+    title = f"Context gain beyond {width} tokens{part and f', {part}'}"
+    means = "text farther away than the window helps"
     return _gain_table(title, f"{window} minus {full}", means, context_gains(blocks, window), summary, trained)
 
 
@@ -136,10 +132,8 @@ def _gain_table(
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
     sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
     interval = f"; 95% interval over {sources}" if max(gain.seeds for gain in gains.values()) > 1 else ""
-    note = (
-        f"{names}, nats per token, on the same targets{interval}. Above 0, in bold if the whole interval is: {means}."
-    )
-    return Table(title, body, note)
+    note = f"{names}, nats per token, on the same targets{interval}."
+    return Table(title, body, f"{note} Above 0, in bold if the whole interval is: {means}.")
 
 
 def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
@@ -197,9 +191,7 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
     body = body.T if len(columns) > max(MOST_COLUMNS, len(body)) else body
     beyond = "" if None in lengths else f" at lengths beyond {lengths.pop() if len(lengths) == 1 else 'training'}"
     ranks = "ranks are over strategies, ties share one, and 1 / rank is averaged over tasks."
-    note = (
-        f"Mean over seeds and lengths; {ranks if whole else 'no ranks: there are tasks that not all strategies have.'}"
-    )
+    note = f"Mean over seeds and lengths; {ranks if whole else 'no ranks: not all strategies have all tasks.'}"
     if dropped:
         note += f" Of {', '.join(dropped)} only the lengths that all strategies have; the tables below have all."
     return Table(f"{METRIC_NAMES.get(metric, metric)}{beyond}, by task", body, note)
@@ -210,11 +202,10 @@ def costs(measured: pd.DataFrame) -> Table | None:
     if measured.empty:
         return None
     rows: dict[str, dict[str, Cell]] = {}
-    with_part = measured.assign(part=measured.get("part", ""))
     shared = "parallel" in measured and measured["parallel"].max() > 1
-    parts = {part: i for i, part in enumerate(dict.fromkeys(with_part["part"]))}
-    with_part = with_part.sort_values("part", key=lambda part: part.map(parts), kind="stable")
-    for (part, strategy), group in with_part.groupby(["part", "strategy"], sort=False):
+    measured = measured.assign(part=measured.get("part", ""))
+    parts, groups = list(dict.fromkeys(measured["part"])), measured.groupby(["part", "strategy"], sort=False)
+    for (part, strategy), group in sorted(groups, key=lambda group: parts.index(group[0][0])):
         speed = pd.to_numeric(group["tokens_per_second"]).mean()  # NaN for runs of a few steps
         row = {
             "position parameters": _span(group["position_parameters"]),

@@ -11,7 +11,7 @@ from kerple.base.errors import UserError
 from kerple.data.loader import BatchLoader, BlockBatches, EvaluationLoader, TrainingBatches, rank_in
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.options import ShardOptions
-from kerple.data.order import Mixture, Order
+from kerple.data.order import Order
 from kerple.data.prepare.build import check_prepared, prepare
 from kerple.data.shards import Folder
 from kerple.data.text import ShardText, TextBlocks
@@ -22,8 +22,8 @@ class TokenShards(ShardOptions, LightningDataModule):
 
     Documents are concatenated, each followed by an end-of-text token, which is also a target. Attention is not reset
     between documents, as in the paper. A training sample is `length` + 1 consecutive tokens. Samples are shuffled over
-    the whole corpus, or within each of its `sections`. Sample k depends only on `seed` and k, not on the number of
-    devices, workers or accumulation steps.
+    the whole corpus. Sample k depends only on `seed` and k, not on the number of devices, workers or accumulation
+    steps.
 
     An epoch of the training loader is the whole run: `trainer.max_steps` steps, or the training split once if
     `max_steps` is not set. The option `samples` limits an epoch to this number of samples, the same in every epoch.
@@ -49,7 +49,11 @@ class TokenShards(ShardOptions, LightningDataModule):
     @cached_property
     def folder(self) -> Folder:
         """The folder of the shards."""
-        return self._open(self.location)
+        folder = Folder(self.location)
+        if folder.manifest.vocabulary > self.vocabulary:
+            given = f"got {self.vocabulary}, but {self.location} has {folder.manifest.vocabulary}"
+            raise UserError(f"data.vocabulary: {given}; use at least as many")
+        return folder
 
     @property
     def manifest(self) -> Manifest:
@@ -57,15 +61,14 @@ class TokenShards(ShardOptions, LightningDataModule):
         return self.folder.manifest
 
     def checksum(self) -> str:
-        """A sha256 of the tokenizer and the tokens of each split of `directory` and of the folders of `mixture`.
+        """A sha256 of the tokenizer and the tokens of each split.
 
-        It is computed from one line, "tokenizer split tokens", for each folder (`directory` first) and split. Tokenizer
-        and tokens are checksums in the manifest. The result depends neither on the path of a folder nor on the division
-        into shards.
+        It is computed from one line, "tokenizer split tokens", for each split. Tokenizer and tokens are checksums in
+        the manifest. The result depends neither on the path of the folder nor on the division into shards.
         """
-        manifests = [self.manifest, *(folder.manifest for folder, _ in self._training_folders)]
-        lines = (f"{m.tokenizer} {name} {m.splits[name].sha256}\n" for m in manifests for name in SPLITS)
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        lines = [f"{self.manifest.tokenizer} {name} {self.manifest.splits[name].sha256}\n" for name in SPLITS]
+        # twice, as in records of earlier versions, which could train on other folders than they tested on
+        return hashlib.sha256("".join(lines * 2).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, str]:
         """Checksums of the tokenizer and of the training data, for the checkpoint of a fit."""
@@ -88,18 +91,14 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.
 
         Raises:
-            UserError: The corpus is too small for a batch, the folders of `mixture` are not compatible, or `sections`
-                does not divide the number of samples in a batch of all devices.
+            UserError: The corpus is too small for a batch.
         """
-        streams = [folder.stream("train") for folder, _ in self._training_folders]
-        orders = [Order(len(s), self.length, self.seed, i, sections=self.sections) for i, s in enumerate(streams)]
+        stream = self.folder.stream("train")
+        order = Order(len(stream), self.length, self.seed, 0)  # 0: the key of earlier versions
         rank, ranks = rank_in(self)
         samples = self.batch_size * ranks  # of all ranks
-        if samples % self.sections:
-            raise UserError(f"data.sections: got {self.sections}, expected a divisor of {samples}, a batch's samples")
-        batches = self._batches(sum(order.samples for order in orders), samples)
-        mixture = Mixture(orders, [weight for _, weight in self._training_folders], self.seed)
-        dataset = TrainingBatches(streams, mixture, self.length, self.batch_size, batches, rank, ranks)
+        batches = self._batches(order.samples, samples)
+        dataset = TrainingBatches(stream, order, self.batch_size, batches, rank, ranks)
         return BatchLoader(dataset, samples, self.workers, self._pin_memory())
 
     def val_dataloader(self) -> EvaluationLoader:
@@ -140,29 +139,10 @@ class TokenShards(ShardOptions, LightningDataModule):
         """The text of token ids; an end-of-text token becomes its name."""
         return self.text("train").decode(tokens)
 
-    @cached_property
-    def _training_folders(self) -> list[tuple[Folder, float]]:
-        if self.mixture is None:
-            return [(self.folder, 1.0)]
-        if not self.mixture:
-            raise UserError("data.mixture: got {}, expected prepared folders and their weights, or null")
-        folders = [(self._open(location), float(weight)) for location, weight in self.mixture.items()]
-        for folder, _ in folders:
-            if folder.manifest.tokenizer != self.manifest.tokenizer:
-                raise UserError(f"data.mixture: {folder.directory} has another tokenizer than {self.location}")
-            # the split of a document is a hash of its text: with equal fractions, equal texts are in the same split
-            fraction, allowed = (m.settings.get("split_fractions", [0])[0] for m in (folder.manifest, self.manifest))
-            if fraction > allowed:
-                given = f"got {folder.directory}, whose training split has {fraction:g} of its documents"
-                reason = f"more than the {allowed:g} of {self.location}"
-                raise UserError(f"data.mixture: {given}, {reason}; prepare it with equal data.split_fractions")
-        return folders
-
     @property
     def _training_checksum(self) -> str:
-        """A sha256 of the checksums of the training tokens of all folders."""
-        sums = [folder.manifest.splits["train"].sha256 for folder, _ in self._training_folders]
-        return hashlib.sha256(repr(sums).encode()).hexdigest()
+        """A sha256 of the checksum of the training tokens, in the form that checkpoints have."""
+        return hashlib.sha256(repr([self.manifest.splits["train"].sha256]).encode()).hexdigest()
 
     def _batches(self, samples_in_corpus: int, samples: int) -> int:
         """Number of micro-batches in an epoch, of ``samples`` samples each."""
@@ -173,12 +153,6 @@ class TokenShards(ShardOptions, LightningDataModule):
             given = f"got {self.batch_size}, {samples} samples on all devices, but there are only {available}"
             raise UserError(f"data.batch_size: {given}; use a smaller batch_size or length, or a larger corpus")
         return available // samples
-
-    def _open(self, location: str) -> Folder:
-        folder = Folder(location)
-        if folder.manifest.vocabulary > self.vocabulary:
-            raise UserError(f"data.vocabulary: got {self.vocabulary}, but {location} has {folder.manifest.vocabulary}")
-        return folder
 
     def _pin_memory(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

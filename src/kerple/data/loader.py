@@ -6,17 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from kerple.base.errors import UserError
-from kerple.data.order import Mixture
+from kerple.data.order import Order
 from kerple.data.shards import TokenStream
 from kerple.data.text import TextBlocks
 from kerple.model import Batch
-
-LOCATED = 4096  # samples whose positions are computed at once, which takes about as long as for one batch
 
 
 def rank_in(module: LightningDataModule) -> tuple[int, int]:
@@ -29,48 +26,33 @@ class TrainingBatches(Dataset[Batch]):
     """Dataset of training batches. Item i is this rank's part of micro-batch i modulo ``batches``,
     {"tokens": (B, T + 1) int64}.
 
-    Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1, sorted by their section of the stream. Rank r of W
-    gets the r-th group of B samples. The samples of an optimiser step therefore do not depend on the number of ranks or
-    accumulation steps, and a rank reads few sections.
+    Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1. Rank r of W gets the r-th group of B samples. The
+    samples of an optimiser step therefore do not depend on the number of ranks or accumulation steps.
 
     Args:
-        streams: The token stream of each corpus of the mixture.
-        order: Maps the index of a sample to its stream and its first token.
-        length: Targets per sample, T.
+        stream: The token stream.
+        order: Maps the index of a sample to its first token.
         batch_size: Samples per rank and micro-batch, B.
         batches: Number of different micro-batches.
         rank: Index of this process.
         ranks: Number of processes, W.
     """
 
-    streams: list[TokenStream]
-    order: Mixture
-    length: int
+    stream: TokenStream
+    order: Order
     batch_size: int
     batches: int
     rank: int
     ranks: int
 
-    def __post_init__(self) -> None:
-        self.batches_at_once = -(-LOCATED // self.batch_size)
-        self.located: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 2, 0), np.int64)
-
     def __len__(self) -> int:
         return self.batches
 
     def __getitem__(self, index: int) -> Batch:
-        group, number = divmod(index % self.batches, self.batches_at_once)
-        if self.located[0] != group:
-            first = group * self.batches_at_once
-            batches = np.arange(first, min(first + self.batches_at_once, self.batches))  # (K,)
-            sections, count = self.order.sections, self.ranks * self.batch_size
-            section, within = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
-            samples = batches[:, None] * count + within * sections + section  # (K, B)
-            located = np.stack(self.order.streams_and_starts(samples.ravel()))  # (2, K · B): stream and first token
-            self.located = group, located.reshape(2, len(batches), self.batch_size).swapaxes(0, 1)
-        tokens = np.empty((self.batch_size, self.length + 1), np.int64)  # (B, T + 1)
-        for row, (stream, start) in enumerate(self.located[1][number].T.tolist()):
-            tokens[row] = self.streams[stream].read(start, self.length + 1)
+        first = (index % self.batches * self.ranks + self.rank) * self.batch_size
+        tokens = np.empty((self.batch_size, self.order.length + 1), np.int64)  # (B, T + 1)
+        for row, start in enumerate(self.order.starts(first + np.arange(self.batch_size)).tolist()):
+            tokens[row] = self.stream.read(start, self.order.length + 1)
         return {"tokens": torch.from_numpy(tokens)}
 
 

@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.data.files import without_query
+from kerple.data.input_files import without_query
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
 HUB = "hf:"
@@ -47,15 +47,8 @@ class ShardOptions:
             damaged, not Unicode, or JSON without a text.
         validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
         cache: Folder for the files of a corpus that is fetched.
-        mixture: Prepared folders and their weights in the training samples. Validation and test data are always those
-            of `directory`. With null, training data is also that of `directory`.
-        sections: Number of consecutive sections of the training tokens. A batch has the same number of samples of each
-            section, and samples are shuffled within a section. If the number of sections is a multiple of the number
-            of nodes, a node reads its own part of the shards. The order of samples depends on the number of sections,
-            and not on the number of nodes or devices.
         workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
         prepare_workers: Number of processes that tokenise. With 0, one per core.
-        prepare_engine: Where these processes run: on this machine (`local`) or on a Ray cluster (`ray`).
 
     Raises:
         UserError: An option is out of its range, or corpus and directory are both null.
@@ -76,17 +69,14 @@ class ShardOptions:
     max_dropped_fraction: float = 0.01
     validation_segments: int = 512
     cache: str = "data/.cache"
-    mixture: dict[str, float] | None = None
-    sections: int = 1
     workers: int = 0
     prepare_workers: int = 0
-    prepare_engine: Literal["local", "ray"] = "local"
 
     def __post_init__(self) -> None:
         super().__init__()
         if self.corpus is None and self.directory is None:
             raise UserError("data.directory: got null, expected a folder of shards, because data.corpus is null")
-        positive = ("length", "batch_size", "validation_segments", "sections", "samples")
+        positive = ("length", "batch_size", "validation_segments", "samples")
         for name in (*positive, "workers", "prepare_workers"):
             lowest = int(name in positive)
             if (value := getattr(self, name)) is not None and value < lowest:

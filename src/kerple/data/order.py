@@ -1,4 +1,4 @@
-"""The position of training sample k in the token streams, as a function of a seed and k.
+"""The position of training sample k in the token stream, as a function of a seed and k.
 
 It does not depend on ranks, workers or steps, and there is no state: a resumed run continues with the next k. Shuffling
 the samples of the whole corpus needs no memory, because `Permutation` computes single entries.
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from kerple.base.errors import UserError
 
 ROUNDS = 8
-MIXTURE_PERIOD = 4096  # number of draws in one period of a mixture
 
 Indices = NDArray[np.int64]
 
@@ -57,89 +56,35 @@ class Order:
 
     Sample k belongs to epoch k // samples, and a permutation of this epoch determines its place in the stream. A sample
     is `length` + 1 consecutive tokens. Two neighbours share one token, the last target of the first and the first input
-    of the second. The first sample of an epoch begins at an offset below `length` that differs between epochs. The
-    stream has consecutive sections of equal size. Samples are taken from the sections in turn, and shuffled within a
-    section.
+    of the second. The first sample of an epoch begins at an offset below `length` that differs between epochs.
 
     Args:
         tokens: Length of the stream.
         length: Targets per sample, T.
-        key: Integers that determine the order: the seed, and the index of the corpus in a mixture.
-        sections: Number of sections.
+        key: Integers that determine the order, such as the seed.
 
     Raises:
         UserError: The stream is too short for one sample at every offset.
     """
 
-    def __init__(self, tokens: int, length: int, *key: int, sections: int = 1) -> None:
-        self.length, self.key, self.sections = length, key, sections
+    def __init__(self, tokens: int, length: int, *key: int) -> None:
+        self.length, self.key = length, key
         # the last sample must fit at the largest offset, length - 1, too
-        self.section_samples = (tokens - length) // length // sections
-        self.samples = self.section_samples * sections
+        self.samples = (tokens - length) // length
         if self.samples < 1:
-            given = f"got {length}, which needs {(sections + 1) * length} training tokens, but there are {tokens}"
-            raise UserError(f"data.length: {given}; use a larger corpus, a smaller length, or fewer data.sections")
+            given = f"got {length}, which needs {2 * length} training tokens, but there are {tokens}"
+            raise UserError(f"data.length: {given}; use a larger corpus or a smaller length")
 
     def starts(self, samples: Indices) -> Indices:
         """Indices (n,) int64 of the first tokens of the samples k (n,); sample k is stream[start : start + T + 1]."""
         epochs, entries = np.divmod(samples, self.samples)
-        entries, sections = np.divmod(entries, self.sections)
         starts = np.empty_like(entries)
         for epoch in np.unique(epochs):
             offset = hash_integers(*self.key, int(epoch)) % self.length
             inside = epochs == epoch
-            shuffle = Permutation(self.section_samples, *self.key, int(epoch))
-            places = sections[inside] * self.section_samples + shuffle(entries[inside])
-            starts[inside] = offset + self.length * places
+            shuffle = Permutation(self.samples, *self.key, int(epoch))
+            starts[inside] = offset + self.length * shuffle(entries[inside])
         return starts
-
-
-class Mixture:
-    """The stream of sample k and its first token in it, for several streams with weights.
-
-    A period of `MIXTURE_PERIOD` draws contains each stream in proportion to its weight, rounded by the method of
-    largest remainders, in shuffled order. The stream of sample k and its number in that stream follow from k without a
-    state. Each stream begins its next epoch when its samples are used up, independently of the others. A draw takes
-    one sample, or one sample of each section if the streams have sections.
-
-    Args:
-        orders: The order of each stream.
-        weights: Weight of each stream, positive; they need not add up to 1.
-        seed: Seed of the shuffle.
-
-    Raises:
-        UserError: The weights are not positive, finite and one per stream, or one is below 1 / `MIXTURE_PERIOD`.
-    """
-
-    def __init__(self, orders: list[Order], weights: list[float], seed: int) -> None:
-        if len(weights) != len(orders) or any(not w > 0 or not np.isfinite(w) for w in weights):
-            raise UserError(f"data.mixture: got weights {weights}, expected a positive number for each corpus")
-        self.orders, self.seed, self.sections = orders, seed, orders[0].sections
-        exact = np.array(weights) / sum(weights) * MIXTURE_PERIOD
-        self.quota = np.floor(exact).astype(np.int64)
-        largest = np.argsort(self.quota - exact, kind="stable")[: MIXTURE_PERIOD - self.quota.sum()]
-        self.quota[largest] += 1
-        if (self.quota == 0).any():
-            raise UserError(f"data.mixture: got weights {weights}, expected fractions of at least 1/{MIXTURE_PERIOD}")
-        self.first = np.concatenate([[0], np.cumsum(self.quota)])
-
-    def streams_and_starts(self, samples: Indices) -> tuple[Indices, Indices]:
-        """Indices of the streams (n,) of the samples k (n,), and of their first tokens (n,) in these streams."""
-        if len(self.orders) == 1:
-            return np.zeros_like(samples), self.orders[0].starts(samples)
-        draws, sections = np.divmod(samples, self.sections)
-        periods, slots = np.divmod(draws, MIXTURE_PERIOD)
-        for period in np.unique(periods):
-            inside = periods == period
-            slots[inside] = Permutation(MIXTURE_PERIOD, self.seed, int(period))(slots[inside])
-        streams = np.searchsorted(self.first, slots, side="right") - 1
-        # index of the sample in its stream
-        numbers = (periods * self.quota[streams] + slots - self.first[streams]) * self.sections + sections
-        starts = np.empty_like(samples)
-        for stream in np.unique(streams):
-            inside = streams == stream
-            starts[inside] = self.orders[stream].starts(numbers[inside])
-        return streams, starts
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,11 +1,10 @@
 """Tokenizers: training of a byte-level BPE, loading of Hugging Face tokenizers, and encoding of texts."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from kerple.base.errors import UserError
 
@@ -13,23 +12,23 @@ END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"
 MODEL_PREFIX = "hf:"
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a single byte in SentencePiece vocabularies
-LONGEST_RUN = 256  # largest number of characters of a pre-token in training; pre-tokens of source code are shorter
-LONG = re.compile(rf"\S{{{LONGEST_RUN}}}|\s{{{LONGEST_RUN}}}")
+LONGEST_RUN = 256  # largest number of bytes of a pre-token in training; pre-tokens of source code are shorter
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE like GPT-2's: 256 bytes, an end-of-text token, and merges learned from `texts`.
 
     A pre-token is a run of letters, of digits, of whitespace or of other characters. Time grows with the square of its
-    length. Pre-tokens of more than `LONGEST_RUN` characters are therefore cut into pieces.
+    length. In training, pre-tokens of more than `LONGEST_RUN` bytes are therefore cut into pieces.
 
     Raises:
         UserError: `vocabulary` leaves no room for the bytes and the end-of-text token.
     """
     if vocabulary < 257:
         raise UserError(f"data.vocabulary: got {vocabulary}, expected at least 257, the 256 bytes and {END_OF_TEXT}")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces = pre_tokenizers.Split(Regex(f".{{{LONGEST_RUN}}}"), "isolated")  # each byte is a character here
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([byte_level, pieces])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -37,21 +36,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    runs = pre_tokenizers.ByteLevel(add_prefix_space=False)  # training locks the tokenizer's own pre-tokenizer
-    pieces = (piece for text in texts for piece in cut_runs(text, runs))
-    tokenizer.train_from_iterator(pieces, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = byte_level
     return tokenizer
-
-
-def cut_runs(text: str, pre_tokenizer: Any) -> Iterator[str]:
-    """Yield the text in pieces, divided inside pre-tokens of more than `LONGEST_RUN` characters."""
-    start = 0
-    if LONG.search(text):  # pre-tokens are searched only then, because it takes as long as training
-        for _, (first, end) in pre_tokenizer.pre_tokenize_str(text):
-            for cut in range(first + LONGEST_RUN, end, LONGEST_RUN):
-                yield text[start:cut]
-                start = cut
-    yield text[start:]
 
 
 def load_tokenizer(source: str) -> Tokenizer:
@@ -79,7 +66,7 @@ def load_tokenizer(source: str) -> Tokenizer:
         return Tokenizer.from_pretrained(source)
     except Exception as error:  # the library raises many kinds of errors
         expected = f"{TRAINED_HERE!r} to train one, a tokenizer.json or its folder, or a name on the Hugging Face hub"
-        raise UserError(f"tokenizer: {source!r} could not be loaded ({error}); expected {expected}") from error
+        raise UserError(f"data.tokenizer: {source!r} could not be loaded ({error}); expected {expected}") from error
 
 
 def without_truncation(tokenizer: Tokenizer) -> Tokenizer:

@@ -16,7 +16,7 @@ import zstandard
 from pyarrow import parquet
 
 from kerple.base.errors import UserError
-from kerple.data.files import decompress
+from kerple.data.input_files import decompress
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import prepare
 from kerple.data.prepare.corpora import find_corpus, library_modules, standard_library
@@ -128,7 +128,6 @@ def test_a_document_that_does_not_fit_into_memory_is_one_line(tmp_path, monkeypa
     (tmp_path / f"a.{ending}").write_bytes(b"")
     with pytest.raises(UserError, match="does not fit into memory"):
         prepare(ShardOptions(str(tmp_path / f"a.{ending}"), directory=str(tmp_path / "out")))
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_pipe_and_a_closed_folder_are_named(tmp_path, monkeypatch):

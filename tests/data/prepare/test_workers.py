@@ -9,7 +9,6 @@ import pytest
 
 from kerple.base.errors import UserError
 from kerple.data.prepare import workers
-from tests.inline_ray import Inline
 
 
 def die(*_: object) -> None:
@@ -30,7 +29,7 @@ def test_processes_end_with_a_preparation_that_is_killed(json_lines, tmp_path):
     code = (
         "import sys, time; from kerple.data.prepare import workers\n"
         "if __name__ == '__main__':\n"
-        "    with workers.local_tokenising(2) as (submit, result, _):\n"
+        "    with workers.tokenising(2) as (submit, _):\n"
         "        submit(*'ab'); print('here', flush=True); time.sleep(60)"
     )
     (tmp_path / "main.py").write_text(code)
@@ -46,11 +45,3 @@ def test_processes_end_with_a_preparation_that_is_killed(json_lines, tmp_path):
     process.kill()
     process.wait()
     assert not psutil.wait_procs(running, timeout=10)[1]
-
-
-def test_a_cluster_writes_the_same(json_lines, prepared, tmp_path, small_build, contents, monkeypatch):
-    ray = Inline()
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    small_build(tmp_path, json_lines, prepare_workers=2, prepare_engine="ray")
-    assert ray.sent > 10
-    assert contents(tmp_path) == contents(prepared)

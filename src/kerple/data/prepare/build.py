@@ -11,7 +11,7 @@ import multiprocessing
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -24,14 +24,14 @@ from tqdm import tqdm
 from kerple.base.atomic import write
 from kerple.base.errors import NO_FOLDER, UserError
 from kerple.base.mapping import read_mapping
-from kerple.data.files import is_remote
+from kerple.data.input_files import is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
 from kerple.data.options import HUB, ShardOptions
 from kerple.data.prepare.corpora import Corpus, find_corpus
 from kerple.data.prepare.documents import Reading, cut_into_parts
 from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
-from kerple.data.prepare.workers import ENGINES, Encoded, Encoder
+from kerple.data.prepare.workers import Encoded, Encoder, tokenising
 from kerple.data.shards import Folder, Tokens, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
@@ -128,16 +128,12 @@ def _refuse_other(location: str, before: dict[str, Any], now: dict[str, Any]) ->
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Make and lock the folder. After an error, the folder is removed if it is new and empty."""
+    """Make and lock the folder."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # in a spawned worker
         raise UserError('data: a script that prepares shards needs `if __name__ == "__main__":` around its statements')
     try:
-        made = not directory.exists()
-        while True:
-            directory.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # another process has failed and removed the folder
-                lock = FileLock(directory / ".lock").acquire()
-                break
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(directory / ".lock").acquire()
     except OSError as error:
         if error.errno not in NO_FOLDER:
             raise
@@ -147,9 +143,6 @@ def _locked(directory: Path) -> Iterator[None]:
             yield
         except MemoryError as error:
             raise UserError("data.corpus: a document does not fit into memory; split it into smaller ones") from error
-        finally:
-            if made and [path.name for path in directory.glob("*")] == [".lock"]:
-                shutil.rmtree(directory, ignore_errors=True)
 
 
 def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
@@ -197,19 +190,18 @@ def _training_texts(reading: Reading) -> Iterator[str]:
 def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, reading: Reading) -> list[dict[str, Any]]:
     """Tokenise the unfinished parts, and return the entries of each part by split."""
     paths = list[Path]()
-    waiting = deque[tuple[int, str, Any]]()
+    waiting = deque[tuple[int, str, Callable[[], dict[str, Encoded]]]]()
     tokens = 0
     with (
         tqdm(total=reading.corpus.size(), desc="tokenising", unit="B", unit_scale=True) as bar,
-        ENGINES[options.prepare_engine](options.prepare_workers) as (submit, result, workers),
+        tokenising(options.prepare_workers) as (submit, workers),
     ):
 
         def write_next() -> None:
             nonlocal tokens
-            number, checksum, handle = waiting.popleft()
-            encoded: dict[str, Encoded] = result(handle)
+            number, checksum, result = waiting.popleft()
             done: dict[str, Any] = {"texts": checksum}
-            for name, (ids, count, size) in encoded.items():
+            for name, (ids, count, size) in result().items():
                 shard = write_shard(directory, name, number, ids)
                 done[name] = vars(shard) | {"documents": count, "bytes": size}
                 tokens += len(ids)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kerple.base.errors import UserError
-from kerple.data.files import is_remote
+from kerple.data.input_files import is_remote
 from kerple.data.options import HUB
 from kerple.data.prepare.readers import Document, Fault, dataset, list_files, read_files, read_text
 from kerple.data.prepare.rfc import read_rfcs

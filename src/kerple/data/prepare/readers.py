@@ -11,12 +11,12 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from pathlib import Path
 from typing import IO, Any
 
 from kerple.base.errors import UserError
-from kerple.data.files import decompress, filesystem, is_remote, open_bytes, without_query
+from kerple.data.input_files import decompress, filesystem, is_remote, open_bytes, without_query
 
 LINES = tuple(f".{kind}{packed}" for kind in ("jsonl", "ndjson") for packed in ("", ".zst", ".gz"))
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
@@ -228,19 +228,12 @@ def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
     with open_bytes(path) as file:
         try:
             batches = parquet.ParquetFile(file).iter_batches(256, columns=[text_field])
-            texts = (value for batch in batches for value in batch.column(text_field))
-            yield from _rows(texts, path)
-        except (OSError, ValueError, LookupError) as error:  # pyarrow's are among them
+            # as bytes, because pyarrow raises an error for a string that is not UTF-8
+            texts = chain.from_iterable(batch.column(0).cast("binary").to_pylist() for batch in batches)
+            for number, text in enumerate(texts, 1):
+                yield as_document(text, f"{path}:{number}")
+        except (OSError, ValueError, LookupError, NotImplementedError) as error:  # pyarrow's are among them
             raise UserError(f"{path}: cannot be read as Parquet with a column {text_field!r} ({error})") from error
-
-
-def _rows(values: Iterable[Any], name: str) -> Iterator[Document | Fault]:
-    for number, value in enumerate(values, 1):
-        try:
-            text = value.as_py()
-        except UnicodeError:
-            text = value.as_buffer().to_pybytes()
-        yield as_document(text, f"{name}:{number}")
 
 
 def dataset(name: str, text_field: str) -> Callable[[], Iterator[Document | Fault]]:

@@ -1,4 +1,4 @@
-"""Tokenisation of documents by processes on this machine or on a Ray cluster."""
+"""Tokenisation of documents by several processes."""
 
 import multiprocessing
 import os
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
-from kerple.base.resources import connect_to_ray, cores
+from kerple.base.resources import cores
 from kerple.data.manifest import SPLITS
 from kerple.data.prepare.readers import Document
 from kerple.data.shards import Tokens
@@ -67,27 +67,30 @@ def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
 
 _load = lru_cache(maxsize=1)(Tokenizer.from_str)
 
-Submit = Callable[[Encoder, list[Document]], Any]
-Engine = tuple[Submit, Callable[[Any], dict[str, Encoded]], int]
+Submit = Callable[[Encoder, list[Document]], Callable[[], dict[str, Encoded]]]
 
 
 @contextmanager
-def local_tokenising(workers: int) -> Iterator[Engine]:
-    """Start processes on this machine that tokenise. 0 starts one per core, and 1 uses this process.
+def tokenising(workers: int) -> Iterator[tuple[Submit, int]]:
+    """Start processes that tokenise.
 
-    The context yields a function that submits documents, a function that waits for the result, and the number of
-    workers.
+    Args:
+        workers: Number of processes. 0 starts one per core, and 1 uses this process.
+
+    Yields:
+        A function that submits documents and returns a function, which waits for the result and returns it; and the
+        number of started processes.
 
     Raises:
         UserError: A process has died.
     """
     workers = workers or cores()
     if workers == 1:
-        yield tokenise, lambda result: result, 0
+        yield lambda *arguments: partial(tokenise, *arguments), 0
         return
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     try:
-        yield lambda *arguments: pool.submit(tokenise, *arguments), lambda future: future.result(), workers
+        yield lambda *arguments: pool.submit(tokenise, *arguments).result, workers
     except BrokenProcessPool as error:
         reason = "of which one died, probably because memory ran out; start again with fewer, finished parts are kept"
         raise UserError(f"data.prepare_workers: got {workers}, {reason}") from error
@@ -105,24 +108,3 @@ def _end_with_parent() -> None:
     parent: Any = multiprocessing.parent_process()
     parent.join()
     os._exit(1)
-
-
-@contextmanager
-def ray_tokenising(workers: int) -> Iterator[Engine]:
-    """Tokenise on a Ray cluster, with the values of `local_tokenising`; 0 means one worker per CPU.
-
-    Ray repeats the work of a dead worker on another one.
-
-    Raises:
-        UserError: The cluster does not answer, or work was lost too often.
-        ModuleNotFoundError: Ray is not installed.
-    """
-    with connect_to_ray("data.prepare_engine", "data.prepare_engine: local") as cluster:
-        task = cluster.remote(num_cpus=1)(tokenise)
-        try:
-            yield task.remote, cluster.get, workers or int(cluster.cluster_resources().get("CPU", 1))
-        except cluster.exceptions.RayError as error:
-            raise UserError(f"data.prepare_engine: got ray, which lost work ({error}); start again") from error
-
-
-ENGINES = {"local": local_tokenising, "ray": ray_tokenising}
