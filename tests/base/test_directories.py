@@ -71,7 +71,7 @@ def test_a_refused_run_takes_away_what_it_began_and_nothing_else(tmp_path):
         assert fit(tmp_path, resumed, str(folder)) == folder
         for name in begun:
             (folder / name).touch()
-        unlock(refused=True)
+        unlock(remove_new=True)
         assert sorted(path.name for path in folder.glob("*")) == left
     (tmp_path / "file").touch()
     for impossible in ("/proc/nowhere/run", tmp_path / "file" / "run"):  # named before anything runs

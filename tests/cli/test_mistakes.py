@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,16 @@ from tests.cli.tiny import TINY, complaint
 
 SHARDS = ["--data=TokenShards", f"--data.corpus={__file__}", "--data.split_fractions=[1, 0, 0]"]
 SHARDS += ["--trainer.callbacks=[]"]
+
+
+OURS = """from kerple.positions import Position
+class Wrong(Position):
+    def __init__(self, shape): super().__init__()
+    def bias(self, distance): return distance / (1 // 0)
+class OneRow(Wrong):
+    def bias(self, distance): return distance[None]
+class Mine: ...
+"""
 
 
 def config(folder, **sections):
@@ -29,6 +40,11 @@ def config(folder, **sections):
         (["--data.batch_size=0"], ["error: data.batch_size: got 0"]),  # one of the types of this option is a class
         (["--data.lenght=3"], ["lenght", "TaskData; did you mean length?"]),
         (["--model.layer=3"], ["--model.layer=3; did you mean model.layers?"]),  # no abbreviation
+        (["--conf=x", "--model.pos=Y"], ["did you mean config and model.position?"]),
+        (["--model.position=mine.Broken"], ["got mine.Broken: No module named 'nowhere' (", "mine.py:1)"]),
+        (["--model.position=ours.Mine"], ["expected a subclass of kerple.positions.Position"]),
+        (["--model.position=ours.Wrong"], ["ours.py:4: ZeroDivisionError"]),
+        (["--model.position=ours.OneRow"], ["ours.OneRow.bias: got shape (1, 6), expected (2 heads, distances)"]),
         (["--model.position=Kerple1og"], ["model.position: got Kerple1og, did you mean KerpleLog?"]),
         (["--model.position=my_gaus.X"], ["error: model.position: got my_gaus.X: No module named 'my_gaus'"]),
         (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),
@@ -49,6 +65,10 @@ def config(folder, **sections):
 )
 def test_an_option_of_fit(options, parts, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ours", raising=False)
+    (tmp_path / "mine.py").write_text("import nowhere")
+    (tmp_path / "ours.py").write_text(OURS)
     line = complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *options)
     assert all(part in line for part in parts), line
     assert not list((tmp_path / "run").rglob("*.ckpt"))
@@ -73,6 +93,7 @@ def test_a_file_of_options(sections, part, tmp_path, capsys):
     ("arguments", "part"),
     [
         (["check", "--model.position=0"], "model.position"),
+        (["check", "my_file.Root"], "got my_file.Root, expected an option: --model.position my_file.Root"),
         (["plan", "--config=configs/paper.yaml", "--chips=TPU"], "chips: got 'TPU'"),
         (["plan", "--config=configs/paper.yaml", "--devices=8,64"], "devices: got 64, expected at most 32"),
         (["inspect", "data/none", "--token=3"], "did you mean tokens?"),
@@ -91,12 +112,9 @@ def test_debug_and_faults_of_the_program_have_a_traceback_and_a_full_disk_or_gpu
     with pytest.raises(UserError, match="heads: got 3"):
         main(["fit", "--debug", config(tmp_path), f"--run_dir={tmp_path}/run", "--model.heads=3"])
 
-    def broken(*_):
-        raise errors.pop()
-
-    errors = [ValueError("a bug of ours"), torch.OutOfMemoryError("20\nGiB."), OSError(errno.ENOSPC, "no space")]
     # as TensorBoard's writer, which names no file
-    monkeypatch.setattr("kerple.training.random_state.RandomState.on_train_start", broken)
+    errors = [OSError(errno.ENOSPC, "no space"), torch.OutOfMemoryError("20\nGiB."), ValueError("a bug of ours")]
+    monkeypatch.setattr("kerple.training.random_state.RandomState.on_train_start", Mock(side_effect=errors))
     for part in (f"{tmp_path}/run: no space", "20 GiB. Divide data.batch_size"):
         assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):

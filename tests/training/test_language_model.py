@@ -95,5 +95,5 @@ def test_a_bad_number_other_data_and_strategy_are_refused(tmp_path: Path, monkey
     module = small_model()
     module.trainer = trainer(tmp_path, max_steps=1)
     monkeypatch.setattr(Trainer, "strategy", FSDPStrategy())  # which would round strategies to bf16
-    with pytest.raises(ValueError, match=r"trainer\.strategy: got another FSDP"):
+    with pytest.raises(ValueError, match=r"trainer\.strategy: got FSDPStrategy, expected ShardedBlocks"):
         module.configure_model()

@@ -15,8 +15,8 @@ from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
 LAST = Path("checkpoints", "last.ckpt")  # in the folder of a fit: the checkpoint from which it resumes
-# files that a run writes before its first step have names that begin with one of these
-BEGINNINGS = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")
+# the names of files that a run writes before its first step begin with one of these
+FIRST_FILES = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")
 # launchers set one or more of these variables to the number of the process
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
@@ -61,14 +61,14 @@ def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
     return _unused(run / command)
 
 
-def unlock(refused: bool = False) -> None:
+def unlock(remove_new: bool = False) -> None:
     """Unlock the folders that this process has locked, and remove those that it has made and left empty.
 
     Args:
-        refused: Whether to also remove folders that have only files of `BEGINNINGS`.
+        remove_new: Whether to also remove the folders that it has made and that hold only files of `FIRST_FILES`.
     """
     for folder in _made:
-        if _is_empty(folder) or (refused and all(path.name.startswith(BEGINNINGS) for path in folder.glob("*"))):
+        if _is_empty(folder) or (remove_new and all(path.name.startswith(FIRST_FILES) for path in folder.glob("*"))):
             shutil.rmtree(folder, ignore_errors=True)
     _made.clear()
     _held.clear()

@@ -21,6 +21,8 @@ def main(arguments: list[str]) -> None:
         SystemExit: With status 1 if a property does not hold.
         UserError: If the strategy cannot be built, or raises an error.
     """
+    if arguments and not arguments[0].startswith("-"):
+        raise UserError(f"check: got {arguments[0]}, expected an option: --model.position {arguments[0]}")
     parser = command_parser("check", __doc__)
     text = "positional strategy, by class name or import path; its options are below it"
     parser.add_argument("--model.position", type=Callable[[Shape], Position], required=True, help=text)

@@ -32,7 +32,7 @@ def run(arguments: list[str], description: str) -> None:
     kinds = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
     if arguments[-1] in kinds:  # the parser would show the base class, which has no options
         raise UserError(f"{arguments[-1]}: got no class, expected one of {', '.join(kinds[arguments[-1]])}")
-    CLI(LanguageModel, checkpoint_first(arguments), description, arguments)
+    CLI(LanguageModel, checkpoint_first(arguments), description)
 
 
 def checkpoint_first(arguments: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
-from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
@@ -20,7 +20,7 @@ from kerple.base.sources import SOURCE_DIGESTS, own_classes, source_digests
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli import PROGRAM
 from kerple.cli.agreement import check_resumption, check_tested_model
-from kerple.cli.arguments import parse, peek
+from kerple.cli.arguments import parse
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, unwrapped
 from kerple.cli.stored_config import StoreConfig, samples_per_step
 from kerple.compare.configuration import flat
@@ -30,7 +30,6 @@ from kerple.data.prepare.build import check_corpus
 from kerple.training.checkpoint_io import AtomicCheckpointIO
 from kerple.training.health import NonFiniteGuard
 from kerple.training.last_checkpoint import LastCheckpoint
-from kerple.training.progress_bar import SteadyProgress
 from kerple.training.progress_lines import ProgressLines
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
@@ -44,15 +43,13 @@ class CLI(LightningCLI):
         model: Class of the model.
         arguments: The command and its arguments, after `kerple.cli.fit.checkpoint_first`.
         description: Description of the program, for its help.
-        typed: The arguments that the user typed, for messages.
     """
 
     subcommand: str
     checkpoint: dict[str, Any] | None = None
     logger: TensorBoardLogger | None = None
 
-    def __init__(self, model: type[LightningModule], arguments: list[str], description: str, typed: Any = ()) -> None:
-        self.typed = list(typed)
+    def __init__(self, model: type[LightningModule], arguments: list[str], description: str) -> None:
         super().__init__(
             model,
             LightningDataModule,
@@ -125,8 +122,9 @@ class CLI(LightningCLI):
             self.logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
         for logger in _listed(trainer.logger):
             options = getattr(logger, "init_args", {})
-            if "save_dir" in options:  # relative folders are inside the run's folder
-                options["save_dir"] = str(directory / (options["save_dir"] or ""))
+            # relative folders are inside the run's folder; those of its stored configuration already are
+            if "save_dir" in options and not Path(save_dir := options["save_dir"] or "").is_relative_to(directory):
+                options["save_dir"] = str(directory / save_dir)
 
     def instantiate_classes(self) -> None:
         data = self.config[self.subcommand].data
@@ -172,16 +170,16 @@ class CLI(LightningCLI):
                 packages = sorted({name.partition(".")[0] for name in own_classes(flat(load(last, "meta")[CONFIG]))})
                 trust = ["--trust", ",".join(packages)] if packages else []
                 print_once(f"to test it: {PROGRAM} {shlex.join(['test', '--ckpt_path', str(last), *trust])}")
-        except (UserError, MisconfigurationException) as error:
-            if subcommand != "fit" or not self.trainer.global_step:
-                unlock(refused=True)  # removes the folder, so that the next run is not a second version
-            raise mistake(error) from error
         except SystemExit as end:  # by a signal
             if subcommand == "fit" and last.is_file():
-                print_once(f"to continue it: {self._continuation(last)}")
+                print_once(f"to continue it: {_continuation(last)}")
             # Lightning exits with status 1 after Ctrl-C
             raise SystemExit(130 if isinstance(end.__context__, KeyboardInterrupt) else end.code) from end
         except Exception as error:
+            if subcommand != "fit" or not self.trainer.global_step:
+                unlock(remove_new=True)  # so that the next run is not a second version
+            if isinstance(error, UserError | MisconfigurationException):
+                raise mistake(error) from error
             if isinstance(error, OSError) and error.errno in NO_ROOM and not error.filename:
                 error.filename = str(directory)  # TensorBoard's writer does not set it
             if self.trainer._checkpoint_connector._loaded_checkpoint:  # set only while a checkpoint is restored
@@ -196,12 +194,7 @@ class CLI(LightningCLI):
             step, steps = content["global_step"], content[CONFIG]["trainer"]["max_steps"]
             if step < steps:
                 where = f"{earlier.parents[1]} has a fit that was stopped at step {step:,} of {steps:,}"
-                print_once(f"{where}. This is a new fit; to continue that one: {self._continuation(earlier)}")
-
-    def _continuation(self, last: Path) -> str:
-        """The command that continues a run from its last checkpoint."""
-        options = peek(self.typed[1:], "ckpt_path")[1]
-        return f"{PROGRAM} {shlex.join(['fit', *options, '--ckpt_path', str(last)])}"
+                print_once(f"{where}. This is a new fit; to continue that one: {_continuation(earlier)}")
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         trainer = self._get(self.config_init, "trainer")
@@ -219,11 +212,18 @@ class CLI(LightningCLI):
             options["enable_progress_bar"] = False
             callbacks = [*(c for c in callbacks if not isinstance(c, ProgressBar)), ProgressLines()]
         elif self.subcommand == "fit" and shown is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
-            callbacks = [*callbacks, SteadyProgress()]
+            # an update waits for the GPU
+            callbacks = [*callbacks, TQDMProgressBar(refresh_rate=trainer["log_every_n_steps"] or 50)]
         try:
             return super().instantiate_trainer(**options, callbacks=callbacks)
         except (MisconfigurationException, ValueError, TypeError) as error:  # all inputs of this call are options
             raise mistake(error) from error
+
+
+def _continuation(last: Path) -> str:
+    """The command that continues a fit from its last checkpoint, with the options that are stored in its folder."""
+    options = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
+    return f"{PROGRAM} {shlex.join(['fit', *options])}"
 
 
 def _listed(value: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from kerple.base.directories import unlock
-from kerple.base.errors import NO_ROOM, UserError, unknown
+from kerple.base.errors import NO_ROOM, UserError, describe, unknown, user_location
 from kerple.base.shipped_configs import FILE_OPTIONS, with_shipped_configs
 from kerple.cli import PROGRAM
 
@@ -139,4 +139,6 @@ def _mistake(error: Exception) -> str | None:
         return f"{error} Divide data.batch_size and multiply trainer.accumulate_grad_batches by the same factor"
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"{error.filename or 'disk'}: {error.strerror}; free some space; earlier files are intact"
-    return str(error) if isinstance(error, UserError | ArgumentError) else None
+    if isinstance(error, UserError | ArgumentError):
+        return str(error)
+    return describe(error) if user_location(error) else None

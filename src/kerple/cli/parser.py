@@ -9,8 +9,8 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-import kerple.callbacks
-import kerple.data.datamodule  # noqa: F401
+import kerple.cli.classes
+import kerple.data.datamodule  # noqa: F401 -- this and the line above import all classes that an option may name
 from kerple.base.errors import UserError
 from kerple.cli.arguments import add_folder_arguments
 from kerple.training.language_model import LanguageModel
@@ -49,17 +49,10 @@ def link_model_to_data(parser: LightningArgumentParser) -> None:
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run other than model, data and trainer: its folder, ``trust`` and ``weights``."""
     add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
-    parser.add_argument(
-        "--trust",
-        default="",
-        help="Further packages whose classes a checkpoint may use, and URLs that it may read: a,b,c.",
-    )
-    parser.add_argument(
-        "--weights",
-        type=str | None,
-        default=None,
-        help="For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file.",
-    )
+    trust = "Further packages whose classes a checkpoint may use, and URLs that it may read: a,b,c."
+    weights = "For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file."
+    parser.add_argument("--trust", default="", help=trust)
+    parser.add_argument("--weights", type=str | None, default=None, help=weights)
 
 
 def mistake(error: Exception) -> UserError:

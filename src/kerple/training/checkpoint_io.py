@@ -44,8 +44,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _folder(path: str | Path) -> str:
-    """The folder of a file, or of an object in an object store."""
-    return str(path).rpartition("/")[0] if "://" in str(path) else os.path.realpath(os.path.dirname(path))
+    return os.path.realpath(os.path.dirname(path))  # of an object in an object store, a path that does not exist
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:

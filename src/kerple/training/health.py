@@ -37,7 +37,7 @@ class NonFiniteGuard(Callback):
         super().__init__()
         self.every_n_steps = every_n_steps
         self._losses: list[Tensor] = []  # of the micro-batches since the last step
-        self._unchecked: list[tuple[int, Tensor]] = []  # step, () bool on the device: was it finite on all ranks?
+        self._unchecked: list[tuple[int, Tensor]] = []  # step; () bool on the device: finite on all ranks
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.append(loss.detach())
@@ -86,7 +86,7 @@ class NonFiniteGuard(Callback):
         step = next(step for step, finite in unchecked if not finite)
         raise UserError(
             f"step {step}: the loss or a gradient is not finite. The weights are those before this step; "
-            f"{_last_good(trainer)}. Lower the learning rate or clip the gradient"
+            f"{_last_good(trainer)}. Lower model.lr or trainer.gradient_clip_val"
         )
 
 
@@ -99,10 +99,8 @@ def _has_flag(optimizer: torch.optim.Optimizer) -> bool:
 def _check_weights(trainer: Trainer) -> None:
     weights = local_parts(p.detach() for p in trainer.lightning_module.parameters())
     if not trainer.strategy.reduce_boolean_decision(bool(get_total_norm(weights, math.inf).isfinite()), all=True):
-        raise UserError(
-            f"step {trainer.global_step}: weights are not finite; {_last_good(trainer)}. Lower the learning rate or "
-            "clip the gradient, and start again from there"
-        )
+        advice = "Lower model.lr or trainer.gradient_clip_val, and start again from it"
+        raise UserError(f"step {trainer.global_step}: weights are not finite; {_last_good(trainer)}. {advice}")
 
 
 def _last_good(trainer: Trainer) -> str:

@@ -16,16 +16,16 @@ from kerple.positions import Position
 from kerple.training.lightning_types import network_of, refuse_shards
 from kerple.training.measure_callback import publish, runner
 
-MAX_RECORDS = 400  # during a whole training
+MAX_RECORDS = 400  # in a checkpoint
 
 
 class Kernels(Callback):
     """Records the bias of each head, and its weight if the strategy has one, against distance.
 
-    The end of `test` runs `KernelCurves`. During `fit`, the parameters of the strategy and the bias at a few distances
-    are recorded. The end of `fit` writes them as ``kernels_trajectory.csv`` (step, layer, head, name, value) and a
-    figure. Checkpoints contain at most `MAX_RECORDS` records: of more, every second one is dropped and ``every`` is
-    doubled. A strategy whose bias is not a function of the distance is skipped with a message.
+    At the end of `test`, the callback runs `KernelCurves`. During `fit`, it records the parameters of the strategy and
+    the bias at a few distances. At the end of `fit`, it writes the records as ``kernels_trajectory.csv`` (step, layer,
+    head, name, value) and draws them. If there are more than `MAX_RECORDS` records, every second one is dropped and
+    ``every`` is doubled. A strategy whose bias is not a function of the distance is skipped with a message.
 
     Args:
         length: Number of distances, 0..length-1; None for 32 × the training length.
@@ -33,15 +33,17 @@ class Kernels(Callback):
         distances: Distances at which the bias is recorded during `fit`.
 
     Raises:
-        UserError: If a number is not positive.
+        UserError: If a number is too small.
     """
 
     def __init__(
         self, length: int | None = None, every: int = 10, distances: tuple[int, ...] = (1, 10, 100, 1000)
     ) -> None:
         super().__init__()
-        if every < 1 or (length is not None and length < 2) or min(distances, default=0) < 0:
-            raise UserError(f"Kernels: got {length=}, {every=}, {distances=}, expected 2, 1 and 0 or more")
+        nearest = min(distances, default=0)
+        for name, value, lowest in (("length", length, 2), ("every", every, 1), ("distances", nearest, 0)):
+            if value is not None and value < lowest:
+                raise UserError(f"Kernels: {name}: got {value}, expected {lowest} or more")
         self.length, self.every, self.distances = length, every, tuple(distances)
         self.steps: list[int] = []
         self.records: list[Tensor] = []  # at each of these steps, (curves, H)
@@ -80,7 +82,7 @@ class Kernels(Callback):
         publish(curves, trainer)
 
     def _record(self, step: int, pl_module: LightningModule) -> None:
-        """Record the curves at this step, if there are any, and drop every second record of too many."""
+        """Record the curves at this step, if the strategy has any."""
         curves = self._curves(pl_module)
         if not curves:
             return

@@ -92,7 +92,7 @@ class LanguageModel(LightningModule):
             ("pad_vocabulary_to", pad_vocabulary_to, pad_vocabulary_to >= 1, "1 (no padding) or more"),
         ):
             if not in_range:
-                raise UserError(f"{name}: got {value}, expected {expected}")
+                raise UserError(f"model.{name}: got {value}, expected {expected}")
         self.save_hyperparameters()
         rows = math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to
         self.network = Transformer(Shape(dim, heads, length), layers, rows, position, **options)
@@ -113,7 +113,8 @@ class LanguageModel(LightningModule):
         if vocabulary != self.vocabulary:
             raise UserError(f"data.vocabulary: got {vocabulary}, expected the {self.vocabulary} tokens of the model")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            raise UserError(f"position: got {self.network.name}, only for `test`; fit the strategy that it wraps")
+            reason = "which only tests weights of another strategy; fit the strategy that it wraps"
+            raise UserError(f"model.position: got {self.network.name}, {reason}")
         self.attach(data)
         if self.compile_options and stage == "fit":  # a test compiles for each length
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
@@ -123,7 +124,8 @@ class LanguageModel(LightningModule):
         if isinstance(strategy, ShardedBlocks):
             strategy.shard(self.network)
         elif isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
-            raise UserError("trainer.strategy: got another FSDP, expected ShardedBlocks: configs/trainer/fsdp.yaml")
+            kind, expected = type(strategy).__name__, "ShardedBlocks, as in configs/trainer/fsdp.yaml"
+            raise UserError(f"trainer.strategy: got {kind}, expected {expected}")
 
     def attach(self, data: object) -> None:
         """Set the places of tokens in the network by the task of the data, if a strategy uses them.
@@ -136,11 +138,10 @@ class LanguageModel(LightningModule):
             return
         names = sorted({type(strategy).__name__ for strategy in placed})
         if len(names) > 1:
-            raise UserError(
-                f"position: got {' and '.join(names)}, expected one of them, because a token has only one task position"
-            )
+            reason = "because the task gives a token only one place"
+            raise UserError(f"model.position: got {' and '.join(names)}, expected one of them, {reason}")
         if not hasattr(data, "places"):
-            raise UserError(f"position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
+            raise UserError(f"model.position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
         self.network.places = data.places(placed[0].scheme)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
