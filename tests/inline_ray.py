@@ -1,4 +1,4 @@
-"""A stand-in for Ray where only its calls matter: the same names, and each task is done where it is sent."""
+"""A replacement of Ray with the same names, which runs each task in the calling process."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

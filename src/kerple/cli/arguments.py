@@ -1,4 +1,4 @@
-"""Parsing of a command line, with one error message for a wrong option."""
+"""Parsing of command lines, with one error message for wrong options."""
 
 import argparse
 import inspect
@@ -28,7 +28,7 @@ def command_parser(command: str, description: str | None = None) -> ArgumentPars
 
 
 def add_folder_arguments(parser: ArgumentParser, experiment: str, name: str) -> None:
-    """Add the options of the folder of a run, with the default of ``experiment`` and the pattern of its name."""
+    """Add the options of a run's folder: the default of ``experiment``, and the name of the folder for the help."""
     parser.add_argument("--experiment", default=experiment, help="Folder of a group of runs, inside --logs.")
     parser.add_argument("--logs", default="logs", help="Folder of all runs.")
     text = f"Folder of the results; null: <logs>/<experiment>/{name}, or a new version of it."
@@ -42,9 +42,11 @@ def add_checkpoint_arguments(parser: ArgumentParser) -> None:
 
 
 def peek(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
-    """Read some options before all arguments are parsed: their values by name, and the other arguments.
+    """Read some options before all arguments are parsed.
 
-    The value of ``config`` is a list. Any other value is a string, or None if the option is missing.
+    Returns:
+        The values by name, and the other arguments. The value of ``config`` is a list. Each other value is a string,
+        or None if the option is missing.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
@@ -69,7 +71,7 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
     try:
         config = parser.parse_args(arguments)
     except (ArgumentError, TypeError, ValueError) as error:
-        message, location = _mistake(" ".join(str(error).split()), command or parser), user_location(error)
+        message, location = _error_message(" ".join(str(error).split()), command or parser), user_location(error)
         raise UserError(f"{message} ({location})" if location else message) from error
     options = config.get(str(config.get("subcommand")), config)  # options of `fit` are below the subcommand
     for option in ("trainer", "model.position"):
@@ -79,7 +81,7 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
     return config
 
 
-def _mistake(message: str, parser: ArgumentParser) -> str:
+def _error_message(message: str, parser: ArgumentParser) -> str:
     """The error message for a message of the parser, with suggestions for misspelt names."""
     misspelt, names = [], cast("Any", re.findall(r"--([\w.-]+)", parser.format_help()))
     if message.startswith("unrecognized arguments: "):

@@ -52,7 +52,7 @@ def print_continuation(options: Namespace) -> None:
         generator=random,
     )
     following = pieces(data, start, takewhile(lambda token: token != end, map(int, new)))
-    first = next(following, "")  # an option out of range raises here, before any output
+    first = next(following, "")  # invalid options raise an error here, before any output
     try:
         for piece in chain([options.prompt + first], following):
             sys.stdout.write(piece)

@@ -1,4 +1,4 @@
-"""`python run.py extend MODEL --to N`: selects an extension of the context for a pretrained model, without training."""
+"""`python run.py extend MODEL --to N`: selects a context extension for a pretrained model, without training."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--precision", default="auto", help="of arithmetic: auto, 32-true, bf16-mixed, 16-mixed")
     run_dir = "folder of the results; null: logs/extend/<model>-<N>"
     parser.add_argument("--run_dir", type=str | None, default=None, help=run_dir)
-    parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"})  # those of the model
+    parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"})  # from the model
     parser.set_defaults({"data.corpus": "code"})
     options = parse(parser, arguments)
     from kerple.cli.torch_settings import configure_torch

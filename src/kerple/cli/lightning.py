@@ -21,7 +21,7 @@ from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli import PROGRAM
 from kerple.cli.agreement import check_resumption, check_tested_model
 from kerple.cli.arguments import parse
-from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, unwrapped
+from kerple.cli.parser import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
 from kerple.cli.stored_config import StoreConfig, samples_per_step
 from kerple.compare.configuration import flat
 from kerple.data.datamodule import TokenShards
@@ -90,7 +90,7 @@ class CLI(LightningCLI):
             last = directory / LAST
             if config.ckpt_path is None and (earlier := last_checkpoint(Path(*named))):
                 self._mention(earlier)
-            # without a last checkpoint the run starts at step 0, so that a requeued job can always use "last"
+            # a requeued job can always use "last": the run starts at step 0 if there is no last checkpoint
             if config.ckpt_path == "last":
                 if not last.is_file():
                     print_once(f"ckpt_path: {last} does not exist, so the run starts at step 0")
@@ -105,12 +105,12 @@ class CLI(LightningCLI):
                 length = self.checkpoint["hyper_parameters"]["length"]
                 if self.subcommand == "fit":
                     resumed = str(stored["trainer"]["precision"])
-                else:  # the training length is that of the checkpoint for any data.length
+                else:  # any data.length is accepted, and the training length is that of the checkpoint
                     config.model.length = int(length)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise not_a_checkpoint(config.ckpt_path, error) from error
         resolve_auto(config.trainer, resumed)
-        config.weights_only = True  # no code in a checkpoint may run
+        config.weights_only = True  # prevents that code in a checkpoint runs
         self.write_to(directory)
 
     def write_to(self, directory: Path) -> None:
@@ -128,10 +128,10 @@ class CLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         data = self.config[self.subcommand].data
-        # before the model is built, which takes time
+        # reported before the model is built, which takes time
         if self.subcommand == "fit" and data.class_path.endswith(".TokenShards"):
             check_corpus(ShardOptions(**data.init_args.as_dict()))
-        with unwrapped(self.parser):
+        with original_errors(self.parser):
             super().instantiate_classes()
         if self.checkpoint is None:
             return
@@ -161,7 +161,7 @@ class CLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         directory, config = Path(self.trainer.default_root_dir), self.config[subcommand]
         last = directory / LAST
-        # Lightning prints no table after a test, because measures print their tables
+        # no table of Lightning after a test, because measures print tables
         self.config_init[subcommand]["verbose"] = subcommand != "test"
         try:
             super()._run_subcommand(subcommand)
@@ -179,7 +179,7 @@ class CLI(LightningCLI):
             if subcommand != "fit" or not self.trainer.global_step:
                 unlock(remove_new=True)  # so that the next run is not a second version
             if isinstance(error, UserError | MisconfigurationException):
-                raise mistake(error) from error
+                raise as_user_error(error) from error
             if isinstance(error, OSError) and error.errno in NO_ROOM and not error.filename:
                 error.filename = str(directory)  # TensorBoard's writer does not set it
             if self.trainer._checkpoint_connector._loaded_checkpoint:  # set only while a checkpoint is restored
@@ -189,7 +189,7 @@ class CLI(LightningCLI):
 
     def _mention(self, earlier: Path) -> None:
         """Print how to continue the fit of an earlier checkpoint, if it was stopped before its last step."""
-        with suppress(UserError, LookupError, TypeError):  # the file is damaged, but this run does not need it
+        with suppress(UserError, LookupError, TypeError):  # damaged, but not needed by this run
             content = load(earlier, "meta")
             step, steps = content["global_step"], content[CONFIG]["trainer"]["max_steps"]
             if step < steps:
@@ -207,17 +207,17 @@ class CLI(LightningCLI):
         # Lightning's summary is off by default, because `before_fit` prints the number of parameters
         options["enable_model_summary"] = bool(trainer["enable_model_summary"])
         shown = trainer["enable_progress_bar"]
-        # a file cannot show a bar, and Lightning's bar does not count the text of measures
+        # a file cannot show a bar, and Lightning's bar does not include measures
         if shown is not False and (self.subcommand == "test" or not sys.stdout.isatty()):
             options["enable_progress_bar"] = False
             callbacks = [*(c for c in callbacks if not isinstance(c, ProgressBar)), ProgressLines()]
         elif self.subcommand == "fit" and shown is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
-            # an update waits for the GPU
+            # an update of the bar waits for the GPU
             callbacks = [*callbacks, TQDMProgressBar(refresh_rate=trainer["log_every_n_steps"] or 50)]
         try:
             return super().instantiate_trainer(**options, callbacks=callbacks)
-        except (MisconfigurationException, ValueError, TypeError) as error:  # all inputs of this call are options
-            raise mistake(error) from error
+        except (MisconfigurationException, ValueError, TypeError) as error:  # these errors are about options
+            raise as_user_error(error) from error
 
 
 def _continuation(last: Path) -> str:
@@ -231,6 +231,6 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _with_safety(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
-    """The callbacks, and missing ones of those that make a fit resumable and documented."""
+    """Add the missing callbacks that make a fit resumable and documented."""
     safety = [RandomState, NonFiniteGuard, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
     return callbacks + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in callbacks)]

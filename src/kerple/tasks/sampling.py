@@ -1,4 +1,4 @@
-"""Random sampling of problems: sample k depends only on seed, split and k, for any number of ranks and workers.
+"""Random problems. Sample k depends only on seed, split and k, for any number of ranks and workers.
 
 No test problem occurs in training:
 

@@ -24,8 +24,8 @@ class Copy(_LetterTask):
     """Repeat the sequence (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``cabb=cabb``.
 
     Args:
-        repeated: Whether the sequence repeats one letter, so that the task is to count. Each length then has only one
-            problem per symbol, and few of them are held out of training. Their number is reported.
+        repeated: Whether the sequence repeats one letter, so that the task is to count. Each length then has one
+            problem per symbol, of which few are held out of training. Reports contain their number.
         symbols: Number of different letters, 2 to 52.
 
     Raises:

@@ -17,9 +17,9 @@ from kerple.training.sharding import local_parts
 class NonFiniteGuard(Callback):
     """Checks all losses and gradients on all ranks before each step of the optimiser.
 
-    A check by the host waits for the device. On a GPU, the fused optimiser therefore skips a bad step and all later
-    steps by its flag ``found_inf``, and the host checks every few steps and before each checkpoint. With another
-    optimiser, the host checks every step.
+    A check by the host waits for the device. On a GPU, the host therefore checks only every few steps and before each
+    checkpoint. Until then, the fused optimiser skips a bad step and all later steps by its flag ``found_inf``. With
+    another optimiser, the host checks every step.
 
     With ``precision: 16-mixed`` only the loss is checked, because the loss scaler skips steps whose gradients overflow.
     Weights are checked after a bad step, before each checkpoint, and at the end.
@@ -59,7 +59,7 @@ class NonFiniteGuard(Callback):
             finite = everywhere.bool()
         self._unchecked.append((trainer.global_step, finite))
         every = 1
-        if not scaled and _has_flag(optimizer):
+        if not scaled and _can_skip_steps(optimizer):
             good = torch.stack([one for _, one in self._unchecked]).all()
             optimizer.found_inf = 1 - good.float()  # type: ignore[attr-defined]
             every = self.every_n_steps or (untyped(trainer).log_every_n_steps if finite.is_cuda else 1)
@@ -90,8 +90,8 @@ class NonFiniteGuard(Callback):
         )
 
 
-def _has_flag(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimiser can skip a step on the device. A subclass may do more in its step, so it is excluded."""
+def _can_skip_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimiser can skip a step on the device. Subclasses are excluded, because their steps may differ."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return fused and type(optimizer) in (torch.optim.AdamW, torch.optim.Adam)
 

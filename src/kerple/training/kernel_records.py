@@ -1,6 +1,5 @@
 """`Kernels`: records each head's bias and the strategy's parameters during a fit."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from kerple.base.errors import UserError
 from kerple.measure.drawing import grid, label_axes
 from kerple.measure.kernels import KernelCurves, kernel_tables
 from kerple.measure.result import Result
-from kerple.positions import Position
 from kerple.training.lightning_types import network_of, refuse_shards
 from kerple.training.measure_callback import publish, runner
 
@@ -94,25 +92,19 @@ class Kernels(Callback):
     def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
         """The recorded values of each head, (H,), by layer and name.
 
-        The layer is that of `kernel_tables`. Names are those of the parameters, and ``bias at 10`` or ``weight at 10``.
+        The layer is that of `kernel_tables`. A name is that of a parameter with one number for each head, or such as
+        ``bias at 10`` and ``weight at 10``.
         """
         curves: dict[tuple[str, str], Tensor] = {}
         for layer, position, tables in kernel_tables(network_of(pl_module), max(self.distances, default=0) + 1):
-            curves |= {(layer, name): values for name, values in _per_head(position, pl_module)}
+            # the buffers of a strategy without parameters, such as ALiBi, replace its parameters
+            tensors: list[tuple[str, Tensor]] = [*position.named_parameters()] or [*position.named_buffers()]
+            heads = (network_of(pl_module).shape.heads,)
+            curves |= {(layer, name): values.detach() for name, values in tensors if values.shape == heads}
             for kind, table in tables.items():
                 if table is not None:
                     curves |= {(layer, f"{kind} at {d}"): table[:, d] for d in self.distances}
         return curves
-
-
-def _per_head(position: Position, pl_module: LightningModule) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the values (H,) of each parameter with one number for each head.
-
-    The buffers of a strategy without parameters, such as ALiBi, replace them.
-    """
-    for name, values in list(position.named_parameters()) or position.named_buffers():
-        if values.shape == (network_of(pl_module).shape.heads,):
-            yield name, values.detach()
 
 
 def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: Tensor, strategy: str) -> Figure:

@@ -103,7 +103,7 @@ class LanguageModel(LightningModule):
         self.adam_options: dict[str, Any] = {"betas": tuple(betas), "eps": adam_eps}
         self.schedule, self.warmup, self.final_lr, self.decay = schedule, warmup, final_lr, decay
         self.compile_options = compile
-        # sums are fp64; a loss that is not finite must not be left out of the mean
+        # sums are fp64, and losses that are not finite are not left out
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
         self._sums: list[Tensor] = []  # (2,) fp64 of each micro-batch since the last step: loss, targets
 
@@ -116,7 +116,7 @@ class LanguageModel(LightningModule):
             reason = "which only tests weights of another strategy; fit the strategy that it wraps"
             raise UserError(f"model.position: got {self.network.name}, {reason}")
         self.attach(data)
-        if self.compile_options and stage == "fit":  # a test compiles for each length
+        if self.compile_options and stage == "fit":  # not for a test, because each length would be compiled
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
 
     def configure_model(self) -> None:
@@ -159,7 +159,7 @@ class LanguageModel(LightningModule):
         """Scale the gradient to that of the mean loss over the targets of the global batch, and log this mean."""
         micro_batches, sums = len(self._sums), torch.stack(self._sums).sum(0)
         self._sums = []
-        if self.trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
+        if self.trainer.world_size > 1:  # without strategy.reduce, whose barrier waits for the device
             torch.distributed.all_reduce(sums)
         total, targets = sums
         self.log("train/loss", (total / targets).float(), prog_bar=True)

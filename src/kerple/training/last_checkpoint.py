@@ -105,7 +105,7 @@ class LastCheckpoint(Checkpoint):
     def _obey_signals(self, trainer: Trainer) -> bool:
         """Save and end the process if a signal has arrived; else return whether ``every_minutes`` have passed."""
         late = self.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.every_minutes
-        number, due = self._signals.agreed(trainer, late and trainer.is_global_zero)
+        number, due = self._signals.synchronise(trainer, late and trainer.is_global_zero)
         if not number:
             return due
         rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: saving {self.path}")
