@@ -9,7 +9,7 @@ from hypothesis import settings
 from kerple.model import Transformer
 from kerple.positions import Shape, strategies
 
-# What decides whether a change may be taken gives the same answer twice; the slow fuzz looks elsewhere in each run.
+# Tests of hypothesis use the same examples in each run. The slow fuzz test uses new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
@@ -21,7 +21,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without figures, which take longer than all the rest."""
+    """Reports without figures, because drawing takes most of their time."""
     for name in ("figures", "context_figures"):
         monkeypatch.setattr(f"kerple.compare.page.{name}", lambda *_: ())
 
@@ -39,7 +39,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_network() -> Callable[..., Transformer]:
     """Two layers, width 32, 4 heads, training length 32, 50 token ids; eval mode, fp32.
 
-    The weights are ten times those of training: at their real start attention is all but uniform and hides mistakes.
+    The weights are ten times those of training. With initial weights, attention is almost uniform and hides errors.
     """
 
     def build(name: str, length: int = 32, **options: object) -> Transformer:

@@ -1,4 +1,4 @@
-"""Fits in processes of their own, to be killed: callbacks that write down what happened and that interrupt it."""
+"""Fits in separate processes that tests kill, and callbacks that record and interrupt them."""
 
 import json
 import multiprocessing
@@ -17,7 +17,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from tests.toy import QUIET
 
 ROOT = Path(__file__).parents[1]
-# torch is imported once, and the parser built, in a process that has run nothing and forks the others
+# a server process imports torch and builds the parser once, and forks the other processes
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.parser_ahead"])
@@ -45,7 +45,7 @@ class Record(Callback):
 
 
 class Interrupt(Callback):
-    """Sends a signal to its own process, or raises, at the n-th call of a hook; `rank` alone does."""
+    """Sends a signal to its own process, or raises an error, at the n-th call of a hook on one rank."""
 
     def __init__(self, hook: str, call: int, number: int = signal.SIGKILL, rank: int = 0) -> None:
         super().__init__()
@@ -66,9 +66,13 @@ def interruption(hook: str, call: int, number: int = signal.SIGKILL, rank: int =
 
 
 class Fit:
-    """One configuration of a small run in a folder; each `start` is a new process that goes on where the last stopped.
+    """A small run in a folder. Each `start` is a new process that continues the run.
 
-    `config` has settings of model, data and trainer that differ from those below.
+    Args:
+        folder: New folder of the run.
+        shards: Folder of its data.
+        processes: Number of processes that train together.
+        **config: Options of model, data and trainer that differ from the defaults below.
     """
 
     def __init__(self, folder: Path, shards: Path, processes: int = 1, **config: dict[str, Any]) -> None:
@@ -92,7 +96,7 @@ class Fit:
         }
 
     def start(self, interruption: list[dict[str, Any]] | None = None) -> int:
-        """Exit status of the first process (negative: the signal that killed it)."""
+        """Run the fit and return the exit status of the first process, negative if a signal killed it."""
         checkpoint = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 3}}
         record = {"class_path": "tests.disturbed.Record", "init_args": {"folder": str(self.folder)}}
         self.config["trainer"]["callbacks"] = [record, *(interruption or []), checkpoint]
@@ -111,11 +115,11 @@ class Fit:
         started[0].join()
         for process in started[1:]:
             process.join(0 if started[0].exitcode == -signal.SIGKILL else 60)
-            process.kill()  # the others wait for the one that was killed
+            process.kill()  # the other processes wait for the killed one
         return started[0].exitcode
 
     def rows(self, rank: int = 0) -> dict[tuple[str, int], Any]:
-        """What was recorded, by kind and number; a batch done twice has to have been the same both times."""
+        """The records by kind and number. A batch that was trained twice must have equal records."""
         rows: dict[tuple[str, int], Any] = {}
         for line in (self.folder / f"rank{rank}.jsonl").read_text().splitlines():
             kind, number, *values = json.loads(line)
@@ -123,7 +127,7 @@ class Fit:
         return rows
 
     def checkpoint(self) -> dict[str, Any]:
-        # a run killed before its first checkpoint leaves a folder that is not used again
+        # a run that was killed before its first checkpoint leaves a folder that is not resumed
         (last,) = self.folder.glob("run*/checkpoints/last.ckpt")
         return torch.load(last, weights_only=True)
 
@@ -133,10 +137,10 @@ def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: in
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes with SIGINT ignored
     os.chdir(folder)
     torch.set_num_threads(1)
-    # a loader's workers are to be children of this process, as in a run from the command line: they notice its death
+    # the workers of a loader must be children of this process, so that they notice its end
     multiprocessing.set_start_method("fork", force=True)
     if processes > 1:  # as torchrun sets them
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
@@ -159,7 +163,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 def assert_same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Two checkpoints go on in the same way."""
+    """Check that two checkpoints continue in the same way."""
     for key in ("state_dict", "optimizer_states", "lr_schedulers", "random_states", "global_step"):
         assert same(ours[key], theirs[key]), key
 

@@ -1,4 +1,4 @@
-"""The code and the commands of the pages in docs/how-to, for tests that run them as a reader does."""
+"""The code and the commands of the pages in docs/how-to, for tests that run them."""
 
 import re
 import shlex
@@ -25,6 +25,6 @@ def put(page: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.write_text(blocks(page, "python")[0])
     monkeypatch.chdir(file.parent)
     monkeypatch.syspath_prepend(file.parent)
-    monkeypatch.setitem(sys.modules, file.stem, None)  # at the end of the test it is forgotten
+    monkeypatch.setitem(sys.modules, file.stem, None)  # removes the module at the end of the test
     del sys.modules[file.stem]
     return file

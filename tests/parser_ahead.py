@@ -1,4 +1,4 @@
-"""Imported by the process that forks fits: the parser of `fit` is built there, once for all of them."""
+"""Builds the parser of `fit` once in the process that forks fits."""
 
 import pytest
 from jsonargparse import capture_parser
@@ -7,5 +7,5 @@ import tests.parsers  # noqa: F401
 from kerple.cli import fit
 
 with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fit, "configure_torch", lambda: None)  # its threads would not outlive a fork
+    patch.setattr(fit, "configure_torch", lambda: None)  # threads do not survive a fork
     capture_parser(lambda: fit.run(["fit"], ""))

@@ -1,4 +1,4 @@
-"""Has the parser of fit, test and validate built once for all tests: building it takes longer than a run of a step."""
+"""Makes `CLI` build its parser only once in all tests, because this takes longer than a run of one step."""
 
 from typing import Any
 

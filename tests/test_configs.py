@@ -1,4 +1,4 @@
-"""Every configuration of the package parses, by itself or on top of the one that it extends."""
+"""Every configuration of the package is valid, alone or after the one that it extends."""
 
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ def files(folder: str) -> list[str]:
 
 
 class Parsed(CLI):
-    """The command line up to the point where the data, the model and the trainer would be built."""
+    """The command line without building data, model and trainer."""
 
     def instantiate_classes(self) -> None: ...
 
@@ -42,13 +42,13 @@ def model_parser() -> ArgumentParser:
 
 
 def build(model: dict[str, Any]) -> None:
-    """Build the model that a configuration describes, without numbers."""
+    """Build the model of a configuration on the meta device."""
     with torch.device("meta"):
         model_parser().instantiate_classes(model_parser().parse_object({"model": model}))
 
 
 def test_every_configuration_parses_and_builds_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file is checked as it is read, and one parse takes a second: overlays are laid over each other."""
+    """A parse takes a second and checks each of its files, so several files are parsed together."""
     monkeypatch.chdir(tmp_path)
     for name in ALONE:
         build(parsed("--config", str(CONFIGS / f"{name}.yaml")).model.as_dict())
@@ -63,7 +63,7 @@ def test_every_configuration_parses_and_builds_a_model(tmp_path: Path, monkeypat
         model = yaml.safe_load(Path(path).read_text())["model"]
         build({"vocabulary": 20, "length": 64, "layers": 4, "dim": 16, "heads": 2} | model)
     (tmp_path / "wrong.yaml").write_text("model: { layer: 3 }")
-    with pytest.raises(UserError):  # else files below others would not have been checked
+    with pytest.raises(UserError):  # an invalid file among valid ones is an error
         parsed("--config", demo, "--config", "wrong.yaml", "--config", demo)
 
 

@@ -28,7 +28,7 @@ ALONE: dict[str, Any] = QUIET | {"logger": False, "enable_checkpointing": False}
 
 
 class Kept(LanguageModel):
-    """Keeps the gradient of the last step as it comes to be clipped, the strategy's table and a block's dtype."""
+    """Keeps the gradient of the last step before clipping, the bias of the strategy, and dtypes."""
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         with self.network.blocks[0].mlp[0].register_forward_pre_hook(self.keep):
@@ -46,20 +46,20 @@ class Kept(LanguageModel):
 
 
 class Forked(_MultiProcessingLauncher):
-    """Leaves the weights where they are: what the main process would take over is the first shard."""
+    """Does not copy weights to the main process, which would get only the first shard."""
 
     def _recover_results_in_main_process(self, *_: Any) -> None: ...
 
 
 class Sharded(ShardedBlocks):
-    """As configs/trainer/fsdp.yaml has it, in processes that are forked."""
+    """The strategy of configs/trainer/fsdp.yaml in forked processes."""
 
     def _configure_launcher(self) -> None:
         self._launcher = Forked(self, start_method="fork")
 
 
 class Write(Callback):
-    """Writes that gradient, and what was logged, to a file; rank 0 does."""
+    """Writes this gradient and the logged values to a file, on rank 0."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -78,7 +78,7 @@ def model(position: type[Position] = KerpleLog, optimizer: Any = "adamw") -> Kep
 
 
 def data(batch_size: int) -> TaskData:
-    # 3 batches of validation: two processes need a filler
+    # 3 batches of validation, so that two processes need a filler
     return TaskData(Addition(), LENGTH, 3, batch_size=batch_size, eval_batch_size=7, validation_examples=20, seed=3)
 
 
@@ -101,7 +101,7 @@ def step(
         val_check_interval=accumulate, check_val_every_n_epoch=None, **options,
     )  # fmt: skip
     module = model(position, optimizer)
-    module.lr = 1e-12  # validation comes after the step: it shall be of the same weights
+    module.lr = 1e-12  # the validation after the step must have the same weights
     trainer.fit(module, data(batch_size))
     return torch.load(folder / "logged.pt", weights_only=True)
 
@@ -114,12 +114,12 @@ def by_hand(problems: Iterable[Example]) -> tuple[float, dict[str, Tensor]]:
     return float(mean), {f"network.{n}": p.grad for n, p in network.named_parameters()}
 
 
-def test_a_last_step_of_fewer_micro_batches_has_the_gradient_of_their_mean() -> None:
-    """Three micro-batches of text and two a step: the second step has one alone."""
+def test_a_last_step_with_fewer_micro_batches_has_the_gradient_of_their_mean() -> None:
+    """With three micro-batches and two per step, the second step has one."""
     generator = torch.Generator().manual_seed(0)
     text = [{"tokens": torch.randint(12, (2, LENGTH + 1), generator=generator)} for _ in range(3)]
     trainer, ours = Trainer(**ALONE, max_steps=2, accumulate_grad_batches=2), model()
-    ours.lr = 1e-12  # so that both steps are of the same weights
+    ours.lr = 1e-12  # so that both steps have the same weights
     trainer.fit(ours, DataLoader(text, batch_size=None))
     expected = model()
     expected.network.losses(text[2]["tokens"]).mean().backward()
@@ -130,7 +130,7 @@ def test_a_last_step_of_fewer_micro_batches_has_the_gradient_of_their_mean() -> 
 @pytest.mark.parametrize(
     ("batch_size", "accumulate", "processes", "sharded"), [(4, 2, 1, False), (2, 2, 2, False), (2, 2, 2, True)]
 )
-def test_the_gradient_is_that_of_the_mean_over_the_targets_of_the_global_batch(
+def test_the_gradient_is_that_of_the_mean_loss_of_the_global_batch(
     tmp_path: Path, batch_size: int, accumulate: int, processes: int, sharded: bool
 ) -> None:
     loss, gradient = by_hand(map(data(1).sample, range(8)))
@@ -140,8 +140,8 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_of_the_global_batch(
 
 
 @pytest.mark.parametrize("position", [KerpleLog, ALiBi])
-def test_strategies_stay_in_fp32_where_blocks_are_gathered_in_bf16(tmp_path: Path, position: type[Position]) -> None:
-    """A parameter and a buffer: Lightning's FSDP under bf16-mixed rounds both to bf16."""
+def test_strategies_stay_in_fp32_if_blocks_are_gathered_in_bf16(tmp_path: Path, position: type[Position]) -> None:
+    """Lightning's FSDP with bf16-mixed rounds parameters and buffers to bf16."""
     options = {"position": position, "precision": "bf16-mixed"}
     one = step(tmp_path / "one", 4, accumulate=2, **options)
     two = step(tmp_path / "two", 2, accumulate=2, processes=2, sharded=True, **options)
@@ -149,16 +149,16 @@ def test_strategies_stay_in_fp32_where_blocks_are_gathered_in_bf16(tmp_path: Pat
     assert one["dtypes"] == two["dtypes"] == ["torch.float32"]
     assert torch.equal(one["table"], two["table"])
     assert one["gradient"].keys() == two["gradient"].keys()
-    for name, expected in one["gradient"].items():  # of both processes' problems, but for roundings of bf16
+    for name, expected in one["gradient"].items():  # bf16 rounds the gradients differently
         assert (two["gradient"][name] - expected).norm() < 0.02 * expected.norm(), name
 
 
-def test_muon_is_refused_where_the_strategy_cuts_up_the_matrices(tmp_path: Path) -> None:
+def test_muon_is_refused_with_sharded_matrices(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"model\.optimizer: got muon with sharded parameters"):
         step(tmp_path, 4, sharded=True, optimizer="muon")
 
 
-def test_validation_is_the_mean_over_its_targets_whatever_the_fillers(tmp_path: Path) -> None:
+def test_the_validation_loss_does_not_include_fillers(tmp_path: Path) -> None:
     one, two = (step(tmp_path / str(n), 8 // n, processes=n) for n in (1, 2))
     assert two["val/loss"] == pytest.approx(float(one["val/loss"]), rel=1e-7)
     for name in ("val/exact_match", "val/token_accuracy"):
@@ -166,7 +166,7 @@ def test_validation_is_the_mean_over_its_targets_whatever_the_fillers(tmp_path: 
     assert float(one["val/loss"]) == pytest.approx(by_hand(data(1).validation_problems)[0], rel=1e-5)
 
 
-def test_a_step_without_a_target_moves_nothing() -> None:
+def test_a_step_without_targets_does_not_change_weights() -> None:
     ours, unscored = model(), {"tokens": torch.ones(2, LENGTH + 1, dtype=torch.long)}
     unscored["scored"] = torch.zeros(2, LENGTH, dtype=torch.bool)
     Trainer(**ALONE, max_steps=3).fit(ours, DataLoader([unscored] * 3, batch_size=None))
@@ -178,7 +178,7 @@ def test_gradients_are_unscaled_before_they_are_clipped() -> None:
     for scale in (1.0, 2.0**12):
         seed_everything(0, verbose=False)
         module = LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2, lr=0.01)
-        # Lightning itself refuses fp16 on a CPU; its plugin and torch's scaler work there
+        # Lightning refuses fp16 on a CPU, but its plugin and torch's scaler work
         plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=scale))
         trainer = Trainer(**ALONE, max_steps=3, limit_val_batches=0, gradient_clip_val=1.0, plugins=[plugin])
         trainer.fit(module, ToyData())

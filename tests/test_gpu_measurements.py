@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu` at its toy size: what was measured outlives a kill, and is not measured again."""
+"""`python -m benchmarks.gpu` with toy sizes: a killed run keeps its measurements and does not repeat them."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ def started(out: Path, *flags: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_in_another_folder(tmp_path: Path) -> None:
+def test_a_killed_run_continues_in_another_folder(tmp_path: Path) -> None:
     names = [name for name in measurements(True, tmp_path) if name.startswith("attention-64")]
     rows, first = tmp_path / "1" / "rows.jsonl", started(tmp_path / "1")
     while first.poll() is None and not (rows.exists() and rows.stat().st_size):
@@ -25,12 +25,12 @@ def test_a_killed_run_goes_on_in_another_folder(tmp_path: Path) -> None:
     first.kill()
     first.communicate()
     done = [json.loads(line)["name"] for line in rows.read_text().splitlines() if line.endswith("}")]
-    rows.write_bytes(rows.read_bytes() + b'\n1\n{}\n\xff\n{"name": "attention')  # killed while it wrote, and worse
+    rows.write_bytes(rows.read_bytes() + b'\n1\n{}\n\xff\n{"name": "attention')  # an incomplete line, and damaged lines
     out = started(tmp_path / "2", "--resume", str(rows)).communicate(timeout=300)[0]
     assert [line[3:] for line in out.splitlines() if line.startswith("==")] == [n for n in names if n not in done]
     report = (tmp_path / "2" / "report.md").read_text()
     assert all(part in report for part in (*(f"| {n} | the CPU | {{" for n in names), "- step-NoPE: not run"))
-    assert [*read([tmp_path / "2" / "rows.jsonl"])] == names  # those that were taken over too
-    for here in ('"code": "', '"torch": "'):  # of other code, or elsewhere
+    assert [*read([tmp_path / "2" / "rows.jsonl"])] == names  # including those of the first run
+    for here in ('"code": "', '"torch": "'):  # of other code, or of another machine
         rows.write_text((tmp_path / "2" / "rows.jsonl").read_text().replace(here, f"{here}0"))
         assert read([rows]) == {}

@@ -52,7 +52,7 @@ def test_a_run_stopped_by_a_signal_an_exception_and_a_kill_continues_in_every_bi
 ) -> None:
     fit, whole = Fit(tmp_path / "fit", shards, **SETTINGS["others"]), undisturbed("others")
     assert fit.start(interruption("on_train_batch_start", 8, signal.SIGINT)) == 130  # in the middle of a step
-    assert fit.start(interruption("on_before_backward", 7, 0)) == 1  # an exception
+    assert fit.start(interruption("on_before_backward", 7, 0)) == 2  # an exception in the user's code
     assert fit.start(interruption("on_train_batch_start", 6)) == -signal.SIGKILL
     assert fit.start() == 0
     assert_same_run(fit, whole)

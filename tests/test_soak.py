@@ -1,6 +1,6 @@
-"""Commands killed, stopped and interrupted at random moments, as a user or a cluster does it, and started again.
+"""Commands that are killed, stopped and interrupted at random moments, and started again.
 
-What stands at the end has to be what an undisturbed run leaves, in every bit. Each test prints what it did.
+The files at the end must equal those of an undisturbed run, bit for bit. Each test prints its signals.
 """
 
 import os
@@ -44,7 +44,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _hear_ctrl_c() -> None:
-    for number in (signal.SIGINT, signal.SIGHUP):  # a shell or nohup has what it starts ignore them
+    for number in (signal.SIGINT, signal.SIGHUP):  # a shell or nohup starts processes with these signals ignored
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -53,11 +53,11 @@ def log_of(folder: Path) -> str:
 
 
 def disturb(folder: Path, arguments: list[str], numbers: list[int], times: int, at_work: str) -> int:
-    """Send signals at random moments until the command has been hit so often; returns how often it was.
+    """Send signals to a command at random moments, and return the number of interruptions, at most `times`.
 
-    Moments are within the 3 seconds after files of the pattern `at_work` have begun to change, and a quarter of them
-    within the 3 seconds after the start of the process. Several signals are sent within a second. A command that ends
-    by itself is not started again.
+    A moment is in the 3 seconds after a file of the pattern `at_work` has changed. A quarter of the moments are in the
+    3 seconds after the start of the process. Several signals are sent within a second. A command that ends without a
+    signal is not started again.
     """
     draw, hits = random.Random(sum(numbers)), 0
     while hits < times:
@@ -85,7 +85,7 @@ def soak(
     folder: Path, command: Callable[[int, Path], list[str]], numbers: list[int], times: int, at_work: str,
     assert_right: Callable[[Path], None],
 ) -> None:  # fmt: skip
-    """Hit runs of a command, at most five times each, finish each and check what it leaves; print what was done."""
+    """Interrupt runs of a command, at most five times each, finish each run and check its files; print the counts."""
     hits = 0
     for run in count():
         place = folder / str(run)
@@ -99,7 +99,7 @@ def soak(
     print(f"{arguments[0]}: {hits} × {[signal.Signals(n).name for n in numbers]} in {run + 1} runs, nothing lost")
 
 
-def test_a_fit_stopped_at_any_moment_ends_as_an_undisturbed_one(tmp_path: Path, numbers: list[int], times: int) -> None:
+def test_a_fit_with_random_stops_equals_an_undisturbed_one(tmp_path: Path, numbers: list[int], times: int) -> None:
     shards = prepare(tmp_path)
     callback = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 20}}
     last = "fit/run*/checkpoints/last.ckpt"
@@ -121,7 +121,7 @@ def test_a_fit_stopped_at_any_moment_ends_as_an_undisturbed_one(tmp_path: Path, 
     soak(tmp_path, command, numbers, times, last, lambda folder: assert_same_state(last_of(folder), expected))
 
 
-def test_a_preparation_stopped_at_any_moment_leaves_the_same_shards(
+def test_a_preparation_stopped_at_random_moments_writes_the_same_shards(
     tmp_path: Path, numbers: list[int], times: int
 ) -> None:
     corpus = tmp_path / "corpus.txt.d"

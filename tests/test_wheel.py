@@ -1,4 +1,4 @@
-"""What others install: a wheel that works from an empty folder, without a checkout in sight; conda's environment."""
+"""The wheel works in an empty folder without a checkout, and the packages of conda's environment can be installed."""
 
 import json
 import os
@@ -23,7 +23,7 @@ TOY = [
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed command, in an environment that has this one's libraries but not this checkout."""
+    """The installed command, in an environment with the libraries of this one and without this checkout."""
     folder = tmp_path_factory.mktemp("installed")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "--wheel-dir", str(folder), str(ROOT)], check=True)
@@ -33,7 +33,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "environment" / "lib" / version / "site-packages"
-    # a plain path: the .pth files in that folder, and so the editable checkout, are not read
+    # a plain path, so that the .pth files in that folder, such as that of an editable checkout, are not read
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python.with_name("kerple")
 
@@ -64,7 +64,7 @@ def test_fit_test_and_compare_from_an_empty_folder(program: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # it downloads torch and all that it needs
+@pytest.mark.timeout(1800)  # downloads torch and its dependencies
 def test_the_pip_section_of_the_conda_environment_resolves_and_trains(tmp_path: Path) -> None:
     dependencies = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     (packages,) = (entry["pip"] for entry in dependencies if isinstance(entry, dict))

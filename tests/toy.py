@@ -21,7 +21,7 @@ QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "en
 
 
 class ToyData(LightningDataModule):
-    """Text that counts upwards, modulo the vocabulary, with what callbacks and the model ask of a data module."""
+    """Text that counts upwards modulo the vocabulary, with the attributes that callbacks and the model use."""
 
     def __init__(self, vocabulary: int = 11, length: int = 8, batch_size: int = 4) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class ToyData(LightningDataModule):
 
     def text(self, split: str) -> Text:
         text = Text(self.streams[split], self.begins, name=f"the {split} split")
-        text.split, text.token_bytes = split, self.token_bytes  # as of a tokenizer
+        text.split, text.token_bytes = split, self.token_bytes  # as a tokenizer sets them
         return text
 
     @property
@@ -58,9 +58,9 @@ class ToyData(LightningDataModule):
 
 
 class RandomText(ToyData):
-    """Splits of ``tokens`` random tokens each, and the documents that they are."""
+    """Splits of random tokens, divided into documents."""
 
-    documents: list[int] | None = None  # where they begin
+    documents: list[int] | None = None  # indices of their first tokens
     table: pd.DataFrame | None = None
 
     def text(self, split: str) -> Text:
@@ -80,11 +80,11 @@ class RandomText(ToyData):
 
     @property
     def token_bytes(self) -> Tensor:
-        return torch.arange(self.vocabulary) % 5  # some tokens are no text
+        return torch.arange(self.vocabulary) % 5  # some tokens have no text
 
 
 def trainer(folder: Path, *callbacks: Callback | Measure, events: bool = False, **options: Any) -> Trainer:
-    """A trainer on the CPU that shows nothing; with `events` it writes TensorBoard's files into the folder."""
+    """A trainer on the CPU without output; with `events` it writes files of TensorBoard into the folder."""
     logger = TensorBoardLogger(folder, name="", version="", default_hp_metric=False) if events else False
     return AutoTrainer(default_root_dir=folder, callbacks=list(callbacks), **QUIET | {"logger": logger} | options)
 
@@ -103,7 +103,7 @@ def entries(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 class Line(LightningModule):
-    """A model of one weight; the sample `poisoned` has an infinite loss, or, of another kind, an infinite gradient."""
+    """A model with one weight. The sample `poisoned` has an infinite loss, or gradient with another `kind`."""
 
     def __init__(self, poisoned: int = -1, kind: str = "loss", fused: bool = False) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Line(LightningModule):
         if bad and self.kind == "loss":
             return self.weight * torch.inf
         if bad:
-            return torch.sqrt(self.weight - self.weight.detach())  # 0, with an infinite slope
+            return torch.sqrt(self.weight - self.weight.detach())  # 0, with an infinite gradient
         return self.weight**2
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -21,7 +21,7 @@ from tests.toy import Line, ToyData, trainer
 FORK = multiprocessing.get_context("fork")
 
 
-def test_a_file_is_made_with_its_folder_and_replaced(tmp_path):
+def test_a_file_is_written_with_its_folder_and_replaced(tmp_path):
     path = tmp_path / "deep" / "a[1].json"
     for content, read in (("über", "über".encode()), (b"\x00\xff", b"\x00\xff")):
         write(path, content)
@@ -29,7 +29,7 @@ def test_a_file_is_made_with_its_folder_and_replaced(tmp_path):
     assert list(path.parent.iterdir()) == [path]
     mask = os.umask(0)
     os.umask(mask)
-    assert path.stat().st_mode & 0o777 == 0o666 & ~mask  # as of a file opened for writing
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask  # like a file that is opened for writing
 
 
 def _die(path: Path) -> None:
@@ -39,7 +39,7 @@ def _die(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_kill_leaves_goes_with_the_next_file(tmp_path):
+def test_temporary_files_of_killed_processes_are_removed(tmp_path):
     path = tmp_path / "a"
     write(path, "before")
     process = FORK.Process(target=_die, args=(path,))
@@ -54,7 +54,7 @@ def test_what_a_kill_leaves_goes_with_the_next_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_writers_of_the_same_file_do_not_disturb_each_other(tmp_path):
+def test_concurrent_writers_of_one_file_do_not_interfere(tmp_path):
     path = tmp_path / "a"
     with writing(path) as first:
         first.write(b"first")
@@ -70,7 +70,7 @@ def value(path: Path) -> float:
 
 
 def state(number: float) -> dict[str, Any]:
-    # few enough for one thread, because a forked process would wait for torch's threads
+    # small, so that torch uses no threads, which do not survive a fork
     return {"weights": torch.full((30_000,), number)}
 
 
@@ -84,7 +84,7 @@ def fill_the_disk(path: Path) -> None:
     os._exit(7)
 
 
-def test_a_full_disk_leaves_the_previous_one_and_says_so(tmp_path):
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint(state(1), path)
     process = FORK.Process(target=fill_the_disk, args=(path,))
@@ -96,13 +96,13 @@ def test_a_full_disk_leaves_the_previous_one_and_says_so(tmp_path):
 
 
 class Falling(Line):
-    """Has a validation loss that falls, so that each validation makes a new best checkpoint."""
+    """Model whose validation loss falls, so that each validation has a new best checkpoint."""
 
     def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None:
         self.log("loss", -float(self.global_step))
 
 
-def test_the_best_checkpoint_is_one_that_is_there(tmp_path, monkeypatch):
+def test_the_recorded_best_checkpoint_exists_after_a_full_disk(tmp_path, monkeypatch):
     keep = ModelCheckpoint(tmp_path, "{step}", monitor="loss", save_top_k=1)
     often = {"max_steps": 8, "val_check_interval": 2, "num_sanity_val_steps": 0}
     run = trainer(tmp_path, keep, plugins=[AtomicCheckpointIO()], **often)
@@ -121,7 +121,7 @@ def test_the_best_checkpoint_is_one_that_is_there(tmp_path, monkeypatch):
     assert [path.name for path in kept] == ["step=4.ckpt"]
     stored = torch.load(kept[0], weights_only=True)["callbacks"]
     (state_of_best,) = (value for key, value in stored.items() if key.startswith("ModelCheckpoint"))
-    assert Path(state_of_best["best_model_path"]) == kept[0]  # which a resumed run reads
+    assert Path(state_of_best["best_model_path"]) == kept[0]  # a resumed run reads this path
 
 
 class Bomb:
@@ -129,7 +129,7 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def test_loading_runs_nothing_even_when_asked_to(tmp_path, monkeypatch):
+def test_loading_runs_no_code_with_weights_only_false(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": Bomb()}, tmp_path / "bomb.ckpt")
     with pytest.raises(pickle.UnpicklingError):

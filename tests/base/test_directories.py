@@ -38,8 +38,8 @@ def with_checkpoint(run: Path) -> str:
     return str(run / "checkpoints" / "last.ckpt")
 
 
-@pytest.mark.parametrize("run_dir", [None, "lr[1]"])  # brackets are no pattern
-def test_a_new_run_gets_a_new_version_and_last_resumes_in_the_newest_that_can_be_resumed(tmp_path, run_dir):
+@pytest.mark.parametrize("run_dir", [None, "lr[1]"])  # brackets are not a pattern
+def test_new_runs_get_new_versions_and_last_resumes_the_newest_with_a_checkpoint(tmp_path, run_dir):
     base = tmp_path / run_dir if run_dir else tmp_path / "demo" / "RoPE" / "seed-7"
     run_dir = run_dir and str(base)
     for expected in (base, Path(f"{base}_v1"), Path(f"{base}_v2")):
@@ -48,7 +48,7 @@ def test_a_new_run_gets_a_new_version_and_last_resumes_in_the_newest_that_can_be
     assert fit(tmp_path, "last", run_dir) == Path(f"{base}_v3")
     unlock()
     first, second = with_checkpoint(base), with_checkpoint(Path(f"{base}_v10"))
-    with_checkpoint(tmp_path / "lr1_v20")  # another run's
+    with_checkpoint(tmp_path / "lr1_v20")  # of another run
     Path(f"{base}_v11").mkdir()  # stopped before its first checkpoint
     for path, expected in (("last", Path(f"{base}_v10")), (second, Path(f"{base}_v10")), (first, base)):
         assert fit(tmp_path, path, run_dir) == expected
@@ -56,12 +56,12 @@ def test_a_new_run_gets_a_new_version_and_last_resumes_in_the_newest_that_can_be
     assert fit(tmp_path, str(tmp_path / "elsewhere.ckpt"), run_dir) == Path(f"{base}_v3")
 
 
-def test_a_refused_run_takes_away_what_it_began_and_nothing_else(tmp_path):
+def test_a_failed_start_removes_only_its_own_new_folder(tmp_path):
     for prepared, begun, left in (
         ([], ["config.yaml", "provenance"], []),
-        ([], ["config.yaml", "attention.csv"], [".lock", "attention.csv", "config.yaml"]),  # of an analysis that ended
-        ([".lock"], ["config.yaml"], [".lock", "config.yaml"]),  # a folder that was there before
-        (["checkpoints", "notes.txt"], [], [".lock", "checkpoints", "notes.txt"]),  # one that is resumed
+        ([], ["config.yaml", "attention.csv"], [".lock", "attention.csv", "config.yaml"]),  # with results
+        ([".lock"], ["config.yaml"], [".lock", "config.yaml"]),  # a folder that existed before
+        (["checkpoints", "notes.txt"], [], [".lock", "checkpoints", "notes.txt"]),  # a resumed run
     ):
         folder = tmp_path / f"run-{left}"
         for name in prepared:
@@ -71,15 +71,15 @@ def test_a_refused_run_takes_away_what_it_began_and_nothing_else(tmp_path):
         assert fit(tmp_path, resumed, str(folder)) == folder
         for name in begun:
             (folder / name).touch()
-        unlock(refused=True)
+        unlock(remove_new=True)
         assert sorted(path.name for path in folder.glob("*")) == left
     (tmp_path / "file").touch()
-    for impossible in ("/proc/nowhere/run", tmp_path / "file" / "run"):  # named before anything runs
+    for impossible in ("/proc/nowhere/run", tmp_path / "file" / "run"):  # reported before the run starts
         with pytest.raises(UserError, match=rf"run_dir: {impossible} cannot be written to \(N"):
             fit(tmp_path, None, str(impossible))
 
 
-def test_a_test_writes_beside_the_checkpoints_of_its_run(tmp_path):
+def test_a_test_writes_to_a_folder_inside_its_run(tmp_path):
     checkpoint = with_checkpoint(tmp_path / "run")
     assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test"
     write(tmp_path / "run" / "test")
@@ -98,7 +98,7 @@ sys.stdin.read()
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """A process that enters a folder, prints it, and stays until its input ends."""
+    """A process that locks a folder, prints its path, and waits for the end of its input."""
     command = [sys.executable, "-c", FIT, *map(str, arguments)]
     return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
 
@@ -111,7 +111,7 @@ def test_fits_started_at_once_each_get_a_folder(tmp_path):
     assert sorted(found) == [str(tmp_path / name) for name in ("run", "run_v1", "run_v2", "run_v3")]
 
 
-def test_a_live_run_is_not_resumed_until_it_is_killed(tmp_path):
+def test_a_running_fit_cannot_be_resumed(tmp_path):
     checkpoint = with_checkpoint(tmp_path / "run")
     first = start(tmp_path / "run", checkpoint)
     assert first.stdout.readline().strip() == str(tmp_path / "run")  # type: ignore[union-attr]
@@ -123,7 +123,7 @@ def test_a_live_run_is_not_resumed_until_it_is_killed(tmp_path):
     assert fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run")) == tmp_path / "run"
 
 
-def test_a_child_that_lives_on_does_not_lock_the_folder(tmp_path):
+def test_a_child_process_does_not_keep_the_lock(tmp_path):
     checkpoint = with_checkpoint(tmp_path / "run")
     fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run"))
     reading, writing = os.pipe()
@@ -141,7 +141,7 @@ def test_a_child_that_lives_on_does_not_lock_the_folder(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_only_the_first_process_of_a_run_enters(tmp_path, monkeypatch):
+def test_only_the_first_process_of_a_run_makes_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "2")
     assert fit(tmp_path, run_dir=str(tmp_path / "run")) == tmp_path / "run"
     assert not (tmp_path / "run").exists()

@@ -35,30 +35,30 @@ def machine(monkeypatch):
         (["avx2"], "DEFAULT", [(9, 0), (7, 5)], "32-true"),  # the oldest GPU decides
     ],
 )
-def test_hardware_that_multiplies_bf16_trains_in_it(machine, instructions, limit, gpus, precision):
+def test_bf16_is_chosen_for_hardware_that_multiplies_it(machine, instructions, limit, gpus, precision):
     machine(*instructions, limit=limit, gpus=gpus)
     assert choose_precision("auto")[0] == choose_precision("gpu" if gpus else "cpu")[0] == precision
 
 
 def test_a_resumed_fit_keeps_its_precision_and_emulated_bf16_has_one_warning(machine, capsys):
-    def settled(precision, resumed=None):
+    def resolved(precision, resumed=None):
         trainer = Namespace(precision=precision, accelerator="cpu")
         resolve_auto(trainer, resumed)
         return trainer.precision
 
     machine("amx_bf16")
-    assert settled("auto", "32-true") == "32-true"
-    assert settled("bf16-mixed", "32-true") == "bf16-mixed"  # as the user says
+    assert resolved("auto", "32-true") == "32-true"
+    assert resolved("bf16-mixed", "32-true") == "bf16-mixed"  # the user's option
     capsys.readouterr()
     machine("avx2", gpus=((7, 0),))
-    assert settled("bf16-mixed") == "bf16-mixed"
+    assert resolved("bf16-mixed") == "bf16-mixed"
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("warning: precision bf16-mixed")
     assert emulated("bf16-mixed", "cpu")
     assert not emulated("bf16-mixed", "auto")
 
 
-def test_the_trainer_takes_auto_and_leaves_an_apple_gpu_out_because_it_has_no_fp64(machine, monkeypatch):
+def test_the_trainer_accepts_auto_and_does_not_use_apple_gpus(machine, monkeypatch):
     machine("avx2")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     options = {"precision": "auto", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}

@@ -28,7 +28,7 @@ class Hyperbolic(Root):
         ("1.0", "2.0", False),
     ],
 )
-def test_a_class_is_its_definition_and_what_that_uses(
+def test_a_digest_covers_the_class_and_the_definitions_that_it_uses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, same: bool
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -37,5 +37,5 @@ def test_a_class_is_its_definition_and_what_that_uses(
         (tmp_path / f"{name}.py").write_text(text)
     config = {f"{name}.class_path": f"{name}.Hyperbolic" for name in names}
     config |= {"data.class_path": "kerple.data.TokenShards", "model.position.class_path": "NoPE"}
-    before, after = source_digests(config).values()  # those of this project are left out
+    before, after = source_digests(config).values()  # classes of this project are left out
     assert (before == after) == same

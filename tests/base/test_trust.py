@@ -45,14 +45,14 @@ def read(folder: Path, content: Any, allowed: Classes = OFFERED) -> dict[str, An
     return allowed.config(folder / "last.ckpt")
 
 
-def test_an_ordinary_configuration_is_read_whole_but_for_the_logger_and_libraries_callbacks(tmp_path):
+def test_a_configuration_is_read_without_loggers_and_callbacks_of_libraries(tmp_path):
     built, expected = read(tmp_path, config()), config()
     expected["model"]["position"]["class_path"] = "kerple.positions.rotary.RoPE"
     del expected["trainer"]["logger"], expected["trainer"]["callbacks"][1]
     assert built == expected
 
 
-def test_names_are_looked_up_and_never_imported(tmp_path):
+def test_names_are_looked_up_without_imports(tmp_path):
     for name in ("RoPE", "kerple.RoPE", "kerple.no.such.module.RoPE"):
         changed = config()
         changed["model"]["position"] = name
@@ -61,7 +61,7 @@ def test_names_are_looked_up_and_never_imported(tmp_path):
     assert OFFERED.find("torch.optim.lr_scheduler.StepLR", "") is torch.optim.lr_scheduler.StepLR
 
 
-def test_a_trusted_package_offers_its_own_classes_and_not_what_it_imports(tmp_path):
+def test_trust_covers_the_classes_of_a_package_but_not_its_imports(tmp_path):
     trusting = classes("tests,https://example.org/shards")
     assert trusting.find("tests.toy.ToyData", "data").__name__ == "ToyData"
     for name in ("tests.toy.Tensor", "tests.toy.torch", "tests.toy.os.system", "tests.nowhere.X", "os.system"):
@@ -122,7 +122,7 @@ sys.addaudithook(_watch)
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_stands_in_a_configuration_nothing_is_imported_or_opened(tmp_path, data):
+def test_random_configurations_import_and_open_nothing(tmp_path, data):
     changed = copy.deepcopy(config())
     *parents, key = data.draw(st.sampled_from(entries(changed)[1:]))
     node: Any = changed
@@ -149,26 +149,26 @@ def test_whatever_stands_in_a_configuration_nothing_is_imported_or_opened(tmp_pa
         assert instance.keys() == {"class_path", "init_args"}
         assert instance["class_path"] in PATHS
         assert not instance["init_args"].keys() & {"cache", "keys", "__path__"}
-    assert read(tmp_path, built) == built  # nothing hides behind a second reading
+    assert read(tmp_path, built) == built  # a second reading changes nothing
 
 
 @pytest.mark.parametrize(
     "content",
     [[1], torch.zeros(2), {CONFIG: 3}, {CONFIG: {}}, {CONFIG: config() | {"data": torch.zeros(1)}}],
 )
-def test_what_is_no_checkpoint_is_an_error_that_names_the_file(content, tmp_path):
+def test_other_files_than_checkpoints_give_an_error_that_names_the_file(content, tmp_path):
     torch.save(content, tmp_path / "last.ckpt")
     with pytest.raises(UserError, match=r"last\.ckpt"):
         OFFERED.config(tmp_path / "last.ckpt")
 
 
-def test_damage_of_a_pickle_is_an_error_or_of_no_effect(tmp_path):
+def test_damaged_pickles_give_an_error_or_have_no_effect(tmp_path):
     with pytest.raises(UserError, match="which is not a file"):
-        load(tmp_path)  # Lightning would read a sharded one by plain pickle
+        load(tmp_path)  # Lightning would unpickle a sharded checkpoint, which is a folder
     path, refused = tmp_path / "last.ckpt", 0
     torch.save({CONFIG: {"a": 1}, "weights": torch.zeros(3), "more": [1, 2.5, None, (1, 2)]}, path)
     whole, generator = path.read_bytes(), random.Random(0)
-    begin = whole.index(b"\x80\x02")  # of the pickle
+    begin = whole.index(b"\x80\x02")  # start of the pickle
     for content in (b"", b"model: x", b"PK\x03\x04", b"\x80\x02}."):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"last\.ckpt is not a checkpoint"):

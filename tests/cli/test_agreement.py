@@ -1,4 +1,4 @@
-"""A test is of the checkpoint's model, and a resumed training is the one that began; or nothing is done."""
+"""A test must use the model of its checkpoint, and a resumed training must have the options of the earlier one."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def refused(arguments: list[str], folder: Path, capsys: Capture) -> str:
     return line
 
 
-def test_a_test_takes_the_architecture_of_the_checkpoint_and_a_strategy_without_new_weights(genuine, tmp_path, capsys):
+def test_a_test_refuses_another_architecture_and_strategies_with_new_weights(genuine, tmp_path, capsys):
     (tmp_path / "more.yaml").write_text("model: {dim: 16}")
     for part, option in (
         ("model.eps: ", "--model.eps=0.5"),
@@ -29,7 +29,7 @@ def test_a_test_takes_the_architecture_of_the_checkpoint_and_a_strategy_without_
 
 
 @pytest.mark.parametrize("option", ["NoPE", "KerpleLog --model.position.floor=0.03"])
-def test_a_strategy_without_weights_of_its_own_and_the_data_may_be_others(option, genuine, tmp_path, capsys):
+def test_a_test_accepts_other_data_and_strategies_without_new_weights(option, genuine, tmp_path, capsys):
     options = [*f"--model.position={option}".split(), "--model.attention=reference", "--data.length=32"]
     main(["test", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run", *options])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "another strategy" in line]
@@ -43,13 +43,13 @@ OTHERS = "seed_everything=4 data.length=16 data.task=Reverse data.batch_size=4 t
 
 
 @pytest.mark.parametrize("option", OTHERS.split())
-def test_another_training_cannot_go_on(option, genuine, tmp_path, capsys):
+def test_resumption_refuses_other_training_options(option, genuine, tmp_path, capsys):
     config = f"--config={genuine.parents[2]}/tiny.yaml"
     line = refused(["fit", config, f"--ckpt_path={genuine}", f"--{option}"], tmp_path, capsys)
     assert "samples" in line if "batch" in option else option.partition("=")[0].rpartition(".")[2] in line
 
 
-def test_the_same_batch_divided_otherwise_goes_on_and_other_differences_are_said(genuine, tmp_path, capsys):
+def test_resumption_accepts_another_division_of_the_batch_and_prints_differences(genuine, tmp_path, capsys):
     config = [f"--config={genuine.parents[2]}/tiny.yaml", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run"]
     main(["fit", *config, "--data.batch_size=1", "--trainer.accumulate_grad_batches=2"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "other options" in line]
@@ -58,7 +58,7 @@ def test_the_same_batch_divided_otherwise_goes_on_and_other_differences_are_said
 
 
 @pytest.mark.parametrize("change", [{"loops": 3}, {"state_dict": {}}, None])
-def test_what_cannot_be_resumed_is_one_error_with_the_files_name(change, genuine, tmp_path, capsys):
+def test_damaged_checkpoints_give_one_error_that_names_the_file(change, genuine, tmp_path, capsys):
     content = {} if change is None else torch.load(genuine, weights_only=True) | change
     torch.save(content, tmp_path / "changed.txt")
     (tmp_path / "tiny.yaml").write_text(

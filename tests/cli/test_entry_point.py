@@ -1,4 +1,4 @@
-"""What `run.py` imports before it knows which command is asked for, and what it says to an incomplete command line."""
+"""Imports of `run.py` before it has read the command, and its messages about incomplete command lines."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ print(*{"pytorch_lightning", "matplotlib", "transformers"} & set(sys.modules))
 """
 
 
-def test_help_and_early_mistakes_import_no_torch_and_misspelt_files_no_lightning():
+def test_early_mistakes_are_reported_before_slow_imports():
     root = Path(__file__).parents[2]
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=root)
     assert ended.stdout.endswith("\n\n\n")
@@ -39,7 +39,7 @@ IN_C = """
 import sys
 from kerple.cli.main import main
 sys.argv[1:] = ["--help"]
-main()  # begins again in UTF-8
+main()  # restarts the process in UTF-8
 main(["prepare", "--config=größe.yaml"])
 main(["fit", "--config=größe.yaml"])
 main(["test", "--ckpt_path=logs/é/ALiBi/seed-1235/checkpoints/last.ckpt"])
@@ -57,7 +57,7 @@ COMPARISON = "{name: 猫, base: [größe.yaml], strategies: {ALiBi: {}}, seeds: 
 
 
 @pytest.mark.slow
-def test_every_character_is_read_and_printed_where_the_locale_has_only_ascii(tmp_path):
+def test_all_characters_work_in_an_ascii_locale(tmp_path):
     (tmp_path / "größe.yaml").write_text(CONFIG, encoding="utf-8")
     (tmp_path / "猫.yaml").write_text(COMPARISON, encoding="utf-8")
     (tmp_path / "köpus").mkdir()
@@ -68,11 +68,11 @@ def test_every_character_is_read_and_printed_where_the_locale_has_only_ascii(tmp
     ended = subprocess.run([sys.executable, "program.py"], capture_output=True, cwd=tmp_path, env=os.environ | plain)
     assert ended.returncode == 0, ended.stderr.decode()
     assert "猫" in ended.stdout.decode()
-    assert "Test metric" not in ended.stdout.decode()  # Lightning's table of the same numbers
+    assert "Test metric" not in ended.stdout.decode()  # title of Lightning's table with the same numbers
     assert (tmp_path / "results" / "猫" / "report.html").is_file()
 
 
-def test_a_closed_pipe_ends_no_run():
+def test_a_closed_pipe_is_not_an_error():
     reading, writing = os.pipe()
     os.close(reading)
     ended = subprocess.run([sys.executable, "-m", "kerple", "--help"], stdout=writing, stderr=subprocess.PIPE)
@@ -80,7 +80,7 @@ def test_a_closed_pipe_ends_no_run():
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_shipped_configurations_are_found_from_anywhere_and_the_users_own_come_first(tmp_path, monkeypatch):
+def test_shipped_configurations_are_found_in_any_folder_after_the_users_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     demo = config_path("configs/demo.yaml")
     assert Path(demo).is_file()

@@ -1,4 +1,4 @@
-"""A stranger's checkpoint runs nothing, opens nothing and writes nothing: each way in that was found, and its kin."""
+"""A hostile checkpoint runs no code, and opens and writes no other files."""
 
 import os
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Config = dict[str, Any]
 
 @pytest.fixture
 def stranger(genuine, tmp_path, monkeypatch):
-    """Changes the genuine checkpoint's configuration; gives the option that names the result."""
+    """A function that changes the configuration of a checkpoint and returns the option with its path."""
     (tmp_path / "here").mkdir()
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "thesis.txt").write_text("years of work")
@@ -30,7 +30,7 @@ def stranger(genuine, tmp_path, monkeypatch):
         return ["--ckpt_path", "theirs.ckpt"]
 
     yield change
-    assert {path.name for path in tmp_path.iterdir()} <= {"here", "kept", "hub"}  # what the tests wrote
+    assert {path.name for path in tmp_path.iterdir()} <= {"here", "kept", "hub"}  # written by the tests
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["thesis.txt"]
 
 
@@ -77,7 +77,7 @@ WAYS_IN = {
 
 
 @pytest.mark.parametrize("way", WAYS_IN)
-def test_nothing_is_let_in(way, stranger, capsys):
+def test_hostile_configurations_are_refused(way, stranger, capsys):
     options = stranger(WAYS_IN[way])
     before = set(os.listdir())
     for command in (["test"], ["predict", "--prompt=ab="]):
@@ -98,7 +98,7 @@ def test_loggers_and_libraries_callbacks_in_a_checkpoint_are_left_out(stranger):
     assert set(os.listdir()) == {"theirs.ckpt", "test"}
 
 
-def test_shards_are_not_written_where_a_checkpoint_says(stranger):
+def test_shards_are_not_written_to_a_folder_that_a_checkpoint_names(stranger):
     def change(config: Config, folder: Path) -> None:
         (folder / "here" / "text.jsonl").write_text('{"text": "words of theirs, and words and words"}\n' * 200)
         options = {"corpus": "text.jsonl", "directory": f"{folder}/kept/shards", "vocabulary": 300, "length": 8}
@@ -109,7 +109,7 @@ def test_shards_are_not_written_where_a_checkpoint_says(stranger):
 
 
 def test_a_resumed_run_removes_no_file_that_a_checkpoint_names(genuine, tmp_path):
-    """Best checkpoints of before are removed when there are better ones; a checkpoint says what they were called."""
+    """A resumed run removes an earlier best checkpoint after a better one. The checkpoint contains its path."""
     victim, run = tmp_path / "folder" / "thesis.txt", tmp_path / "run"
     victim.parent.mkdir()
     victim.write_text("years of work")

@@ -1,4 +1,4 @@
-"""The command line as a user meets it, run in this process on toy data."""
+"""Commands on toy data, called in this process."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,8 +40,8 @@ trainer:
 """)
 ADDITION = {"class_path": "kerple.tasks.Addition", "init_args": {"order": "reversed"}}
 SIZES = {"train_length": 3, "length": 13, "batch_size": 4, "validation_examples": 8, "test_examples": 4}
-PLACES = {"class_path": "TaskData", "init_args": {"task": ADDITION, **SIZES}}  # for strategies that ask a task for them
-# with places of a task, strategies among the options, as a list and by name, and kernels
+PLACES = {"class_path": "TaskData", "init_args": {"task": ADDITION, **SIZES}}  # places of tokens
+# strategies with places of a task, with a list and a mapping of strategies, and with kernels
 KINDS = ("Coupled", "Combined", "LayerPattern", "KernelSum")
 
 
@@ -59,14 +60,14 @@ def config_of(folder: Path) -> dict:
     return yaml.safe_load((folder / "config.yaml").read_text())
 
 
-def test_fit_leaves_checkpoints_events_and_its_configuration_in_a_folder_of_its_own(toy):
+def test_fit_writes_checkpoints_events_and_configuration_to_its_folder(toy):
     fit()
     run = toy / "logs" / "toy" / "KerpleLog" / "seed-3"
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert list(run.glob("events.*"))
     assert config_of(run)["model"]["layers"] == 2
     last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    assert last["global_step"] == 12  # the last step of all, which no multiple of 5 is
+    assert last["global_step"] == 12  # the last step, although 12 is not a multiple of 5
     assert last["config"] == config_of(run)
     assert last["hyper_parameters"]["position"]["class_path"] == "kerple.positions.KerpleLog"
 
@@ -87,12 +88,14 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     assert torch.load(last, weights_only=True)["global_step"] == 3
     printed = capsys.readouterr().out.splitlines()[-1]
     command = shlex.split(printed.partition(f"to continue it: {PROGRAM} ")[2])
-    assert command == ["fit", "--config", "toy.yaml", *stop, "--ckpt_path", last]
+    assert command == ["fit", "--config", "logs/toy/KerpleLog/seed-3/config.yaml", "--ckpt_path", last]
 
-    fit("--trainer.max_steps=1")
+    fit("--trainer.max_steps=1")  # these options are not those of the stopped fit
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "stopped at step 3 of 12" in line]
-    command = shlex.split(line.partition(f"to continue that one: {PROGRAM} ")[2])
-    assert command == ["fit", "--config", "toy.yaml", "--trainer.max_steps=1", "--ckpt_path", last]
+    assert shlex.split(line.partition(f"to continue that one: {PROGRAM} ")[2]) == command
+    main([*command, "--trainer.callbacks=[LastCheckpoint]"])
+    assert torch.load(last, weights_only=True)["global_step"] == 12
+    assert "other options" not in capsys.readouterr().out  # callbacks are not compared
 
 
 @pytest.mark.parametrize(
@@ -100,10 +103,10 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     [
         name if name in KINDS else pytest.param(name, marks=pytest.mark.slow)
         for name in names()
-        if not strategies()[name](Shape(32, 2, 8)).test_only  # which cannot be fitted
+        if not strategies()[name](Shape(32, 2, 8)).test_only  # cannot be trained
     ],
 )
-def test_test_needs_nothing_but_the_checkpoint(name, toy, capsys):
+def test_test_needs_only_the_checkpoint(name, toy, capsys):
     if issubclass(strategies()[name], PlaceEmbedding):
         Path("toy.yaml").write_text(yaml.safe_dump(TOY | {"data": PLACES}))
     fit("--trainer.max_steps", "1", "--model.position", name)
@@ -115,7 +118,7 @@ def test_test_needs_nothing_but_the_checkpoint(name, toy, capsys):
     assert "another strategy" not in capsys.readouterr().out
 
     tested, trained = config_of(run / "test")["model"], config_of(run)["model"]
-    for option in ("parts", "kernels"):  # default classes are names in the one, and names with options in the other
+    for option in ("parts", "kernels"):  # default classes are names in one, and names with options in the other
         if option in tested["position"].get("init_args", {}):
             classes = tested["position"]["init_args"].pop(option)
             assert [kind["class_path"] for kind in classes] == trained["position"]["init_args"].pop(option)
@@ -125,7 +128,7 @@ def test_test_needs_nothing_but_the_checkpoint(name, toy, capsys):
     assert tested == trained
 
 
-def test_a_flag_wins_over_the_checkpoint_and_its_foreign_class_has_to_be_trusted(toy, capsys):
+def test_flags_override_the_checkpoint_and_classes_of_others_need_trust(toy, capsys):
     fit("--trainer.max_steps", "1", "--model.position.floor", "0.02")
     run = toy / "logs/toy/KerpleLog/seed-3"
     test = ["test", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trust", "tests"]
@@ -150,17 +153,17 @@ def test_bolts_monitors_draw_histograms_of_the_data(toy):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch multiplies with another library")
-def test_products_are_made_in_the_reproducible_mode_by_a_fixed_number_of_threads():
+def test_mkl_uses_its_reproducible_mode_with_a_fixed_number_of_threads():
     program = "import torch\n{}\ntorch.ones(64, 64) @ torch.ones(64, 64)"
     settings = "from kerple.cli.torch_settings import configure_torch\nconfigure_torch()"
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | {"MKL_VERBOSE": "1"}
-    for before, mode in (("", "CNR:OFF Dyn:1"), (settings, "CNR:AUTO Dyn:0")):  # the first is what MKL does by itself
+    for before, mode in (("", "CNR:OFF Dyn:1"), (settings, "CNR:AUTO Dyn:0")):  # the first mode is MKL's default
         command = [sys.executable, "-c", program.format(before)]
         printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
         assert re.search(f"SGEMM.* {mode} ", printed.splitlines()[-1])
 
 
-def test_auto_precision_is_stored_resolved_and_a_test_emulates_nothing(toy, monkeypatch, capsys):
+def test_auto_precision_is_stored_resolved_and_not_emulated_in_a_test(toy, monkeypatch, capsys):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     fit("--trainer.max_steps", "1", "--trainer.precision", "auto", "--trainer.callbacks+=Throughput")
     run = toy / "logs/toy/KerpleLog/seed-3"
@@ -190,7 +193,7 @@ MODEL = {"position": "ALiBi", "layers": 2, "dim": 32, "heads": 2, "lr": 1e-2, "i
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_trained_model_answers_and_stops(tmp_path, capsys):
+def test_predict_answers_and_stops_at_the_end_token(tmp_path, capsys):
     task = {"class_path": "kerple.tasks.Copy", "init_args": {"repeated": True, "symbols": 2}}
     settings = {"task": task, "train_length": 1, "test_lengths": [2], "length": 4, "held_out": 0.01, "batch_size": 8}
     config = {"model": MODEL, "trainer": TRAINER, "run_dir": str(tmp_path / "run")}
@@ -211,26 +214,11 @@ def test_a_trained_model_answers_and_stops(tmp_path, capsys):
         main(["predict", checkpoint, "--prompt", "a=", "--temperature=-1"])
     printed = capsys.readouterr()
     assert "temperature: got -1" in printed.err
-    assert not printed.out  # nothing is printed before it is known that something can follow
+    assert not printed.out  # wrong options are reported before any output
 
 
-def test_pieces_never_end_inside_a_character():
-    class Bytes:
-        def decode(self, tokens: list[int]) -> str:
-            return bytes(tokens).decode(errors="replace")
-
-    text = "für δ: 日本"
-    streamed = list(pieces(Bytes(), [65], iter([*text.encode(), 0, 65]), end=0))
-    assert streamed == list(text)  # the end token and what follows are not shown
-    assert list(pieces(Bytes(), [65], iter("é".encode()[:1]), end=0)) == ["\N{REPLACEMENT CHARACTER}"]
-
-
-def test_pieces_keep_the_spaces_that_a_tokenizer_drops_at_the_start_of_a_text():
-    words = ["</s>", "▁all", "▁", "▁work", "s"]
-    tokenizer = Tokenizer(models.WordLevel(dict(zip(words, range(5), strict=True)), "</s>"))
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens(["</s>"])
-    for prompt in [0], [1], [1, 2]:
-        new = [3, 4, 2, 2, 1, 3]
-        streamed = pieces(tokenizer, prompt, iter([*new, 0]), end=0)
-        assert tokenizer.decode(prompt) + "".join(streamed) == tokenizer.decode(prompt + new)
+def test_pieces_are_whole_characters_with_the_spaces_of_the_text():
+    tokenizer = Tokenizer(models.WordLevel({"▁all": 0, "▁work": 1, "<0xC3>": 2, "<0xBC>": 3}, "▁all"))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    data = SimpleNamespace(folder=SimpleNamespace(tokenizer=lambda: tokenizer))
+    assert list(pieces(data, [0], [1, 2, 3])) == [" work", "ü"]  # a text does not begin with a space

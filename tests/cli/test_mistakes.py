@@ -1,9 +1,10 @@
-"""Mistakes that users make: each is one line on standard error and exit status 2."""
+"""Mistakes of users. Each is one line on standard error, with exit status 2."""
 
 import errno
 import logging
 import os
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,16 @@ SHARDS = ["--data=TokenShards", f"--data.corpus={__file__}", "--data.split_fract
 SHARDS += ["--trainer.callbacks=[]"]
 
 
+OURS = """from kerple.positions import Position
+class Wrong(Position):
+    def __init__(self, shape): super().__init__()
+    def bias(self, distance): return distance / (1 // 0)
+class OneRow(Wrong):
+    def bias(self, distance): return distance[None]
+class Mine: ...
+"""
+
+
 def config(folder, **sections):
     (folder / "config.yaml").write_text(yaml.safe_dump(TINY | sections))
     return f"--config={folder}/config.yaml"
@@ -25,10 +36,15 @@ def config(folder, **sections):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--model.heads=3"], ["heads: got 3"]),  # a class says it when it is built
+        (["--model.heads=3"], ["heads: got 3"]),  # raised when the class is built
         (["--data.batch_size=0"], ["error: data.batch_size: got 0"]),  # one of the types of this option is a class
         (["--data.lenght=3"], ["lenght", "TaskData; did you mean length?"]),
         (["--model.layer=3"], ["--model.layer=3; did you mean model.layers?"]),  # no abbreviation
+        (["--conf=x", "--model.pos=Y"], ["did you mean config and model.position?"]),
+        (["--model.position=mine.Broken"], ["got mine.Broken: No module named 'nowhere' (", "mine.py:1)"]),
+        (["--model.position=ours.Mine"], ["expected a subclass of kerple.positions.Position"]),
+        (["--model.position=ours.Wrong"], ["ours.py:4: ZeroDivisionError"]),
+        (["--model.position=ours.OneRow"], ["ours.OneRow.bias: got shape (1, 6), expected (2 heads, distances)"]),
         (["--model.position=Kerple1og"], ["model.position: got Kerple1og, did you mean KerpleLog?"]),
         (["--model.position=my_gaus.X"], ["error: model.position: got my_gaus.X: No module named 'my_gaus'"]),
         (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),
@@ -47,12 +63,16 @@ def config(folder, **sections):
         (["--model.lr=1000", "--model.weight_decay=1e6", "--model.warmup=0", "--trainer.max_steps=40"], ["not finite"]),
     ],
 )
-def test_an_option_of_fit(options, parts, tmp_path, capsys, monkeypatch):
+def test_mistakes_in_options_of_fit(options, parts, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ours", raising=False)
+    (tmp_path / "mine.py").write_text("import nowhere")
+    (tmp_path / "ours.py").write_text(OURS)
     line = complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *options)
     assert all(part in line for part in parts), line
     assert not list((tmp_path / "run").rglob("*.ckpt"))
-    assert (tmp_path / "run").exists() == ("not finite" in parts)  # so that the next run is no second version
+    assert (tmp_path / "run").exists() == ("not finite" in parts)  # so that the next run is not a second version
 
 
 @pytest.mark.parametrize(
@@ -65,7 +85,7 @@ def test_an_option_of_fit(options, parts, tmp_path, capsys, monkeypatch):
         ({"model": TINY["model"] | {"position": "KerpelLog"}}, "got KerpelLog, did you mean KerpleLog?"),
     ],
 )
-def test_a_file_of_options(sections, part, tmp_path, capsys):
+def test_mistakes_in_configuration_files(sections, part, tmp_path, capsys):
     assert part in complaint(capsys, "fit", config(tmp_path, **sections), f"--run_dir={tmp_path}/run")
 
 
@@ -73,6 +93,7 @@ def test_a_file_of_options(sections, part, tmp_path, capsys):
     ("arguments", "part"),
     [
         (["check", "--model.position=0"], "model.position"),
+        (["check", "my_file.Root"], "got my_file.Root, expected an option: --model.position my_file.Root"),
         (["plan", "--config=configs/paper.yaml", "--chips=TPU"], "chips: got 'TPU'"),
         (["plan", "--config=configs/paper.yaml", "--devices=8,64"], "devices: got 64, expected at most 32"),
         (["inspect", "data/none", "--token=3"], "did you mean tokens?"),
@@ -83,34 +104,31 @@ def test_a_file_of_options(sections, part, tmp_path, capsys):
         (["export", "--ckpt_path=run.py", "--to=x"], "run.py is not a checkpoint"),
     ],
 )
-def test_an_option_of_another_command(arguments, part, capsys):
+def test_mistakes_in_options_of_other_commands(arguments, part, capsys):
     assert part in complaint(capsys, *arguments)
 
 
-def test_debug_and_faults_of_the_program_have_a_traceback_and_a_full_disk_or_gpu_a_line(tmp_path, monkeypatch, capsys):
+def test_bugs_and_debug_have_a_traceback_and_full_disks_or_gpus_one_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match="heads: got 3"):
         main(["fit", "--debug", config(tmp_path), f"--run_dir={tmp_path}/run", "--model.heads=3"])
 
-    def broken(*_):
-        raise errors.pop()
-
-    errors = [ValueError("a bug of ours"), torch.OutOfMemoryError("20\nGiB."), OSError(errno.ENOSPC, "no space")]
-    # as TensorBoard's writer, which names no file
-    monkeypatch.setattr("kerple.training.random_state.RandomState.on_train_start", broken)
+    # like the error of TensorBoard's writer, without a file name
+    errors = [OSError(errno.ENOSPC, "no space"), torch.OutOfMemoryError("20\nGiB."), ValueError("a bug of ours")]
+    monkeypatch.setattr("kerple.training.random_state.RandomState.on_train_start", Mock(side_effect=errors))
     for part in (f"{tmp_path}/run: no space", "20 GiB. Divide data.batch_size"):
         assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])
 
 
-def test_a_file_of_a_preparation_that_holds_a_list(tmp_path, capsys):
+def test_a_damaged_settings_file_of_a_preparation(tmp_path, capsys):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "settings.json").write_text("[]")
     arguments = ["prepare", f"--data.corpus={__file__}", f"--data.directory={tmp_path}"]
     assert "parts/settings.json" in complaint(capsys, *arguments)
 
 
-def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeypatch, capsys):
+def test_a_missing_package_is_reported_with_its_install_command(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.delitem(sys.modules, "kerple.cli.plan", raising=False)
     assert complaint(capsys, "plan").endswith("pip install pandas")
@@ -118,7 +136,7 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeyp
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_path_with_brackets_and_accents_or_bytes_that_are_no_unicode(tmp_path, capsys, monkeypatch):
+def test_paths_with_brackets_accents_and_invalid_utf8(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "a[b] {c} é"
     main(["fit", config(tmp_path), f"--run_dir={folder}/run[1]"])
     main(["test", f"--ckpt_path={folder}/run[1]/checkpoints/last.ckpt"])

@@ -1,4 +1,4 @@
-"""`plan` reads a fit's configuration and says what it will take."""
+"""`plan` computes the cost of a fit from its configuration."""
 
 import re
 
@@ -11,13 +11,13 @@ PAPER = ["plan", "--config", "configs/paper.yaml"]
 
 
 def printed(capsys, *arguments):
-    """Cells of every row, by the first."""
+    """The cells of each row, by its first cell."""
     main([*PAPER, *arguments])
     rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines() if line]
     return {row[0]: row[1:] for row in rows}
 
 
-def test_the_paper_s_recipe(capsys):
+def test_plan_of_the_papers_configuration(capsys):
     rows = printed(capsys, "--devices", "1,8,32")
     assert rows["parameters"] == ["162,322,968"]
     assert rows["tokens"] == ["819,200,000"]
@@ -30,21 +30,21 @@ def test_the_paper_s_recipe(capsys):
     assert hours["A100"][0] == pytest.approx(per_token * 819.2e6 / (312e12 * 0.4) / 3600, abs=0.01)
     assert hours["A100"][0] == pytest.approx(hours["H100"][0] * 989 / 312, rel=0.01)
     compute, exchange = per_token * 16_384 / 32 / (312e12 * 0.4), 2 * 4 * 162_322_968 * 31 / 32 / NETWORK
-    # layers share KERPLE-log's parameters, which DDP sends first and which are ready last: nothing is hidden
+    # DDP sends the parameters that layers share first, but their gradients are ready last: no overlap
     assert hours["A100"][2] == pytest.approx(50_000 * (compute + exchange) / 3600, abs=0.01)
     without = printed(capsys, "--devices", "1,8,32", "--model.position", "RoPE")["A100"]
-    assert float(without[2]) == pytest.approx(float(without[1]) / 8, abs=0.01)  # the exchange is hidden
+    assert float(without[2]) == pytest.approx(float(without[1]) / 8, abs=0.01)  # the exchange overlaps
     assert float(without[3]) == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)  # exchange > compute
 
 
-def test_weights_give_the_architecture(capsys, tmp_path):
+def test_plan_takes_the_architecture_of_weights(capsys, tmp_path):
     transformers = pytest.importorskip("transformers")
     shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
     sizes = transformers.LlamaConfig(vocab_size=40, intermediate_size=48, **shape)
     transformers.LlamaForCausalLM(sizes).save_pretrained(tmp_path)
-    (tmp_path / "norms.yaml").write_text("model: {qk_norm: true}")  # as configs/demo.yaml; a Llama has none
+    (tmp_path / "norms.yaml").write_text("model: {qk_norm: true}")  # as in configs/demo.yaml; a Llama has no such norms
     files = ["--config", str(tmp_path / "norms.yaml")]
     rows = printed(capsys, *files, "--weights", str(tmp_path), "--model.position", "NoPE")
-    vocabulary = 2 * 32 * 50304  # a table for tokens, and one for logits: the data says how large
+    vocabulary = 2 * 32 * 50304  # embedding and output matrix, whose size is the vocabulary of the data
     layers = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32)
     assert rows["parameters"] == [f"{vocabulary + layers + 32:,}"]

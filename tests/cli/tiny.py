@@ -1,4 +1,4 @@
-"""The smallest real run for tests of the command line: one step on a task, without anything to prepare."""
+"""A run of one step on a task, for tests of the command line."""
 
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,14 @@ trainer:
 
 
 def fit(folder: Path, *flags: str) -> Path:
-    """Run it in a folder; its checkpoint."""
+    """Run the fit in a folder, and return the path of its checkpoint."""
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     main(["fit", "--config", str(folder / "tiny.yaml"), "--run_dir", str(folder / "run"), *flags])
     return folder / "run" / "checkpoints" / "last.ckpt"
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line with which a command ends that has a mistake."""
+    """Run a command with a mistake, and return its error message."""
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     assert ended.value.code == 2

@@ -236,7 +236,7 @@ def test_what_an_evaluation_cannot_honour_is_refused_before_it_begins(tmp_path: 
         fit.fit(model_of(), RandomText())
     assert fit.global_step == 0
     sharded: Any = SimpleNamespace(strategy=ModelParallelStrategy(), datamodule=RandomText(), callbacks=[])
-    with pytest.raises(UserError, match=r"got Extrapolation with parameters that FSDP shards"):
+    with pytest.raises(UserError, match=r"got Extrapolation, which does not support sharded parameters"):
         MeasureCallback(Extrapolation([8])).setup(sharded, model_of(), "fit")
-    with pytest.raises(UserError, match=r"got TaskAccuracy with parameters that FSDP shards"):
+    with pytest.raises(UserError, match=r"got TaskAccuracy, which does not support sharded parameters"):
         MeasureCallback(TaskAccuracy()).setup(sharded, model_of(), "fit")

@@ -1,4 +1,4 @@
-"""Exact match and token accuracy, counted by hand and of trained networks."""
+"""Accuracies of given answers and of trained networks, and the problems of `TaskData`."""
 
 import os
 import subprocess
@@ -13,11 +13,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kerple.base.errors import UserError
 from kerple.measure import results
 from kerple.measure.task_accuracy import TaskAccuracy, add_answers, answer_table, result_rows
 from kerple.positions import strategies
-from kerple.tasks import Addition, Copy, Example, Parity, Reverse, Task, TaskData, VariableChain
+from kerple.tasks import Addition, Copy, Example, Parity, Reverse, TaskData, VariableChain
 from kerple.training.language_model import LanguageModel
 from tests.toy import trainer
 
@@ -55,7 +54,7 @@ def trained(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path):
+def test_accuracies_of_a_trained_model_by_length_and_protocol(tmp_path):
     data = TaskData(Copy(repeated=True), 10, train_length=4, batch_size=32, test_examples=40, seed=0)
     table, about = trained(data, tmp_path, 80, generate=True)
     assert about["protocols"] == ["repeated copy", "repeated copy generated"]
@@ -91,8 +90,8 @@ def test_lengths_beyond_the_last_position_are_skipped(tmp_path, lengths, read):
 
 
 @pytest.mark.slow
-def test_the_command_line_reports_the_same_on_two_devices(tmp_path):
-    """With run.py, because only there a collective operation of a single rank hangs."""
+def test_two_devices_report_the_accuracies_of_one(tmp_path):
+    """Uses run.py, because a collective operation that only one rank calls hangs in separate processes."""
 
     def run(*arguments: str) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
@@ -110,7 +109,7 @@ def test_the_command_line_reports_the_same_on_two_devices(tmp_path):
     pd.testing.assert_frame_equal(*tables)
 
 
-# Problems of a data module
+# problems of a data module
 
 
 def ranked(data: TaskData, rank: int = 0, world: int = 1, steps: int = 6, done: int = 0) -> TaskData:
@@ -125,18 +124,6 @@ def sequences(loader: Any) -> list[str]:
     return [data.decode(row) for batch in loader for row in batch["tokens"].tolist()]
 
 
-class Accents(Task):
-    """Task whose answer repeats a letter that is not in the vocabulary."""
-
-    def example(self, length: int, rng: np.random.Generator) -> Example:
-        return Example(prompt=" " * length, answer="é" * length, sizes=(length,))
-
-
-def test_invalid_tasks_raise_at_construction():
-    with pytest.raises(UserError, match="the character 'é', expected one of"):
-        TaskData(Accents(), 99, train_length=3)
-
-
 def test_training_lengths_are_uniform():
     data, draws = TaskData(Reverse(), 100, train_length=10, seed=3), 5_000
     counts = np.bincount([data.sample(i).sizes[0] for i in range(draws)], minlength=11)
@@ -145,7 +132,7 @@ def test_training_lengths_are_uniform():
 
 
 @pytest.mark.parametrize("task", [Copy(symbols=3), Addition(), VariableChain()], ids=lambda task: task.name)
-def test_no_test_or_validation_problem_is_trained_on(task):
+def test_splits_have_no_common_problem(task):
     data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), validation_examples=200)
     trained = {data.sample(i).identity for i in range(2000)}
     tested = {example.identity for group in data.test_problems for example in group}
@@ -168,7 +155,7 @@ def test_each_problem_of_a_small_space_is_tested_once():
     assert not groups[1]
 
 
-def test_repeated_examples_come_in_a_new_order_each_time():
+def test_repeated_examples_have_another_order_in_each_epoch():
     data = TaskData(Copy(), 100, batch_size=5, examples=20, seed=5)
     whole = sequences(ranked(data, steps=8).train_dataloader())
     loader = ranked(data, steps=-1).train_dataloader()  # without a number of steps, an epoch has all examples once

@@ -88,7 +88,7 @@ def drawn(task: Task, lengths: range = range(1, 31), each: int = 10) -> list[tup
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_answers_and_lengths_are_those_of_an_independent_solver(name):
+def test_answers_and_lengths_equal_those_of_independent_solvers(name):
     task = TASKS[name]
     for n, example in drawn(task):
         solve, measure = SOLVERS[task.name]
@@ -171,34 +171,14 @@ def places(task: Task, text: str) -> list[int]:
     [
         # 321 + 54 = 375, last digits first: a place for each significance, one less for the sign before a number
         ("addition", "«123+45=573»", [0, 2, 3, 4, 1, 2, 3, 1, 2, 3, 4, 0]),
-        (
-            "addition, padded",
-            "«12+90=120··",
-            [0, 2, 3, 4, 2, 3, 1, 2, 3, 4, 0, 0],
-        ),  # + with the third digit
+        ("addition, padded", "«12+90=120··", [0, 2, 3, 4, 2, 3, 1, 2, 3, 4, 0, 0]),  # + like the third digit
         ("multiplication", "«63*7=252", [0, 2, 3, 1, 0, 1, 2, 3, 4]),
         ("copy", "«cab=cab", [0, 2, 3, 4, 1, 2, 3, 4]),
         ("reverse", "«cab=bac»", [0, 2, 3, 4, 5, 4, 3, 2, 0]),
     ],
 )
-def test_places_are_those_of_the_definition(task, text, expected):
+def test_places_of_examples(task, text, expected):
     assert places(PLACED[task], text) == expected
-
-
-@pytest.mark.parametrize("name", PLACED)
-def test_related_tokens_share_a_place(name):
-    rng = np.random.default_rng(0)
-    for n in (1, 2, 5, 9):
-        example = PLACED[name].example(n, rng)
-        found = places(PLACED[name], example.text)
-        start = len(example.prompt) + 2  # of the answer
-        for i, place in enumerate(found[start : start + min(n, len(example.answer))]):
-            # the operand's digit of that significance, the letter that is repeated
-            partner = n - 1 - i if name == "reverse" else i
-            assert place == found[1 + partner] > 1
-            if name == "addition, padded":
-                assert place == found[1 + n + 1 + i]
-        assert max(found) <= n + 2
 
 
 def test_digits_are_counted_in_every_number():
@@ -237,7 +217,7 @@ def test_tasks_without_places_are_refused():
 
 def test_places_that_depend_on_later_tokens_are_refused():
     class FromTheRight(Addition):
-        """Digits of unpadded numbers counted from their end, which is not there yet."""
+        """Places that are counted from the end of a number, which generation has not reached."""
 
         def places(self, tokens: torch.Tensor) -> torch.Tensor:
             return abacus(tokens.flip(1)).flip(1)

@@ -40,8 +40,8 @@ class Recorded(LastCheckpoint):
         ({}, [10]),
     ],
 )
-def test_it_is_written_by_minutes_by_steps_and_at_the_end(options, steps, tmp_path: Path, monkeypatch) -> None:
-    minutes = [1000.0]  # that pass only with a step
+def test_the_last_checkpoint_follows_minutes_and_steps(options, steps, tmp_path: Path, monkeypatch) -> None:
+    minutes = [1000.0]  # a step takes a minute
     monkeypatch.setattr(last_checkpoint, "time", SimpleNamespace(monotonic=lambda: 60 * minutes[0]))
 
     class Slow(Line):
@@ -51,7 +51,7 @@ def test_it_is_written_by_minutes_by_steps_and_at_the_end(options, steps, tmp_pa
     callback = Recorded(**options)
     trainer(tmp_path, callback, max_steps=10, limit_val_batches=0).fit(Slow(), ToyData())
     assert callback.steps == steps
-    assert callback.handlers == {callback._signals._note}  # what comes during the last save ends nothing
+    assert callback.handlers == {callback._signals._record}  # signals during the last save do not end the process
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 10
 
 
@@ -88,7 +88,7 @@ class Noise(Line):
         return self.weight**2
 
 
-def test_what_others_draw_between_batches_does_not_move_training(tmp_path: Path) -> None:
+def test_draws_between_batches_do_not_change_training(tmp_path: Path) -> None:
     alone, disturbed = Noise(), Noise()
     for model, others in ((alone, []), (disturbed, [Draws()])):
         seed_everything(5, verbose=False)
@@ -110,7 +110,7 @@ def scontrol(tmp_path, monkeypatch):
 
 def test_requeue_names_the_job_or_the_task_of_an_array(scontrol, monkeypatch):
     requeue()
-    assert not scontrol.exists()  # no SLURM, nothing to requeue
+    assert not scontrol.exists()  # without SLURM there is no job
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     requeue()
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
@@ -119,9 +119,9 @@ def test_requeue_names_the_job_or_the_task_of_an_array(scontrol, monkeypatch):
     assert scontrol.read_text().splitlines() == ["requeue 17", "requeue 12_3"]
 
 
-def test_signals_are_noted_and_the_handlers_of_others_put_back(capfd):
+def test_signals_are_recorded_and_earlier_handlers_restored(capfd):
     before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as with nohup
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     signals = Signals()
     signals.install()
@@ -129,7 +129,7 @@ def test_signals_are_noted_and_the_handlers_of_others_put_back(capfd):
     os.kill(os.getpid(), signal.SIGUSR1)
     assert signals.received == signal.SIGUSR1
     os.kill(os.getpid(), signal.SIGTERM)
-    assert signals.received == signal.SIGTERM  # to end wins over to come back
+    assert signals.received == signal.SIGTERM  # SIGTERM takes precedence over SIGUSR1
     os.kill(os.getpid(), signal.SIGINT)
     assert "Ctrl-C" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # the second one ends the process
@@ -145,7 +145,7 @@ class AskedToStop(Callback):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_stopped_before_its_first_step_ends_after_it_and_does_not_look_finished(tmp_path):
+def test_a_signal_before_the_first_step_takes_effect_after_it(tmp_path):
     run = trainer(tmp_path, LastCheckpoint(), AskedToStop(), max_steps=2, num_sanity_val_steps=1)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end:

@@ -14,7 +14,7 @@ from tests.toy import RandomText, small_model, trainer
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[EventAccumulator, dict[str, torch.Tensor]]]:
-    """What TensorBoard reads of a fit of four steps and of a test, and the last values that were logged."""
+    """The events of a fit of four steps and of a test, and the last logged values."""
     read, options = {}, {"max_steps": 4, "val_check_interval": 2, "log_every_n_steps": 1, "num_sanity_val_steps": 0}
     for stage in ("fit", "test"):
         folder = tmp_path_factory.mktemp(stage)
@@ -26,7 +26,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[EventAcc
     return read
 
 
-def test_kernels_are_histograms_at_each_validation(events: dict) -> None:
+def test_parameters_of_the_strategy_are_histograms_at_each_validation(events: dict) -> None:
     assert set(events["fit"][0].Tags()["histograms"]) == {"kernels/r1", "kernels/r2"}
     histograms = events["fit"][0].Histograms("kernels/r2")
     assert [event.step for event in histograms] == [0, 2, 4]
@@ -34,7 +34,7 @@ def test_kernels_are_histograms_at_each_validation(events: dict) -> None:
 
 
 @pytest.mark.parametrize(("stage", "metric"), [("fit", "val/loss"), ("test", "test/ppl/full/8")])
-def test_hparams_hold_settings_and_final_metrics(events: dict, stage: str, metric: str) -> None:
+def test_hparams_contain_settings_and_final_metrics(events: dict, stage: str, metric: str) -> None:
     accumulator, logged = events[stage]
 
     def data(tag: str) -> Any:
@@ -46,5 +46,5 @@ def test_hparams_hold_settings_and_final_metrics(events: dict, stage: str, metri
     assert settings["1 strategy"].string_value == "KerpleLog"
     assert settings["lr"].number_value == 0.1
     assert settings["position_parameters"].number_value == 4
-    assert "position" not in settings  # a function is no hyper-parameter
+    assert "position" not in settings  # a function is not a hyper-parameter
     assert accumulator.Scalars(metric)[-1].value == pytest.approx(float(logged[metric]))

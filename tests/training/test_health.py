@@ -29,9 +29,9 @@ def test_a_run_stops_before_the_step_and_names_it_and_the_checkpoint(kind: str, 
     assert last(tmp_path)["global_step"] == 2
 
 
-# just before a checkpoint is written, just after it, the last one
+# a step just before a checkpoint, a step just after it, the last step
 @pytest.mark.parametrize("step", [1, 2, 5])
-def test_weights_that_are_no_numbers_end_the_run(step: int, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_end_the_run(step: int, tmp_path: Path) -> None:
     class Broken(Line):
         def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
             super().optimizer_step(*args, **kwargs)
@@ -47,7 +47,7 @@ def test_weights_that_are_no_numbers_end_the_run(step: int, tmp_path: Path) -> N
         assert str(path) in str(raised.value)
 
 
-def test_a_large_gradient_is_no_fault(tmp_path: Path) -> None:
+def test_large_finite_gradients_are_accepted(tmp_path: Path) -> None:
     class Wide(Line):
         def training_step(self, batch: dict, index: int) -> torch.Tensor:
             return self.weight.square().sum()
@@ -59,26 +59,26 @@ def test_a_large_gradient_is_no_fault(tmp_path: Path) -> None:
 
 
 class OnOne(Line):
-    """An infinite loss with a finite gradient, in step 3, on the second process alone."""
+    """Model with an infinite loss and a finite gradient in step 3, only on the second process."""
 
     def training_step(self, batch: dict, index: int) -> torch.Tensor:
         bad = self.trainer.global_rank == 1 and self.trainer.global_step == 2
         return self.weight**2 + (torch.inf if bad else 0.0)
 
 
-def test_what_one_process_finds_stops_all(tmp_path: Path) -> None:
+def test_a_bad_loss_in_one_process_stops_all(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="step 2: the loss or a gradient is not finite"):
         fit(tmp_path, OnOne(), NonFiniteGuard(), accumulate=1, devices=2, strategy="ddp_fork")
     assert last(tmp_path)["global_step"] == 2
 
 
-# sample 17 is in step 2; last.ckpt is written after steps 1, 3 and 5, so the host looks in the middle of its five steps
+# sample 17 is in step 2; a checkpoint after step 3 makes the host check before its five steps are over
 @KINDS
-def test_while_nobody_looks_a_bad_step_and_those_after_it_leave_the_weights_alone(kind: str, tmp_path: Path) -> None:
+def test_steps_between_a_bad_step_and_the_check_do_not_change_weights(kind: str, tmp_path: Path) -> None:
     model = Line(17, kind, fused=True)
     with pytest.raises(UserError, match="step 2: the loss or a gradient"):
         fit(tmp_path, model, NonFiniteGuard(every_n_steps=5))
-    assert len(model.seen) == 2 * 4  # micro-batches: two good steps, the bad one, and one before somebody looked
+    assert len(model.seen) == 2 * 4  # micro-batches of two good steps, the bad step, and one more before the check
     assert len(set(model.seen[4:])) == 1
     assert model.weight.item() == model.seen[4]
     assert last(tmp_path)["global_step"] == 2

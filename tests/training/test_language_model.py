@@ -30,7 +30,7 @@ def fitted(folder: Path, steps: int, **options: object) -> tuple[LanguageModel, 
         ("constant", [1.0] * 41),
     ],
 )
-def test_the_rate_rises_linearly_then_falls_to_its_final_share(name: str, fall: list[float]) -> None:
+def test_the_learning_rate_rises_linearly_then_falls_to_its_final_fraction(name: str, fall: list[float]) -> None:
     rates = [lr_multiplier(step, name, warmup=10, end=50, final=0.5, decay=0.2) for step in range(51)]
     assert rates == pytest.approx([0.1 * (1 + step) for step in range(10)] + fall, rel=1e-6)
 
@@ -51,7 +51,7 @@ def test_an_optimiser_and_a_schedule_by_class_get_our_groups_and_rate(tmp_path: 
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_training_learns_to_count_with_every_parameter_in_its_group(optimizer: str, tmp_path: Path) -> None:
+def test_training_lowers_the_loss_and_groups_contain_all_parameters(optimizer: str, tmp_path: Path) -> None:
     options = {"weight_decay": 0.01, "betas": (0.9, 0.99), "adam_eps": 1e-7}
     module, run = fitted(tmp_path, 40, lr=0.03, optimizer=optimizer, **options)
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_training_learns_to_count_with_every_parameter_in_its_group(optimizer: s
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_step_ends_within_the_ranges(optimizer: str, tmp_path: Path) -> None:
+def test_parameters_are_within_their_ranges_after_a_step(optimizer: str, tmp_path: Path) -> None:
     module = small_model("KerplePower", lr=100.0, optimizer=optimizer)
     module.trainer = trainer(tmp_path, max_steps=9)
     optimiser, position = module.configure_optimizers()["optimizer"], module.network.positions[0]
@@ -87,7 +87,7 @@ def test_a_step_ends_within_the_ranges(optimizer: str, tmp_path: Path) -> None:
             assert end is None or value.tolist() == pytest.approx([end] * 2)
 
 
-def test_a_bad_number_other_data_and_strategy_are_refused(tmp_path: Path, monkeypatch) -> None:
+def test_invalid_numbers_other_data_and_other_fsdp_are_refused(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(ValueError, match=r"lr: got 0\.0"):
         small_model(lr=0.0)
     with pytest.raises(ValueError, match="vocabulary: got 13, expected the 11 tokens of the model"):

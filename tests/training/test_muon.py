@@ -7,7 +7,7 @@ from kerple.training.muon import Muon, orthogonalise
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
-def test_directions_are_those_of_the_singular_vectors(shape: tuple[int, int]) -> None:
+def test_orthogonalised_matrices_have_the_singular_vectors_of_the_input(shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor([1e-3, 1, 1e3]).view(3, 1, 1)
     matrices = torch.randn(3, *shape, generator=generator, dtype=torch.float64) * sizes
@@ -25,7 +25,7 @@ def test_directions_are_those_of_the_singular_vectors(shape: tuple[int, int]) ->
 
 
 def trained(optimiser: torch.optim.Optimizer, steps: int, first: int = 0) -> None:
-    """Steps with gradients that depend on the number of the step alone, and on the parameter."""
+    """Make steps whose gradients depend only on the number of the step and on the parameter."""
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step)
         for p in (p for group in optimiser.param_groups for p in group["params"]):
@@ -42,7 +42,7 @@ def muon(of: list[torch.Tensor], **options: float) -> Muon:
     return Muon([{"params": of[:3], "muon": []}, {"params": of[3:]}], **{"lr": 0.02} | options)
 
 
-def test_matrices_move_as_in_torchs_muon_and_the_rest_as_in_adamw() -> None:
+def test_updates_equal_those_of_torchs_muon_and_adamw() -> None:
     options = {"lr": 0.02, "weight_decay": 0.1}
     start, ours, theirs, adamw = (parameters() for _ in range(4))
     trained(muon(ours, **options), 5)
@@ -53,7 +53,7 @@ def test_matrices_move_as_in_torchs_muon_and_the_rest_as_in_adamw() -> None:
     assert torch.equal(ours[3], adamw[3])
 
 
-def test_hooks_run_once_a_step_whatever_was_made_before() -> None:
+def test_hooks_run_once_per_step() -> None:
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
     ours, calls = muon(parameters()), []
     ours.register_step_pre_hook(lambda *_: calls.append("before"))
@@ -62,7 +62,7 @@ def test_hooks_run_once_a_step_whatever_was_made_before() -> None:
     assert calls == ["before", "after"] * 2
 
 
-def test_a_step_that_fails_leaves_all_groups() -> None:
+def test_a_failed_step_keeps_all_groups() -> None:
     ours = muon(parameters())
     groups = list(ours.param_groups)
     ours.param_groups[1]["params"][0].grad = torch.ones(5)
@@ -72,7 +72,7 @@ def test_a_step_that_fails_leaves_all_groups() -> None:
     assert ours.param_groups == groups
 
 
-def test_a_stored_state_goes_on_as_if_it_had_not_been_stored() -> None:
+def test_a_stored_state_continues_exactly() -> None:
     whole, halves = parameters(), parameters()
     trained(muon(whole), 4)
     first, second = muon(halves), muon(halves)
@@ -83,8 +83,8 @@ def test_a_stored_state_goes_on_as_if_it_had_not_been_stored() -> None:
 
 
 @pytest.mark.parametrize("rows", [[8, 8], [8, 4, 4]])
-def test_stacked_matrices_move_as_if_they_were_apart(rows: list[int]) -> None:
-    """Such as queries, keys and values in one parameter, with grouped heads and without."""
+def test_stacked_matrices_are_updated_like_separate_ones(rows: list[int]) -> None:
+    """Queries, keys and values in one parameter, with and without grouped heads."""
     whole = torch.randn(16, 8)
     stacked = torch.nn.Parameter(whole.clone())
     apart = [torch.nn.Parameter(part.clone()) for part in whole.split(rows)]

@@ -11,7 +11,7 @@ from kerple.training.progress_lines import ProgressLines, with_progress
 from tests.toy import Line, ToyData, trainer
 
 
-def test_lines_and_the_file_say_how_far_a_fit_and_an_analysis_are(
+def test_progress_of_fits_and_measurements_is_printed_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     states, blocks, stopped = [], [], False
@@ -21,7 +21,7 @@ def test_lines_and_the_file_say_how_far_a_fit_and_an_analysis_are(
             states.append(read_progress(tmp_path / FILE))
 
         def training_step(self, batch: object, index: int) -> object:
-            self.log("train/loss", 3 * self.weight**2)  # which is shown, and not what is returned
+            self.log("train/loss", 3 * self.weight**2)  # this loss is shown, not the returned one
             return super().training_step(batch, index)
 
         def test_step(self, batch: object, index: int) -> None: ...

@@ -19,7 +19,7 @@ from tests.toy import trainer
 
 
 class Model(LightningModule):
-    """On its own clock, a step takes 1 s but the first, which takes 50; a validation takes 1,000."""
+    """Model with a simulated clock: the first step takes 50 s, other steps 1 s, a validation 1,000 s."""
 
     seconds = 100.0
 
@@ -48,7 +48,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def fit(
     folder: Path, callback: Throughput, steps: int = 8, model: Any = None, resume: Path | None = None, **more: Any
 ) -> Trainer:
-    """A fit on 4 sequences of 4 targets a batch; its last checkpoint is beside cost.json."""
+    """Fit with batches of 4 sequences of 4 targets, and write last.ckpt into the same folder."""
     text = DataLoader([{"tokens": torch.zeros(5, dtype=torch.int64)}] * 64, batch_size=4)
     options = {"limit_val_batches": 0, "log_every_n_steps": 2, "num_sanity_val_steps": 0} | more
     run = trainer(folder, callback, events=True, max_steps=steps, **options)
@@ -61,23 +61,23 @@ def cost(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "cost.json").read_text())
 
 
-def test_rate_counts_the_targets_of_whole_steps_without_validation_and_the_start(tmp_path: Path) -> None:
+def test_the_rate_excludes_validation_and_the_first_step(tmp_path: Path) -> None:
     callback = Throughput()
     run = fit(tmp_path, callback, accumulate_grad_batches=2, val_check_interval=6, limit_val_batches=2)
-    # 4 sequences of 4 targets in 1 s; the interval with the first step and validations between steps leave no trace
+    # 4 sequences of 4 targets in 1 s, without the first interval and without validations
     assert callback.rates == [16.0, 16.0, 16.0]
     written = cost(tmp_path)
     assert written["tokens_per_second"] == 16.0
     assert written["steps"] == 8
     assert written["position_parameters"] == 4  # r1 and r2 of 2 heads, once
     assert written["parameters"] == 4 + 4
-    assert written["peak_memory_bytes"] > 50 * 2**20  # a process with torch in it
+    assert written["peak_memory_bytes"] > 50 * 2**20  # memory of a process that has imported torch
     assert written["environment"]["torch"] == version("torch")
     assert run.progress_bar_metrics["train/tokens_per_second"] == 16.0
     assert run.callback_metrics["train/peak_memory_mib"] > 50
 
 
-def test_a_resumed_run_keeps_rates_and_peak_memory_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_earlier_rates_and_peak_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "peak_memory", lambda device: 1000)
     first = Throughput()
     fit(tmp_path / "a", first)
@@ -86,13 +86,13 @@ def test_a_resumed_run_keeps_rates_and_peak_memory_from_before(tmp_path: Path, m
     for folder, steps, peak in (("b", 8, 400), ("c", 12, 400), ("d", 12, 3000)):
         monkeypatch.setattr(throughput, "peak_memory", lambda device, peak=peak: peak)
         fit(tmp_path / folder, second := Throughput(), steps, resume=checkpoint)
-        # b: nothing left to train, and cost.json not yet written
+        # in b, no step is left, and cost.json is not yet written
         assert cost(tmp_path / folder)["peak_memory_bytes"] == max(1000, peak)
     assert second.rates[: len(first.rates)] == first.rates
-    assert len(second.rates) == len(first.rates) + 1  # 2 intervals more, the first of them left out
+    assert len(second.rates) == len(first.rates) + 1  # of 2 more intervals, the first is left out
 
 
-def test_the_backend_of_attention_is_written_with_its_reason(tmp_path: Path) -> None:
+def test_cost_json_contains_the_backends_of_attention(tmp_path: Path) -> None:
     class Attending(Model):
         def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
             q = self.linear.weight.expand(1, 1, 20, 3)

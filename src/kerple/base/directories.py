@@ -14,18 +14,18 @@ from typing import TextIO
 from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
-LAST = Path("checkpoints", "last.ckpt")  # in the folder of a fit: the checkpoint from which it resumes
-# files that a run writes before its first step have names that begin with one of these
-BEGINNINGS = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")
+LAST = Path("checkpoints", "last.ckpt")  # the checkpoint from which a fit resumes, in its folder
+# the names of files that a run writes before its first step begin with one of these
+FIRST_FILES = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")
 # launchers set one or more of these variables to the number of the process
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
-_held: list[TextIO] = []  # the lock files of the folders that this process has locked
-_made: set[Path] = set()  # the folders that this process has made
+_lock_files: list[TextIO] = []  # the lock files of the folders that this process has locked
+_new_folders: set[Path] = set()  # the folders that this process has made
 
 
 def last_checkpoint(preferred: Path) -> Path | None:
-    """The last checkpoint of the newest version of a folder that has one, or None."""
+    """The last checkpoint of a folder: that of its newest version with a last checkpoint, or None."""
     paths = (path / LAST for path in reversed(_versions(preferred)))
     return next(filter(Path.is_file, paths), None)
 
@@ -46,37 +46,37 @@ def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
     """
     checkpoint = (last_checkpoint(preferred) if ckpt_path == "last" else ckpt_path) or ""
     for path in _versions(preferred) if checkpoint else []:
-        # compared before and after links are resolved, because `checkpoints` or the whole folder may be a link
+        # with links and with resolved links, because `checkpoints` or the folder may be a link
         if any(Path(form(checkpoint)).is_relative_to(form(path)) for form in (os.path.abspath, os.path.realpath)):
             return resume_directory(path)
-    return _unused(preferred)
+    return _new_version(preferred)
 
 
 def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
     """Choose and lock the folder that a test or validation writes to: ``test``, ``test_v1``, … in the run's folder."""
     if run_dir:
-        return _unused(Path(run_dir))
+        return _new_version(Path(run_dir))
     checkpoints = Path(ckpt_path).parent
     run = checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints
-    return _unused(run / command)
+    return _new_version(run / command)
 
 
-def unlock(refused: bool = False) -> None:
+def unlock(remove_new: bool = False) -> None:
     """Unlock the folders that this process has locked, and remove those that it has made and left empty.
 
     Args:
-        refused: Whether to also remove folders that have only files of `BEGINNINGS`.
+        remove_new: Whether to also remove the folders that it has made and that hold only files of `FIRST_FILES`.
     """
-    for folder in _made:
-        if _is_empty(folder) or (refused and all(path.name.startswith(BEGINNINGS) for path in folder.glob("*"))):
+    for folder in _new_folders:
+        if _is_empty(folder) or (remove_new and all(path.name.startswith(FIRST_FILES) for path in folder.glob("*"))):
             shutil.rmtree(folder, ignore_errors=True)
-    _made.clear()
-    _held.clear()
+    _new_folders.clear()
+    _lock_files.clear()
 
 
 # a child process, such as a worker of a loader, may outlive this one and must not keep the folders locked
-os.register_at_fork(after_in_child=_held.clear)
-os.register_at_fork(after_in_child=_made.clear)
+os.register_at_fork(after_in_child=_lock_files.clear)
+os.register_at_fork(after_in_child=_new_folders.clear)
 
 
 def _versions(preferred: Path) -> list[Path]:
@@ -101,8 +101,8 @@ def resume_directory(path: Path) -> Path:
     return path
 
 
-def _unused(preferred: Path) -> Path:
-    """Make and lock the first version of a folder that is empty and that no other process has locked."""
+def _new_version(preferred: Path) -> Path:
+    """Make and lock the first version of a folder that is empty and not locked by another process."""
     if not _is_first_process():
         return preferred
     for path in chain([preferred], (preferred.with_name(f"{preferred.name}_v{n}") for n in count(1))):
@@ -110,12 +110,12 @@ def _unused(preferred: Path) -> Path:
             continue
         with suppress(FileNotFoundError):  # another run has removed the folder
             if _make_and_lock(path) is None:
-                # another run may have written to it or removed it meanwhile: then the next version is tried
-                if _is_empty(path) and os.fstat(_held[-1].fileno()).st_nlink:
+                # if another run has written to it or removed it in the meantime, the next version is tried
+                if _is_empty(path) and os.fstat(_lock_files[-1].fileno()).st_nlink:
                     if not existed:
-                        _made.add(path.absolute())
+                        _new_folders.add(path.absolute())
                     return path
-                _held.pop().close()
+                _lock_files.pop().close()
     raise AssertionError("unreachable")
 
 
@@ -164,7 +164,7 @@ def _lock(path: Path) -> str | None:
     file.truncate(0)
     file.write(this_process())
     file.flush()
-    _held.append(file)
+    _lock_files.append(file)
     return None
 
 

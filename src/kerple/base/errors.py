@@ -1,19 +1,25 @@
-"""`UserError`, the class of errors that a user can correct, and sets of error codes of the operating system."""
+"""`UserError`, the class of errors that a user can correct, and functions that describe an error in one line."""
 
 import errno
+import traceback
 from collections.abc import Collection
 from difflib import get_close_matches
+from pathlib import Path
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # the disk, the user's quota or the largest file size is exhausted
 
 NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR}  # a folder cannot be made
 
+# prefixes of the files that are not the user's: generated code, the standard library and this package
+NOT_OF_THE_USER = ("<", str(Path(traceback.__file__).parent), str(Path(__file__).parents[1]))
+PACKAGES = {"site-packages", "dist-packages"}  # folders of installed packages
+
 
 class UserError(ValueError):
     """An error in the user's input: one line with the option, its value, the accepted values and what to do.
 
-    A command prints it without a traceback and ends with status 2. Any other exception keeps its traceback, because it
-    is a fault of this project or of a library.
+    A command prints it without a traceback and ends with status 2. An exception of another class keeps its traceback,
+    because it is a fault of this project or of a library, unless it was raised in the user's code.
     """
 
 
@@ -22,3 +28,27 @@ def unknown(option: str, name: str, names: Collection[str]) -> UserError:
     nearest = get_close_matches(name, names, 1)
     accepted = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(names)}"
     return UserError(f"{option}: got {name}, {accepted}")
+
+
+def user_location(error: BaseException) -> str:
+    """``file:line`` in the user's code where an error or its first cause was raised; empty if it was raised elsewhere.
+
+    The file is that of the innermost call which is not in this package, an installed package or the standard library.
+    """
+    cause: BaseException | None = error
+    location = ""
+    while cause is not None:
+        places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
+        if isinstance(cause, SyntaxError):  # no frame of its traceback is in the file
+            places.append((str(cause.filename), cause.lineno))
+        for file, line in places:
+            if not file.startswith(NOT_OF_THE_USER) and not PACKAGES & set(Path(file).parts):
+                location = f"{file}:{line}"
+        cause = cause.__cause__ or cause.__context__
+    return location
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line: its location in the user's code, its type and its message."""
+    kind = "" if isinstance(error, AssertionError | UserError) else type(error).__name__
+    return ": ".join(filter(None, [user_location(error), kind, *str(error).strip().splitlines()[:1]]))

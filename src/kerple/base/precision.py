@@ -17,9 +17,9 @@ EMULATED = "this processor emulates bf16, and a step takes 1.7 to 10 times as lo
 def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
     """Choose the precision for a device. Return it and the reason in a few words.
 
-    On a CPU, bf16 is chosen only if the processor has bf16 instructions; it is emulated without them.
+    On a CPU, bf16 is chosen only if the processor has bf16 instructions. Without them, bf16 is emulated.
     On an AMD Zen 4, the time of a training step of the demo in bf16, relative to fp32, was 0.54 to 0.63 with
-    AVX512-BF16, 1.7 with AVX-512, and 10 with AVX2. (Timed by hand, without a record.) ``ONEDNN_MAX_CPU_ISA`` can
+    AVX512-BF16, 1.7 with AVX-512, and 10 with AVX2 (measured once, without a record). ``ONEDNN_MAX_CPU_ISA`` can
     switch these instructions off; ``ATEN_CPU_CAPABILITY`` cannot.
 
     Args:

@@ -58,7 +58,7 @@ class Progress:
             self._printed = now
             print(progress_line(state), flush=True)
 
-    def over(self, items: Sequence[T]) -> Iterator[T]:
+    def count(self, items: Sequence[T]) -> Iterator[T]:
         """Yield the blocks of a test and count them."""
         self.begin("testing", len(items))
         for number, item in enumerate(items):
@@ -96,15 +96,15 @@ def duration(seconds: float) -> str:
 
 
 def progress_line(content: dict[str, Any]) -> str:
-    """The content of the file as one line of text."""
+    """The content of the progress file as one line of text."""
     if "done" not in content:
         return str(content.get("stage", "starting"))
     unit = "step" if content["stage"] == "training" else "block"
-    position = math.ceil(content["done"])  # a block may be done in part
+    position = math.ceil(content["done"])  # the number of blocks may be fractional
     parts = [content["stage"]]
     parts += [f"{unit} {position:,} of {content['total']:,}"] if content["total"] > 0 else []
     left = content.get("seconds_left", 0)
-    parts += [f"{duration(left)} left"] if left >= 0.5 else []  # nothing at the end
+    parts += [f"{duration(left)} left"] if left >= 0.5 else []  # not shown at the end
     parts += [f"loss {content['loss']:.3f}"] if "loss" in content else []
     parts += [f"{content['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in content else []
     return ", ".join(parts)

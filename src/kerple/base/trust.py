@@ -101,24 +101,21 @@ class Classes:
             config = content[CONFIG]
             callbacks = config["trainer"]["callbacks"] or []
             callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-            trainer: dict[str, Any] = {
-                "callbacks": [self.instance(c, "trainer.callbacks") for c in callbacks if not _of_a_library(c)]
-            }
-            safe_config = {
+            measures = [self.instance(c, "trainer.callbacks") for c in callbacks if not _is_from_library(c)]
+            safe_config = self._plain(config, "seed_everything", "experiment") | {
                 "model": self.options(self.model, config["model"], "model"),
                 "data": self.instance(config["data"], "data"),
-                "trainer": trainer,
+                "trainer": self._plain(config["trainer"], "precision", "limit_test_batches") | {"callbacks": measures},
             }
-            for section, target, names in (
-                (config["trainer"], trainer, ("precision", "limit_test_batches")),
-                (config, safe_config, ("seed_everything", "experiment")),
-            ):
-                target |= {name: self.value(section[name], str, name) for name in names if name in section}
         except UserError as error:
             raise UserError(f"ckpt_path: {path}: {error}") from error
         except (LookupError, TypeError, AttributeError, RecursionError) as error:
             raise not_a_checkpoint(path, error) from error
         return safe_config
+
+    def _plain(self, section: dict[str, Any], *names: str) -> dict[str, Any]:
+        """The options of these names in a section, which must be numbers or texts."""
+        return {name: self.value(section[name], str, name) for name in names if name in section}
 
     def instance(self, node: Any, option: str) -> dict[str, Any]:
         """``class_path`` and ``init_args`` of an accepted class.
@@ -193,7 +190,7 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _of_a_library(callback: Any) -> bool:
+def _is_from_library(callback: Any) -> bool:
     return isinstance(callback, dict) and _package(str(callback.get("class_path"))) in TRAINING_ONLY
 
 

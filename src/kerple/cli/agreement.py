@@ -1,4 +1,4 @@
-"""Check that the configuration of a command agrees with that of its checkpoint, before a test or a resumed training."""
+"""Checks, before a test or a resumed training, that the configuration agrees with that of the checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,18 @@ from kerple.base.trust import CONFIG
 from kerple.compare.configuration import differences, flat
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step over all devices and micro-batches
-FREE = ("model.compile", "model.attention")  # may differ, because they only select an implementation
+IMPLEMENTATION = ("model.compile", "model.attention")  # these may differ, because they only select an implementation
 # options that change the order of the training samples
-DATA = ("seed", "length", "samples", "examples", "train_length", "held_out", "task")
-SAME = (
+SAMPLE_ORDER = ("seed", "length", "samples", "examples", "train_length", "held_out", "task")
+MUST_BE_EQUAL = (
     "seed_everything",
     "model.",
     "trainer.max_steps",
     "data.class_path",
-    *(f"data.init_args.{name}" for name in DATA),
+    *(f"data.init_args.{name}" for name in SAMPLE_ORDER),
 )
-OF_A_FOLDER = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust")  # location of a run
-OF_A_START = (*OF_A_FOLDER, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")
+LOCATION = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust")  # options that locate a run
+NOT_COMPARED = (*LOCATION, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")
 
 
 def check_tested_model(path: str, content: dict[str, Any], config: dict[str, Any], model: LightningModule) -> None:
@@ -46,19 +46,17 @@ def check_tested_model(path: str, content: dict[str, Any], config: dict[str, Any
 
 
 def check_weights(path: str, content: dict[str, Any], model: LightningModule, other_strategy: bool = False) -> None:
-    """Check that a checkpoint has the weights of the model, and only those unless the strategy differs.
+    """Check that a checkpoint has all weights of the model and, with the same strategy, no others.
 
     Raises:
         UserError: If a weight is missing, has another shape, or is not in the model.
     """
     weights, expected = content.get("state_dict", {}), model.state_dict()
-    odd = [name for name, value in expected.items() if getattr(weights.get(name), "shape", None) != value.shape]
-    odd += [] if other_strategy else [name for name in weights if name not in expected]
-    if odd:
-        raise UserError(
-            f"ckpt_path: the weights in {path} do not fit the model. {odd[0]} is missing, unexpected, or has "
-            "another shape; check the options of the model"
-        )
+    mismatched = [name for name, value in expected.items() if getattr(weights.get(name), "shape", None) != value.shape]
+    mismatched += [] if other_strategy else [name for name in weights if name not in expected]
+    if mismatched:
+        reason = f"{mismatched[0]} is missing, unexpected, or has another shape; check the options of the model"
+        raise UserError(f"ckpt_path: the weights in {path} do not fit the model. {reason}")
 
 
 def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str, Any], samples: int | None) -> None:
@@ -75,29 +73,27 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
             the number of steps differs, or a run without sharding is resumed with sharding.
     """
     changes = _changes(content[CONFIG], config)
-    refused = [change for change in changes if change.startswith(SAME)]
+    conflicts = [change for change in changes if change.startswith(MUST_BE_EQUAL)]
     before = content.get(SAMPLES_PER_STEP)
     if samples is not None and before is not None and samples != before:
-        refused.append(f"samples per step over all devices: {before} -> {samples}")
+        conflicts.append(f"samples per step over all devices: {before} -> {samples}")
     # with sharding, Lightning expects the optimiser's moments in the order of the model's parameters
     if ["ShardedBlocks" in str(each["trainer"]["strategy"]) for each in (content[CONFIG], config)] == [False, True]:
-        refused.append("trainer.strategy: without sharding -> with sharding")
-    if refused:
-        raise UserError(
-            f"ckpt_path: {path} is a checkpoint of another training: {'; '.join(refused)}; use the earlier options, or "
-            f"start a new training from its weights with --weights {path}"
-        )
+        conflicts.append("trainer.strategy: without sharding -> with sharding")
+    if conflicts:
+        advice = f"use the earlier options, or start a new training from its weights with --weights {path}"
+        raise UserError(f"ckpt_path: {path} is a checkpoint of another training: {'; '.join(conflicts)}; {advice}")
     if changes:
         print(f"resumed with other options than before: {'; '.join(changes)}", flush=True)
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     changes = differences(flat(_with_options(before, now)), flat(now))
-    return [change for change in changes if not change.startswith((*FREE, *OF_A_START))]
+    return [change for change in changes if not change.startswith((*IMPLEMENTATION, *NOT_COMPARED))]
 
 
 def _with_options(before: Any, now: Any) -> Any:
-    """Replace a class name in ``before`` by the class with its options in ``now``, if the class is the same."""
+    """``before`` with the class and options of ``now`` in place of a class name, if the class is the same."""
     if isinstance(before, dict) and isinstance(now, dict):
         return {key: _with_options(value, now.get(key)) for key, value in before.items()}
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):

@@ -1,4 +1,4 @@
-"""`python run.py check --model.position my_file.Mine`: checks all properties of a strategy and prints the outcomes."""
+"""`python run.py check --model.position my_file.Mine`: checks the properties of a strategy."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from kerple.base.errors import UserError
 from kerple.cli.arguments import command_parser, parse
 from kerple.positions import Position, Shape
-from kerple.testing import PROPERTIES, Subject, outcomes
+from kerple.testing import PROPERTIES, outcomes
 
 OUTCOMES = {True: "holds", False: "FAILS", None: "does not apply"}
 
@@ -21,14 +21,15 @@ def main(arguments: list[str]) -> None:
         SystemExit: With status 1 if a property does not hold.
         UserError: If the strategy cannot be built, or raises an error.
     """
+    if arguments and not arguments[0].startswith("-"):
+        raise UserError(f"check: got {arguments[0]}, expected an option: --model.position {arguments[0]}")
     parser = command_parser("check", __doc__)
     text = "positional strategy, by class name or import path; its options are below it"
     parser.add_argument("--model.position", type=Callable[[Shape], Position], required=True, help=text)
     build = parser.instantiate_classes(parse(parser, arguments)).model.position
-    Subject(build).position()  # a wrong option raises here, and not once per property
     failed = 0
     for outcome in outcomes(build):
-        if outcome.error and not isinstance(outcome.error, AssertionError):  # the error would occur in most properties
+        if outcome.error and not isinstance(outcome.error, AssertionError):  # it would occur in most properties
             raise UserError(outcome.why) from outcome.error
         lengths = f" ({', '.join(map(str, outcome.lengths))} tokens)" if outcome.lengths else ""
         reason = f": {outcome.why}" if outcome.why else ""

@@ -7,13 +7,16 @@ from pytorch_lightning import Callback, LightningDataModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-import kerple.callbacks
-import kerple.data.datamodule  # noqa: F401
+import kerple.data.datamodule  # noqa: F401 -- defines data modules
+from kerple.base.imports import import_modules
 from kerple.base.trust import Classes
 from kerple.measure.measure import Measure
 from kerple.positions import Position
 from kerple.tasks import Task
 from kerple.training.language_model import LanguageModel
+
+for package in ("kerple.measure", "kerple.training"):  # a measure or callback has a name once its module is imported
+    import_modules(package)
 
 
 def classes(trust: str = "") -> Classes:

@@ -1,6 +1,6 @@
 """`python run.py compare`: trains and tests the missing runs of a comparison, and writes its report.
 
-Lightning is imported where it is used. The import takes seconds, and option errors are reported before it.
+Lightning is imported in functions, because the import takes seconds and option errors are reported before it.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
 
 
 def _row(run: Run) -> str:
-    """The results of a run's first protocol in one line, a number for each length."""
+    """The results of a run with its first protocol in one line, with a number for each length."""
     results = read_runs([run]).results
     metric, protocol = results[["metric", "protocol"]].iloc[0]
     first = results[(results["metric"] == metric) & (results["protocol"] == protocol)].sort_values("length")

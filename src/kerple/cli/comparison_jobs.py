@@ -1,4 +1,4 @@
-"""The jobs of a comparison: resolved, compared with runs that exist, and reused from records."""
+"""The jobs of a comparison: their configurations, existing runs, and records that are reused."""
 
 from dataclasses import replace
 from typing import Any
@@ -39,11 +39,11 @@ def prepare_jobs(
     checksums: dict[str, str | None] = {}
     for job in resolved:
         data = _data(job)
-        if report_only:  # no data is read: the checksum is that of the first matching run
+        if report_only:  # data is not read; the checksum is that of the first run with the same configuration
             runs = map(records.described, [job.test_folder, *map(job.record, folders)])
             same = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
             checksums[str(data)] = checksums.get(str(data)) or next(same, None)
-        elif str(data) not in checksums and not records.finished(job):  # data of finished runs is not read again
+        elif str(data) not in checksums and not records.finished(job):  # data of finished runs is not needed
             checksums[str(data)] = prepare_and_checksum(data)
     jobs = [replace(job, data=checksums.get(str(_data(job))), parallel=parallel) for job in resolved]
     refused = _check(jobs, report_only, rerun_changed)
@@ -53,7 +53,7 @@ def prepare_jobs(
             for folder, report in folders.items():
                 if not (record := job.record(folder)).is_dir():
                     continue
-                # new runs must have this machine's precision; a report accepts any precision for `auto`
+                # new runs must have the precision of this machine; a report accepts any precision for `auto`
                 objection = records.reuse(job if report_only else with_precision(job), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
                 outcomes.setdefault(outcome, []).append(job)
@@ -79,10 +79,8 @@ def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str,
     if changed and report_only:
         print(f"warning: these runs have another configuration and are not in the report:\n{text}")
     elif changed and not rerun_changed:
-        raise UserError(
-            "compare: existing runs have another configuration; add --rerun_changed to train them again, or choose "
-            f"another folder with --runs\n{text}"
-        )
+        advice = "add --rerun_changed to train them again, or choose another folder with --runs"
+        raise UserError(f"compare: existing runs have another configuration; {advice}\n{text}")
     elif changed:
         for job in changed:
             forget(job)

@@ -1,11 +1,12 @@
 """The continuation of a prompt by a trained model, printed during generation."""
 
 import sys
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import chain, takewhile
 
 import torch
 from jsonargparse import Namespace
+from tokenizers.decoders import DecodeStream
 
 from kerple.base.errors import UserError
 from kerple.cli.torch_settings import configure_torch
@@ -13,8 +14,6 @@ from kerple.cli.trained import TextData, end_token, load_trained
 from kerple.model.generation import generate
 from kerple.positions.visibility import Visibility
 from kerple.tasks import TaskData
-
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded text of an incomplete character
 
 
 def print_continuation(options: Namespace) -> None:
@@ -52,8 +51,8 @@ def print_continuation(options: Namespace) -> None:
         stop=end,
         generator=random,
     )
-    following = pieces(data, start, (int(token) for token in new), end)
-    first = next(following, "")  # an option out of range raises here, before any output
+    following = pieces(data, start, takewhile(lambda token: token != end, map(int, new)))
+    first = next(following, "")  # invalid options raise an error here, before any output
     try:
         for piece in chain([options.prompt + first], following):
             sys.stdout.write(piece)
@@ -62,28 +61,18 @@ def print_continuation(options: Namespace) -> None:
         sys.stdout.write("\n")
 
 
-def pieces(data: TextData, start: list[int], tokens: Iterator[int], end: int) -> Iterator[str]:
+def pieces(data: TextData, start: list[int], tokens: Iterable[int]) -> Iterator[str]:
     """Yield the text of tokens in pieces of complete characters.
 
     Args:
-        data: Decodes the tokens.
-        start: Ids of the prompt.
+        data: Data module that decodes the tokens.
+        start: Ids of the prompt, because the text of a token may depend on earlier tokens.
         tokens: Ids of the continuation.
-        end: Id that ends the continuation; its text and later text are not part of it.
     """
-    context, pending = start, list[int]()
-
-    def new() -> str:
-        # with the previous tokens, because some tokenizers drop the space before the first word of a text
-        return data.decode(context + pending)[len(data.decode(context)) :]
-
+    if isinstance(data, TaskData):  # a token is a character
+        yield from (data.decode([token]) for token in tokens)
+        return
+    stream, tokenizer = DecodeStream(ids=start), data.folder.tokenizer()
     for token in tokens:
-        if token == end:
-            break
-        pending.append(token)
-        text = new()
-        if text and not text.endswith(UNFINISHED):
-            yield text
-            context, pending = pending, []
-    if pending:
-        yield new()
+        if piece := stream.step(tokenizer, token):
+            yield piece

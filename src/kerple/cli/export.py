@@ -7,7 +7,7 @@ from typing import Literal
 from kerple.base import trust
 from kerple.base.atomic import write
 from kerple.base.mapping import read_mapping
-from kerple.cli.arguments import command_parser, parse
+from kerple.cli.arguments import add_checkpoint_arguments, command_parser, parse
 from kerple.cli.classes import classes
 from kerple.cli.trained import end_token, load_trained
 from kerple.data import TokenShards
@@ -32,11 +32,10 @@ def main(arguments: list[str]) -> None:
             task.
     """
     parser = command_parser("export", __doc__)
-    parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint of `fit`")
+    add_checkpoint_arguments(parser)
     parser.add_argument("--to", type=str, required=True, help="new folder for AutoModelForCausalLM")
     dtype = Literal["float32", "float16"]
     parser.add_argument("--dtype", type=dtype, default="float32", help="dtype of the weights except the strategy's")
-    parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may use: a,b,c")
     options = parse(parser, arguments)
     need()
     from kerple.hf.exporter import TRAINED_ON, export

@@ -1,4 +1,4 @@
-"""`python run.py extend MODEL --to N`: selects an extension of the context for a pretrained model, without training."""
+"""`python run.py extend MODEL --to N`: selects a context extension for a pretrained model, without training."""
 
 import hashlib
 import json
@@ -28,19 +28,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("model", help="a folder, a .gguf file, smollm2-135m, or a name on the hub")
     parser.add_argument("--to", type=int, required=True, help="number of tokens N to reach")
     parser.add_argument("--length", type=int | None, default=None, help="training length L; null: the configuration's")
-    parser.add_argument(
-        "--bound", type=float, default=0.5, help="maximum increase of the loss at the training length, in percent"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="time budget in minutes, which determines the number of blocks"
-    )
-    parser.add_argument(
-        "--precision", default="auto", help="precision of arithmetic: auto, 32-true, bf16-mixed, 16-mixed"
-    )
-    parser.add_argument(
-        "--run_dir", type=str | None, default=None, help="folder of the results; null: logs/extend/<model>-<N>"
-    )
-    parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"})  # those of the model
+    bound = "maximum increase of the loss at the training length, in percent"
+    parser.add_argument("--bound", type=float, default=0.5, help=bound)
+    parser.add_argument("--minutes", type=float, default=60.0, help="time budget; determines the number of blocks")
+    parser.add_argument("--precision", default="auto", help="of arithmetic: auto, 32-true, bf16-mixed, 16-mixed")
+    run_dir = "folder of the results; null: logs/extend/<model>-<N>"
+    parser.add_argument("--run_dir", type=str | None, default=None, help=run_dir)
+    parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"})  # from the model
     parser.set_defaults({"data.corpus": "code"})
     options = parse(parser, arguments)
     from kerple.cli.torch_settings import configure_torch
@@ -85,9 +79,8 @@ def main(arguments: list[str]) -> None:
     records = folder / "records" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     path = options.model if source.gguf is None else unpack(source, config, folder / "unpacked")
     search = Search(path, found, length, options.to, options.bound / 100, records, texts, runner)
-    search.network(
-        found[0]
-    )  # with the weights in memory, the check counts them a second time, for this project's network
+    search.network(found[0])
+    # the check counts the weights in memory a second time, for this project's network
     check_memory(config, options.to, runner.device.type)
     blocks, seconds = search.plan(options.minutes)
     print(f"{len(found)} methods, {blocks} blocks of {options.to:,} tokens: about {duration(seconds)}", flush=True)

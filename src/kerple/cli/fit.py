@@ -27,12 +27,12 @@ def run(arguments: list[str], description: str) -> None:
     """
     configure_torch()
     command = arguments[0]
-    if command != "fit":  # the commands print their checkpoint, so this warning is redundant
+    if command != "fit":  # this warning is redundant, because the commands print their checkpoint
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
     kinds = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
-    if arguments[-1] in kinds:  # the parser would show the base class, which has no options
+    if arguments[-1] in kinds:  # the parser would show the options of the base class, which has none
         raise UserError(f"{arguments[-1]}: got no class, expected one of {', '.join(kinds[arguments[-1]])}")
-    CLI(LanguageModel, checkpoint_first(arguments), description, arguments)
+    CLI(LanguageModel, checkpoint_first(arguments), description)
 
 
 def checkpoint_first(arguments: list[str]) -> list[str]:
@@ -55,7 +55,7 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
         raise UserError(f"weights: got {options.weights}, expected --ckpt_path instead; --weights is for `fit` only")
     if options.ckpt_path is None:
         raise UserError(f"ckpt_path: got none, expected a checkpoint to {command}; add --ckpt_path FILE")
-    # without devices and parallel strategy, which depend on the machine
+    # has no devices and no parallel strategy, which depend on the machine
     config = classes(options.trust or "").config(options.ckpt_path)
     if emulated(precision := config["trainer"].get("precision")):
         config["trainer"]["precision"] = SAFE

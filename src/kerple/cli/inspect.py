@@ -26,9 +26,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=200, help="number of tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="seed of the sample; default: a random one")
     parser.add_argument("--documents", action="store_true", help="list the test documents with their overlap")
-    parser.add_argument(
-        "--no-verify", action="store_true", help="skip the verification of checksums, which reads all shards"
-    )
+    parser.add_argument("--no-verify", action="store_true", help="do not verify checksums, which reads all shards")
     options = parse(parser, arguments)
     if options.tokens < 0:
         raise UserError(f"tokens: got {options.tokens}, expected 0 or more")
@@ -51,16 +49,17 @@ def show(folder: Folder) -> None:
         means = [f"{split.bytes_per_token:.3f}", f"{split.tokens / max(split.documents, 1):.0f}"]
         rows.append([*counts, *means, str(sum(shard.tokens > 0 for shard in split.shards))])
     names = ["documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards"]
-    print(f"{printable(str(folder.directory))}\n{pd.DataFrame(rows, list(manifest.splits), names).to_string()}")
-    for line in (
+    lines = [
+        str(folder.directory),
+        pd.DataFrame(rows, list(manifest.splits), names).to_string(),
         f"vocabulary {manifest.vocabulary}, {manifest.dtype}, end of text {manifest.end_of_text}",
         f"settings {manifest.settings}",
         f"left out: {manifest.left_out or 'nothing'}",
         f"sha256 of the text {manifest.text}",
         f"overlap (fraction of runs of 32 tokens that the training text contains): mean {tested.overlap.mean():.2%}, "
         f"above 50% in {(tested.overlap > 0.5).sum()} of {len(tested)} test documents",
-    ):
-        print(printable(line))
+    ]
+    print(printable("\n".join(lines)))
 
 
 def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> str:

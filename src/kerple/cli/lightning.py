@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
-from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
@@ -20,8 +20,8 @@ from kerple.base.sources import SOURCE_DIGESTS, own_classes, source_digests
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli import PROGRAM
 from kerple.cli.agreement import check_resumption, check_tested_model
-from kerple.cli.arguments import parse, peek
-from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, unwrapped
+from kerple.cli.arguments import parse
+from kerple.cli.parser import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
 from kerple.cli.stored_config import StoreConfig, samples_per_step
 from kerple.compare.configuration import flat
 from kerple.data.datamodule import TokenShards
@@ -30,7 +30,6 @@ from kerple.data.prepare.build import check_corpus
 from kerple.training.checkpoint_io import AtomicCheckpointIO
 from kerple.training.health import NonFiniteGuard
 from kerple.training.last_checkpoint import LastCheckpoint
-from kerple.training.progress_bar import SteadyProgress
 from kerple.training.progress_lines import ProgressLines
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
@@ -44,15 +43,13 @@ class CLI(LightningCLI):
         model: Class of the model.
         arguments: The command and its arguments, after `kerple.cli.fit.checkpoint_first`.
         description: Description of the program, for its help.
-        typed: The arguments that the user typed, for messages.
     """
 
     subcommand: str
     checkpoint: dict[str, Any] | None = None
     logger: TensorBoardLogger | None = None
 
-    def __init__(self, model: type[LightningModule], arguments: list[str], description: str, typed: Any = ()) -> None:
-        self.typed = list(typed)
+    def __init__(self, model: type[LightningModule], arguments: list[str], description: str) -> None:
         super().__init__(
             model,
             LightningDataModule,
@@ -93,7 +90,7 @@ class CLI(LightningCLI):
             last = directory / LAST
             if config.ckpt_path is None and (earlier := last_checkpoint(Path(*named))):
                 self._mention(earlier)
-            # without a last checkpoint the run starts at step 0, so that a requeued job can always use "last"
+            # a requeued job can always use "last": the run starts at step 0 if there is no last checkpoint
             if config.ckpt_path == "last":
                 if not last.is_file():
                     print_once(f"ckpt_path: {last} does not exist, so the run starts at step 0")
@@ -108,12 +105,12 @@ class CLI(LightningCLI):
                 length = self.checkpoint["hyper_parameters"]["length"]
                 if self.subcommand == "fit":
                     resumed = str(stored["trainer"]["precision"])
-                else:  # the training length is that of the checkpoint for any data.length
+                else:  # any data.length is accepted, and the training length is that of the checkpoint
                     config.model.length = int(length)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise not_a_checkpoint(config.ckpt_path, error) from error
         resolve_auto(config.trainer, resumed)
-        config.weights_only = True  # no code in a checkpoint may run
+        config.weights_only = True  # prevents that code in a checkpoint runs
         self.write_to(directory)
 
     def write_to(self, directory: Path) -> None:
@@ -125,15 +122,16 @@ class CLI(LightningCLI):
             self.logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
         for logger in _listed(trainer.logger):
             options = getattr(logger, "init_args", {})
-            if "save_dir" in options:  # relative folders are inside the run's folder
-                options["save_dir"] = str(directory / (options["save_dir"] or ""))
+            # relative folders are inside the run's folder; those of its stored configuration already are
+            if "save_dir" in options and not Path(save_dir := options["save_dir"] or "").is_relative_to(directory):
+                options["save_dir"] = str(directory / save_dir)
 
     def instantiate_classes(self) -> None:
         data = self.config[self.subcommand].data
-        # before the model is built, which takes time
+        # reported before the model is built, which takes time
         if self.subcommand == "fit" and data.class_path.endswith(".TokenShards"):
             check_corpus(ShardOptions(**data.init_args.as_dict()))
-        with unwrapped(self.parser):
+        with original_errors(self.parser):
             super().instantiate_classes()
         if self.checkpoint is None:
             return
@@ -163,7 +161,7 @@ class CLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         directory, config = Path(self.trainer.default_root_dir), self.config[subcommand]
         last = directory / LAST
-        # Lightning prints no table after a test, because measures print their tables
+        # no table of Lightning after a test, because measures print tables
         self.config_init[subcommand]["verbose"] = subcommand != "test"
         try:
             super()._run_subcommand(subcommand)
@@ -172,16 +170,16 @@ class CLI(LightningCLI):
                 packages = sorted({name.partition(".")[0] for name in own_classes(flat(load(last, "meta")[CONFIG]))})
                 trust = ["--trust", ",".join(packages)] if packages else []
                 print_once(f"to test it: {PROGRAM} {shlex.join(['test', '--ckpt_path', str(last), *trust])}")
-        except (UserError, MisconfigurationException) as error:
-            if subcommand != "fit" or not self.trainer.global_step:
-                unlock(refused=True)  # removes the folder, so that the next run is not a second version
-            raise mistake(error) from error
         except SystemExit as end:  # by a signal
             if subcommand == "fit" and last.is_file():
-                print_once(f"to continue it: {self._continuation(last)}")
+                print_once(f"to continue it: {_continuation(last)}")
             # Lightning exits with status 1 after Ctrl-C
             raise SystemExit(130 if isinstance(end.__context__, KeyboardInterrupt) else end.code) from end
         except Exception as error:
+            if subcommand != "fit" or not self.trainer.global_step:
+                unlock(remove_new=True)  # so that the next run is not a second version
+            if isinstance(error, UserError | MisconfigurationException):
+                raise as_user_error(error) from error
             if isinstance(error, OSError) and error.errno in NO_ROOM and not error.filename:
                 error.filename = str(directory)  # TensorBoard's writer does not set it
             if self.trainer._checkpoint_connector._loaded_checkpoint:  # set only while a checkpoint is restored
@@ -191,17 +189,12 @@ class CLI(LightningCLI):
 
     def _mention(self, earlier: Path) -> None:
         """Print how to continue the fit of an earlier checkpoint, if it was stopped before its last step."""
-        with suppress(UserError, LookupError, TypeError):  # the file is damaged, but this run does not need it
+        with suppress(UserError, LookupError, TypeError):  # damaged, but not needed by this run
             content = load(earlier, "meta")
             step, steps = content["global_step"], content[CONFIG]["trainer"]["max_steps"]
             if step < steps:
                 where = f"{earlier.parents[1]} has a fit that was stopped at step {step:,} of {steps:,}"
-                print_once(f"{where}. This is a new fit; to continue that one: {self._continuation(earlier)}")
-
-    def _continuation(self, last: Path) -> str:
-        """The command that continues a run from its last checkpoint."""
-        options = peek(self.typed[1:], "ckpt_path")[1]
-        return f"{PROGRAM} {shlex.join(['fit', *options, '--ckpt_path', str(last)])}"
+                print_once(f"{where}. This is a new fit; to continue that one: {_continuation(earlier)}")
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         trainer = self._get(self.config_init, "trainer")
@@ -214,16 +207,23 @@ class CLI(LightningCLI):
         # Lightning's summary is off by default, because `before_fit` prints the number of parameters
         options["enable_model_summary"] = bool(trainer["enable_model_summary"])
         shown = trainer["enable_progress_bar"]
-        # a file cannot show a bar, and Lightning's bar does not count the text of measures
+        # a file cannot show a bar, and Lightning's bar does not include measures
         if shown is not False and (self.subcommand == "test" or not sys.stdout.isatty()):
             options["enable_progress_bar"] = False
             callbacks = [*(c for c in callbacks if not isinstance(c, ProgressBar)), ProgressLines()]
         elif self.subcommand == "fit" and shown is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
-            callbacks = [*callbacks, SteadyProgress()]
+            # an update of the bar waits for the GPU
+            callbacks = [*callbacks, TQDMProgressBar(refresh_rate=trainer["log_every_n_steps"] or 50)]
         try:
             return super().instantiate_trainer(**options, callbacks=callbacks)
-        except (MisconfigurationException, ValueError, TypeError) as error:  # all inputs of this call are options
-            raise mistake(error) from error
+        except (MisconfigurationException, ValueError, TypeError) as error:  # these errors are about options
+            raise as_user_error(error) from error
+
+
+def _continuation(last: Path) -> str:
+    """The command that continues a fit from its last checkpoint, with the options that are stored in its folder."""
+    options = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
+    return f"{PROGRAM} {shlex.join(['fit', *options])}"
 
 
 def _listed(value: Any) -> list[Any]:
@@ -231,6 +231,6 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _with_safety(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
-    """The callbacks, and missing ones of those that make a fit resumable and documented."""
+    """Add the missing callbacks that make a fit resumable and documented."""
     safety = [RandomState, NonFiniteGuard, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
     return callbacks + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in callbacks)]

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from kerple.base.directories import unlock
-from kerple.base.errors import NO_ROOM, UserError, unknown
+from kerple.base.errors import NO_ROOM, UserError, describe, unknown, user_location
 from kerple.base.shipped_configs import FILE_OPTIONS, with_shipped_configs
 from kerple.cli import PROGRAM
 
@@ -51,8 +51,8 @@ HELP = "\n".join(
 def main(arguments: list[str] | None = None) -> None:
     """Run one command.
 
-    A wrong option, a full disk or a full GPU ends the command with one line on standard error and exit status 2. Any
-    other error is a bug and has a traceback. With ``--debug`` all errors have a traceback.
+    A wrong option, an error in the user's code, a full disk or a full GPU ends the command with one line on standard
+    error and exit status 2. Any other error is a bug and has a traceback. With ``--debug``, each error has a traceback.
 
     Args:
         arguments: The command and its arguments; None for those of the process.
@@ -61,14 +61,14 @@ def main(arguments: list[str] | None = None) -> None:
         # libraries use the encoding of the locale, which cannot represent most characters
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
     if arguments is None:
-        threading.excepthook = _thread_failed
+        threading.excepthook = _report_thread_error
     for name in ("stdout", "stderr") if arguments is None and not {*sys.argv[1:2]} & PRINTING else ():
         if stream := getattr(sys, name):
-            file = io.BufferedWriter(_Dropping(stream.fileno(), "w", closefd=False))
+            file = io.BufferedWriter(_LenientFile(stream.fileno(), "w", closefd=False))
             options = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
             setattr(sys, name, io.TextIOWrapper(file, **options))
-    if os.getcwd() not in sys.path:  # for users' own strategies with `kerple`; `python run.py` adds it
-        sys.path.append(os.getcwd())  # last, so that no file in it replaces a library
+    if os.getcwd() not in sys.path:  # for users' own strategies; with `python run.py` it is in the path
+        sys.path.append(os.getcwd())  # at the end, so that its files do not replace libraries
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["demo"]:
         arguments = DEMO + arguments[1:]
@@ -81,12 +81,12 @@ def main(arguments: list[str] | None = None) -> None:
         print(HELP)
         return
     try:
-        _call(arguments)
+        _run_command(arguments)
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        message = _mistake(error)
+        message = _user_message(error)
         if debug or message is None:
             raise
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
         unlock()
 
 
-class _Dropping(io.FileIO):
+class _LenientFile(io.FileIO):
     """A file that drops output without an error if a pipe or terminal is closed or a disk is full."""
 
     def write(self, content: Any) -> int:
@@ -104,16 +104,16 @@ class _Dropping(io.FileIO):
         return len(content)
 
 
-def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+def _report_thread_error(failure: threading.ExceptHookArgs) -> None:
     """Print a traceback, except for a full disk, which TensorBoard's writer also raises in the main thread."""
     if getattr(failure.exc_value, "errno", None) not in NO_ROOM:
         threading.__excepthook__(failure)
 
 
-def _call(arguments: list[str]) -> None:
+def _run_command(arguments: list[str]) -> None:
     command = arguments[0] if arguments else "nothing"
     flat = [part for argument in arguments for part in argument.split("=", 1)]
-    for option, value in pairwise(flat):  # before imports that take seconds
+    for option, value in pairwise(flat):  # checked before imports that take seconds
         if option in FILE_OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
             raise UserError(f"{option.lstrip('-')}: got {value}, which does not exist")
         if option == "--model.position" and value.isidentifier():
@@ -130,8 +130,8 @@ def _call(arguments: list[str]) -> None:
         raise unknown("command", command, COMMANDS)
 
 
-def _mistake(error: Exception) -> str | None:
-    """The message of an error that the user can correct; None for a bug."""
+def _user_message(error: Exception) -> str | None:
+    """The message of an error that the user can correct, or None for a bug."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("kerple"):
         package = error.name.partition(".")[0]
         return f"{package} is not installed, but this command needs it; install it with: pip install {package}"
@@ -139,4 +139,6 @@ def _mistake(error: Exception) -> str | None:
         return f"{error} Divide data.batch_size and multiply trainer.accumulate_grad_batches by the same factor"
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"{error.filename or 'disk'}: {error.strerror}; free some space; earlier files are intact"
-    return str(error) if isinstance(error, UserError | ArgumentError) else None
+    if isinstance(error, UserError | ArgumentError):
+        return str(error)
+    return describe(error) if user_location(error) else None

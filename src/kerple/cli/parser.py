@@ -9,8 +9,8 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-import kerple.callbacks
-import kerple.data.datamodule  # noqa: F401
+import kerple.cli.classes
+import kerple.data.datamodule  # noqa: F401 -- this and the line above import all classes that an option may name
 from kerple.base.errors import UserError
 from kerple.cli.arguments import add_folder_arguments
 from kerple.training.language_model import LanguageModel
@@ -22,7 +22,7 @@ SEED = 1235
 def fit_parser() -> LightningArgumentParser:
     """A parser of the options of `fit`, which resolves the configuration of a run without building its objects.
 
-    It has all sections of `LightningCLI`'s parser except ``ckpt_path``, which is not part of a configuration.
+    It has the options of `LightningCLI`'s parser except ``ckpt_path``, which is not part of a configuration.
     """
     parser = LightningArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="config")
@@ -49,29 +49,22 @@ def link_model_to_data(parser: LightningArgumentParser) -> None:
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run other than model, data and trainer: its folder, ``trust`` and ``weights``."""
     add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
-    parser.add_argument(
-        "--trust",
-        default="",
-        help="Further packages whose classes a checkpoint may use, and URLs that it may read: a,b,c.",
-    )
-    parser.add_argument(
-        "--weights",
-        type=str | None,
-        default=None,
-        help="For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file.",
-    )
+    trust = "Further packages whose classes a checkpoint may use, and URLs that it may read: a,b,c."
+    weights = "For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file."
+    parser.add_argument("--trust", default="", help=trust)
+    parser.add_argument("--weights", type=str | None, default=None, help=weights)
 
 
-def mistake(error: Exception) -> UserError:
-    """A UserError unchanged, and any other error, such as one of Lightning, as a UserError about the Trainer."""
+def as_user_error(error: Exception) -> UserError:
+    """The error itself if it is a UserError, or a UserError about the Trainer with its message."""
     return error if isinstance(error, UserError) else UserError(f"trainer: {error}")
 
 
 @contextmanager
-def unwrapped(parser: ArgumentParser) -> Iterator[None]:
+def original_errors(parser: ArgumentParser) -> Iterator[None]:
     """Context in which errors of classes that the parser builds are raised unchanged.
 
-    For an option with several types, the parser would raise an error with the messages of all types.
+    Without it, the parser raises an error with the messages of all types of an option.
     """
     mistakes: list[Exception] = []
 
@@ -87,4 +80,4 @@ def unwrapped(parser: ArgumentParser) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise mistake(mistakes[-1]) if mistakes else error from error
+        raise as_user_error(mistakes[-1]) if mistakes else error from error

@@ -43,10 +43,10 @@ def main(arguments: list[str]) -> None:
     if unknown := [name for name in options.chips.split(",") if name not in chips]:
         raise UserError(f"chips: got {unknown[0]!r}, expected some of {', '.join(chips)}")
     numbers = options.devices.split(",") if options.devices else []
-    if any(not n.isdecimal() or int(n) < 1 for n in numbers):
+    devices = [int(n) if n.isdecimal() else 0 for n in numbers]
+    if 0 in devices:
         raise UserError(f"devices: got {options.devices!r}, expected numbers such as 1,8")
-    devices = [int(n) for n in numbers]
-    logging.getLogger("kerple").setLevel(logging.WARNING)  # hides the choice of attention, because nothing is trained
+    logging.getLogger("kerple").setLevel(logging.WARNING)  # hides messages about the choice of attention
     for table in tables(options, [chips[name] for name in options.chips.split(",")], devices, options.efficiency):
         print(table, end="\n\n")
     print(
@@ -55,11 +55,11 @@ def main(arguments: list[str]) -> None:
     )
 
 
-def build_model(config: Namespace) -> LanguageModel:
-    """Build the model of a configuration on torch's default device."""
+def build_model(options: dict[str, Any]) -> LanguageModel:
+    """Build a model with these options on torch's default device."""
     parser = ArgumentParser()
     parser.add_class_arguments(LanguageModel, "model")
-    return parser.instantiate_classes(parser.parse_object({"model": config.model.as_dict()})).model
+    return parser.instantiate_classes(parser.parse_object({"model": options})).model
 
 
 def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency: float) -> list[str]:
@@ -71,7 +71,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     if trainer.max_steps < 1:
         raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected the number of steps")
     with torch.device("meta"):
-        model = build_model(config)
+        model = build_model(config.model.as_dict())
     shared = len(model.network.positions) == 1
     count, work = count_parameters(model.network), flops(model.network, data.length)
     devices_per_node = device_count(trainer.devices)
@@ -97,7 +97,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
     sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
     sharding = ", without sharding" if "shard" in str(trainer.strategy).lower() else ""
-    # no overlap if all layers share a strategy: DDP sends its parameters first, but their gradients are ready last
+    # if all layers share a strategy, there is no overlap: DDP sends its gradients first, but they are ready last
     overlap = not (shared and count.get("positions"))
     return [
         _text("Work", rows),

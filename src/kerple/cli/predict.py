@@ -1,6 +1,6 @@
 """`python run.py predict --ckpt_path … --prompt …`: continues a prompt and prints tokens during generation."""
 
-from kerple.cli.arguments import command_parser, parse
+from kerple.cli.arguments import add_checkpoint_arguments, command_parser, parse
 
 
 def main(arguments: list[str]) -> None:
@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> None:
         UserError: If the checkpoint cannot be read, the prompt cannot be encoded or a number is out of range.
     """
     parser = command_parser("predict", __doc__)
-    parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint of `fit`")
+    add_checkpoint_arguments(parser)
     parser.add_argument("--prompt", type=str, default="", help="text to continue; empty: a new document")
     parser.add_argument("--tokens", type=int, default=200, help="largest number of tokens")
     parser.add_argument("--temperature", type=float, default=None, help="0: greedy; default: 0 for tasks, 0.8 for text")
@@ -21,7 +21,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--top_p", type=float | None, default=None, help="sample from tokens of this total probability")
     parser.add_argument("--window", type=int | None, default=None, help="window of attention in tokens; null: all")
     parser.add_argument("--seed", type=int | None, default=None, help="seed of the sampling; default: a random one")
-    parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may use: a,b,c")
     options = parse(parser, arguments)
     from kerple.cli.continuation import print_continuation
 

@@ -37,11 +37,7 @@ def main(arguments: list[str]) -> None:
     for kind in kinds or [section.get("class_path", DATA) for section in sections]:
         if str(kind).rpartition(".")[2] != DATA:
             raise UserError(f"data: got {kind}, which has no shards to prepare; expected {DATA}")
-    configs = [
-        argument
-        for section in sections
-        for argument in ("--config", yaml.safe_dump({"data": section.get("init_args", {})}))
-    ]
+    configs = [f"--config={yaml.safe_dump({'data': section.get('init_args', {})})}" for section in sections]
     rest = [argument.replace("--data.init_args.", "--data.", 1) for argument in rest]
     options = parser.instantiate_classes(parse(parser, [*configs, *rest])).data
     if options.corpus is not None:

@@ -117,7 +117,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     precision = "32-true" if trainer.precision == 32 else trainer.precision
     runner = Runner.detect(device, precision)
     if runner.rank == 0:  # other ranks may have another version of the folder in ``directory``
-        runner = replace(runner, progress=Progress(directory / FILE).over)
+        runner = replace(runner, progress=Progress(directory / FILE).count)
         # a report reads the configuration in the parent folder
         for path in (directory / "config.yaml", directory.parent / "config.yaml"):
             if path.parent.resolve() != Path.cwd() and not path.exists():

@@ -23,9 +23,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--invariances", type=bool, default=True, help="shift, prefix, cache, padding, batch, sdpa")
     parser.add_argument("--gap", type=bool, default=False, help="loss after a jump of positions, in about a minute")
     parser.add_argument("--window", type=bool, default=False, help="distance beyond which text does not lower the loss")
-    parser.add_argument(
-        "--length", type=int | None, default=None, help="longest length; null: twice the training length"
-    )
+    parser.add_argument("--length", type=int | None, default=None, help="longest length; null: twice that of training")
     parser.add_argument("--blocks", type=int, default=4, help="number of documents that --window reads")
     parser.add_argument("--text", type=str, default="modules", help="the text: a name, file or folder, as data.corpus")
     parser.add_argument("--to", type=str, default="", help="folder of the page; default: logs/probe/<model>")

@@ -34,7 +34,7 @@ def resolve(job: Job) -> Job:
             return replace(job, test_config=_of_run(configuration(job.test_flags)))
         config, tested, position = _shared(tuple(job.fit_flags), tuple(job.test_flags))
         own = {"position": _position(position, *job.position_flags)}
-        if tested["model"]["position"] == config["model"]["position"]:  # otherwise the test replaces the strategy
+        if tested["model"]["position"] == config["model"]["position"]:  # unless the test replaces the strategy
             tested = tested | {"model": tested["model"] | own}
         return replace(job, config=config | {"model": config["model"] | own}, test_config=tested)
     except (ArgumentError, UserError) as error:
@@ -48,7 +48,7 @@ def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any]
     from kerple.cli.parser import fit_parser
 
     parser = fit_parser()
-    _, *arguments = checkpoint_first(["fit", f"{POSITION}=NoPE", *fit])  # a default for files without a strategy
+    _, *arguments = checkpoint_first(["fit", f"{POSITION}=NoPE", *fit])  # for files without a strategy
     config = _of_run(parser.dump(parse(parser, arguments), skip_none=False))
     given = parser.parse_args(arguments, defaults=False).model.position
     try:
@@ -61,7 +61,7 @@ def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any]
 
 @cache
 def _position(*flags: str) -> dict[str, Any]:
-    """The resolved strategy of these flags, in a tenth of the time of a whole configuration."""
+    """The resolved strategy of these flags. This takes a tenth of the time of a whole configuration."""
     from kerple.positions import Position, Shape
 
     parser = ArgumentParser(exit_on_error=False)
@@ -71,9 +71,9 @@ def _position(*flags: str) -> dict[str, Any]:
 
 
 def _of_run(text: str) -> dict[str, Any]:
-    from kerple.cli.agreement import OF_A_FOLDER
+    from kerple.cli.agreement import LOCATION
 
-    return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in OF_A_FOLDER}
+    return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in LOCATION}
 
 
 def with_inputs(job: Job) -> Job:
@@ -116,11 +116,11 @@ def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     """
     from pytorch_lightning import LightningDataModule
 
-    from kerple.cli.parser import unwrapped
+    from kerple.cli.parser import original_errors
 
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")
-    with unwrapped(parser):
+    with original_errors(parser):
         module = parser.instantiate_classes(parser.parse_object({"data": data})).data
     module.prepare_data()
     module.setup("fit")

@@ -1,7 +1,6 @@
 """`StoreConfig`: a callback that stores the resolved configuration in the folder and the checkpoints of a run."""
 
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import yaml
@@ -13,17 +12,17 @@ from kerple.base.sources import SOURCE_DIGESTS, source_digests
 from kerple.base.trust import CONFIG
 from kerple.cli.agreement import SAMPLES_PER_STEP
 from kerple.compare.configuration import flat
+from kerple.training.lightning_types import log_directory
 
 
 class StoreConfig(SaveConfigCallback):
     """Writes the resolved configuration into each checkpoint and the run's folder; an existing file is kept."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        directory = Path(trainer.log_dir or trainer.default_root_dir)  # on every rank, because log_dir is a broadcast
+        directory = log_directory(trainer)  # on every rank
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True
-        directory.mkdir(parents=True, exist_ok=True)
         path, resumption = directory / "config.yaml", 0
         while path.exists() and path.read_text(encoding="utf-8") != self.text:
             resumption += 1

@@ -25,8 +25,8 @@ def configure_torch() -> None:
     if torch.cuda.is_available():  # TF32; on a CPU "high" is slower, four times at width 64
         torch.set_float32_matmul_precision("high")
     os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL reads it at the first product
-    torch.set_num_threads(torch.get_num_threads())  # otherwise MKL chooses a number for each product
-    # tips of Lightning are advertisements
+    torch.set_num_threads(torch.get_num_threads())  # MKL then does not choose a number for each product
+    # Lightning's tips are advertisements
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
     # a message for every checkpoint that contains more than weights
     logging.getLogger("pytorch_lightning.trainer.connectors.checkpoint_connector").setLevel(logging.WARNING)
@@ -34,4 +34,4 @@ def configure_torch() -> None:
         warnings.filterwarnings("ignore", message)
     logger = logging.getLogger("kerple")
     logger.setLevel(logging.WARNING if getattr(rank_zero_only, "rank", 0) else logging.INFO)
-    logger.handlers = [logging.StreamHandler()]  # the present standard error, which notebooks and tests replace
+    logger.handlers = [logging.StreamHandler()]  # the current standard error, because notebooks and tests replace it

@@ -7,7 +7,7 @@ from kerple.base import trust
 from kerple.base.errors import UserError
 from kerple.cli.agreement import check_weights
 from kerple.cli.classes import classes
-from kerple.cli.parser import add_model_and_data, unwrapped
+from kerple.cli.parser import add_model_and_data, original_errors
 from kerple.data import TokenShards
 from kerple.tasks import TaskData
 from kerple.training.language_model import LanguageModel
@@ -30,7 +30,7 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
     parser = LightningArgumentParser(exit_on_error=False)
     add_model_and_data(parser)
     try:
-        with unwrapped(parser):
+        with original_errors(parser):
             loaded = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
     except (ArgumentError, ValueError, TypeError) as error:  # from the parser or from a class
         raise UserError(f"ckpt_path: {path}: {error}") from error

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from jsonargparse import Namespace
 
 from kerple.base.precision import choose_precision
 from kerple.cli.plan import build_model
@@ -44,7 +43,7 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
 def _training_flops(options: str) -> int:
     """FLOPs per token of training a model with these options, which are JSON."""
     with torch.device("meta"):
-        model = build_model(Namespace(model=Namespace(**json.loads(options))))
+        model = build_model(json.loads(options))
     return flops(model.network, model.network.shape.length).training
 
 

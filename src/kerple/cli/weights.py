@@ -18,7 +18,7 @@ from kerple.model.stored import fill
 DATA_OPTIONS = ("length", "vocabulary")  # options of the model that the data determines
 
 
-@lru_cache(maxsize=1)  # called first for the options, then for the weights
+@lru_cache(maxsize=1)  # a fit needs first the options, then the weights
 def _read(path: str, trust: str) -> Any:
     from kerple.hf.pretrained import read_stored_model  # imports transformers, which takes seconds
 
@@ -43,7 +43,7 @@ def architecture_first(arguments: list[str], path: str, trust: str | None = None
         UserError: If the model cannot be read.
     """
     stored = {key: value for key, value in _read(path, trust or "").model.items() if key not in DATA_OPTIONS}
-    model = {"qk_norm": False} | stored  # a file may set them, but published models have no such norms
+    model = {"qk_norm": False} | stored  # replaces a value in a file, because published models have no such norms
     files, flags = peek(arguments, "config")
     return [*(f"--config={file}" for file in files.config), "--config", yaml.safe_dump({"model": model}), *flags]
 

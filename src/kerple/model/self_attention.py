@@ -111,7 +111,14 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
         q: Queries (B, H, Tq, δ') after `Position.transform_qk`.
         v: Values (B, G, Tk, δ).
         state: `Position.token_state` of the keys, (B, H, Tk, c), or None.
+
+    Raises:
+        UserError: If the bias or the factor of the scores does not have a row for each head.
     """
+    for hook, table in (("bias", context.table), ("score_scale", context.weight)):
+        if table is not None and len(table) != q.shape[1]:
+            name = f"{type(position).__module__}.{type(position).__name__}.{hook}"
+            raise UserError(f"{name}: got shape {tuple(table.shape)}, expected ({q.shape[1]} heads, distances)")
     keys = context.positions[-v.shape[2] :]
     visibility = context.positions.visibility
 

@@ -56,7 +56,7 @@ def measure_on_text(
         measure.check(network, text)
     seconds = sum(tokens for *_, tokens in measures) * _seconds_per_token(network, text)
     print(f"{', '.join(parts)}: at least {duration(seconds)}", flush=True)
-    runner, results = Runner(progress=Progress(every=5).over), []
+    runner, results = Runner(progress=Progress(every=5).count), []
     for part, measure, _ in measures:
         results.append(measure.run(network, text, runner))
         results[-1].name = part

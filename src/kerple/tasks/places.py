@@ -13,21 +13,21 @@ DIGIT_IDS = range(IDS["0"], IDS["9"] + 1)
 LETTER_IDS = range(IDS["a"], IDS["Z"] + 1)
 
 
-def inside(tokens: Tensor, ids: range) -> Tensor:
+def is_among(tokens: Tensor, ids: range) -> Tensor:
     """Return whether each token is one of these ids, (B, T) bool."""
     return (tokens >= ids.start) & (tokens < ids.stop)
 
 
-def number_in_run(tokens: Tensor, ids: range) -> Tensor:
+def index_in_run(tokens: Tensor, ids: range) -> Tensor:
     """Return the index, from 1, of each token in its run of consecutive tokens with these ids; 0 for other tokens."""
     rows = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    boundary = rows.where(~inside(tokens, ids), -1).cummax(1).values  # index of the last token of another id
+    boundary = rows.where(~is_among(tokens, ids), -1).cummax(1).values  # index of the last token of another id
     return rows - boundary
 
 
 def abacus(tokens: Tensor) -> Tensor:
     """Return place i for the i-th digit of each number (McLeish et al. 2024, arXiv 2405.17399, section 3.1)."""
-    return number_in_run(tokens, DIGIT_IDS)
+    return index_in_run(tokens, DIGIT_IDS)
 
 
 def is_text(tokens: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def in_step(tokens: Tensor, ids: range) -> Tensor:
     al. 2024, arXiv 2405.20671, section 4). Begin and end have no place. After the last digit no symbol has the next
     place, and a query can attend to the begin token instead.
     """
-    return (number_in_run(tokens, ids) + 1).where(is_text(tokens), 0)
+    return (index_in_run(tokens, ids) + 1).where(is_text(tokens), 0)
 
 
 def mirrored(tokens: Tensor, ids: range) -> Tensor:

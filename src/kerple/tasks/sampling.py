@@ -1,4 +1,4 @@
-"""Random sampling of problems: sample k depends only on seed, split and k, for any number of ranks and workers.
+"""Random problems. Sample k depends only on seed, split and k, for any number of ranks and workers.
 
 No test problem occurs in training:
 
@@ -12,6 +12,7 @@ The hash does not depend on the seed, so that all runs of a comparison hold out 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal, get_args
 
@@ -116,6 +117,12 @@ def collate(examples: Sequence[Example]) -> Batch:
     return {"tokens": tokens, "scored": scored}
 
 
+@lru_cache(maxsize=1)  # of the current epoch
+def _order(seed: int, epoch: int, examples: int) -> np.ndarray:
+    """Return the order of repeated problems in an epoch."""
+    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(examples)
+
+
 class TrainingProblems(Dataset[Batch]):
     """Dataset of training batches. Item b of rank r of W starts with sample (b · W + r) · batch_size.
 
@@ -134,7 +141,6 @@ class TrainingProblems(Dataset[Batch]):
     ) -> None:
         self.sampler, self.seed, self.batch_size, self.examples = sampler, seed, batch_size, examples
         self.batches, self.rank, self.world = batches, rank, world
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return self.batches
@@ -149,10 +155,7 @@ class TrainingProblems(Dataset[Batch]):
         if self.examples is None:
             return k
         epoch, i = divmod(k, self.examples)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(self.examples)
-        return int(self._order[i])
+        return int(_order(self.seed, epoch, self.examples)[i])
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,24 @@ from kerple.tasks.task import Example, Task, check_option, letters_text
 from kerple.tasks.vocabulary import LETTERS
 
 
-class Copy(Task):
+class _LetterTask(Task):
+    """Task on a sequence of random letters, with the option ``symbols``."""
+
+    def __init__(self, symbols: int = 26) -> None:
+        check_option(self, "symbols", symbols, 2, len(LETTERS))
+        self.symbols = symbols
+
+    def letters(self, length: int, rng: np.random.Generator) -> str:
+        """Draw a sequence of this length."""
+        return letters_text(rng.integers(self.symbols, size=length))
+
+
+class Copy(_LetterTask):
     """Repeat the sequence (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``cabb=cabb``.
 
     Args:
-        repeated: Whether the sequence repeats one letter, so that the task is to count. Each length then has only one
-            problem per symbol, and few of them are held out of training. Their number is reported.
+        repeated: Whether the sequence repeats one letter, so that the task is to count. Each length then has one
+            problem per symbol, of which few are held out of training. Reports contain their number.
         symbols: Number of different letters, 2 to 52.
 
     Raises:
@@ -21,14 +33,11 @@ class Copy(Task):
     """
 
     def __init__(self, repeated: bool = False, symbols: int = 26) -> None:
-        check_option(self, "symbols", symbols, 2, len(LETTERS))
-        self.repeated, self.symbols = repeated, symbols
+        super().__init__(symbols)
+        self.repeated = repeated
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        if self.repeated:
-            text = LETTERS[rng.integers(self.symbols)] * length
-        else:
-            text = letters_text(rng.integers(self.symbols, size=length))
+        text = self.letters(1, rng) * length if self.repeated else self.letters(length, rng)
         return Example(text, text, (length,))
 
     def places(self, tokens: Tensor) -> Tensor:
@@ -39,7 +48,7 @@ class Copy(Task):
         return "repeated copy" if self.repeated else super().name
 
 
-class Reverse(Task):
+class Reverse(_LetterTask):
     """Reverse the sequence (Kazemnejad et al. 2023, table 1): ``cab=bac``.
 
     Args:
@@ -49,19 +58,15 @@ class Reverse(Task):
         UserError: If symbols is out of range.
     """
 
-    def __init__(self, symbols: int = 26) -> None:
-        check_option(self, "symbols", symbols, 2, len(LETTERS))
-        self.symbols = symbols
-
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        text = letters_text(rng.integers(self.symbols, size=length))
+        text = self.letters(length, rng)
         return Example(text, text[::-1], (length,))
 
     def places(self, tokens: Tensor) -> Tensor:
         return mirrored(tokens, LETTER_IDS)
 
 
-class Sort(Task):
+class Sort(_LetterTask):
     """Sort the letters in ascending order, with repetitions (Kazemnejad et al. 2023, table 1): ``cabb=abbc``.
 
     Args:
@@ -71,10 +76,6 @@ class Sort(Task):
         UserError: If symbols is out of range.
     """
 
-    def __init__(self, symbols: int = 26) -> None:
-        check_option(self, "symbols", symbols, 2, len(LETTERS))
-        self.symbols = symbols
-
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        numbers = rng.integers(self.symbols, size=length)
-        return Example(letters_text(numbers), letters_text(np.sort(numbers)), (length,))
+        text = self.letters(length, rng)
+        return Example(text, "".join(sorted(text, key=LETTERS.index)), (length,))

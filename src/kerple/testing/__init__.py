@@ -5,24 +5,17 @@ larger than all integer options up to 1,000, and includes several blocks of quer
 larger lengths, with other options, or only on a GPU. It does not compare a strategy with the formula of its paper.
 """
 
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from kerple.base.errors import UserError
+from kerple.base.errors import describe
 from kerple.positions import Position
 from kerple.testing import reading, rounding, training  # noqa: F401 -- they register their properties
 from kerple.testing.subject import AT_LENGTHS, PROPERTIES, DoesNotApply, Property, Subject
 
 __all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcomes"]
-
-LIBRARIES = ("<", *(str(Path(f).parent) for f in (traceback.__file__, torch.__path__[0], __path__[0])))
-"""Prefixes of file names that are not the author's: generated code, the standard library, torch and this package."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +49,7 @@ def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcom
         except DoesNotApply as reason:
             yield Outcome(name, None, (), str(reason))
         except Exception as error:  # the author of a strategy must see every error
-            frames = traceback.extract_tb(error.__traceback__)
-            places = [f"{f.filename}:{f.lineno}: " for f in frames if not f.filename.startswith(LIBRARIES)]
-            kind = "" if isinstance(error, AssertionError | UserError) else f"{type(error).__name__}: "
-            why = "".join([*places[-1:], kind, *str(error).strip().splitlines()[:1]])
-            yield Outcome(name, False, lengths, why, error)
+            yield Outcome(name, False, lengths, describe(error), error)
 
 
 def check(build: Callable[..., Position], **settings: Any) -> list[Outcome]:

@@ -117,8 +117,11 @@ def same(got: Tensor, expected: Tensor, what: str, atol: float = 1e-5, rtol: flo
     assert (off <= atol + rtol * expected.abs()).all(), f"{what}: differs by up to {float(off.max()):.3g}"
 
 
-class ExplicitPositions(Wrapper):
-    """Strategy at the positions ``where``, (rows,) or (B, rows), which are marked as not contiguous."""
+class _ExplicitPositions(Wrapper):
+    """Strategy at the positions ``where``, (rows,) or (B, rows), which are marked as not contiguous.
+
+    Its name is private, so that the command line does not offer it.
+    """
 
     def __init__(self, position: Position, where: Tensor) -> None:
         super().__init__(position)
@@ -132,5 +135,5 @@ class ExplicitPositions(Wrapper):
 def set_positions(network: Transformer, where: Tensor) -> Transformer:
     """Replace the positions in all strategies of a network."""
     for i, position in enumerate(network.positions):
-        network.positions[i] = ExplicitPositions(position, where).eval()
+        network.positions[i] = _ExplicitPositions(position, where).eval()
     return network

@@ -23,7 +23,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             OSError: It cannot be written. Earlier checkpoints are intact. The run ends, because `ModelCheckpoint` would
                 remove another checkpoint in exchange for the missing one.
         """
-        if "://" in str(path):  # object stores write a file as a whole
+        if "://" in str(path):  # object stores write whole files
             super().save_checkpoint(checkpoint, path, storage_options)
         else:
             _write(checkpoint, Path(path))
@@ -37,22 +37,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint, but only from a folder that this run has written to.
 
-        A resumed run reads the names of earlier checkpoints from a checkpoint, whose names could be those of any files.
+        A resumed run reads the paths of earlier checkpoints from a checkpoint. They could be paths of any files.
         """
         if _folder(path) in self._folders and not os.path.isdir(path):
             super().remove_checkpoint(path)
 
 
 def _folder(path: str | Path) -> str:
-    """The folder of a file, or of an object in an object store."""
-    return str(path).rpartition("/")[0] if "://" in str(path) else os.path.realpath(os.path.dirname(path))
+    return os.path.realpath(os.path.dirname(path))  # of an object in an object store, a path that does not exist
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
     with writing(path) as file:
         try:
             torch.save(checkpoint, cast("IO[bytes]", file))
-        except RuntimeError:  # torch hides the reason; writing again raises the error of the system
+        except RuntimeError:  # torch hides the reason; another write raises the error of the operating system
             file.write(bytes(2**20))
             file.flush()
             raise

@@ -46,16 +46,16 @@ class Dashboards(Callback):
         self._hyperparameters(trainer, pl_module, ("test/",))
 
     def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # copies of whole parameters, because TensorBoard makes numpy arrays of them, whose memory FSDP cannot free
+        # copies, because TensorBoard makes numpy arrays of them, and FSDP cannot free the memory of numpy arrays
         parameters = {name: whole(p.detach()).float().cpu().clone() for name, p in _parameters(pl_module)}
         for writer in tensorboard_writers(trainer):
             for name, parameter in parameters.items():
-                if torch.isfinite(parameter).all():  # or TensorBoard would raise an error before `NonFiniteGuard`
+                if torch.isfinite(parameter).all():  # TensorBoard would raise an error before `NonFiniteGuard`
                     writer.add_histogram(f"kernels/{name}", parameter, trainer.global_step)
 
     def _hyperparameters(self, trainer: Trainer, pl_module: LightningModule, prefixes: tuple[str, ...]) -> None:
         strategy = next((type(m).__name__ for m in pl_module.modules() if isinstance(m, Position)), "none")
-        # TensorBoard shows the first few columns by name; the numbers put these two first
+        # TensorBoard sorts columns by name; the numbers put these two first
         settings = {"1 strategy": strategy, "2 seed": int(os.environ.get("PL_GLOBAL_SEED", -1))}
         settings |= {"position_parameters": position_parameters(pl_module), "max_steps": trainer.max_steps}
         settings |= {
@@ -64,7 +64,7 @@ class Dashboards(Callback):
             if isinstance(value, bool | int | float | str) and not name.startswith("_")
         }
         logged = trainer.callback_metrics
-        metrics = {k: float(logged[k]) for prefix in prefixes for k in logged if k.startswith(prefix)}  # results first
+        metrics = {k: float(logged[k]) for prefix in prefixes for k in logged if k.startswith(prefix)}
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and metrics:
                 logger.log_hyperparams(settings, metrics, step=trainer.global_step)

@@ -17,9 +17,9 @@ from kerple.training.sharding import local_parts
 class NonFiniteGuard(Callback):
     """Checks all losses and gradients on all ranks before each step of the optimiser.
 
-    A check by the host waits for the device. On a GPU, the fused optimiser therefore skips a bad step and all later
-    steps by its flag ``found_inf``, and the host checks every few steps and before each checkpoint. With another
-    optimiser, the host checks every step.
+    A check by the host waits for the device. On a GPU, the host therefore checks only every few steps and before each
+    checkpoint. Until then, the fused optimiser skips a bad step and all later steps by its flag ``found_inf``. With
+    another optimiser, the host checks every step.
 
     With ``precision: 16-mixed`` only the loss is checked, because the loss scaler skips steps whose gradients overflow.
     Weights are checked after a bad step, before each checkpoint, and at the end.
@@ -37,7 +37,7 @@ class NonFiniteGuard(Callback):
         super().__init__()
         self.every_n_steps = every_n_steps
         self._losses: list[Tensor] = []  # of the micro-batches since the last step
-        self._unchecked: list[tuple[int, Tensor]] = []  # step, () bool on the device: was it finite on all ranks?
+        self._unchecked: list[tuple[int, Tensor]] = []  # step; () bool on the device: finite on all ranks
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.append(loss.detach())
@@ -59,7 +59,7 @@ class NonFiniteGuard(Callback):
             finite = everywhere.bool()
         self._unchecked.append((trainer.global_step, finite))
         every = 1
-        if not scaled and _has_flag(optimizer):
+        if not scaled and _can_skip_steps(optimizer):
             good = torch.stack([one for _, one in self._unchecked]).all()
             optimizer.found_inf = 1 - good.float()  # type: ignore[attr-defined]
             every = self.every_n_steps or (untyped(trainer).log_every_n_steps if finite.is_cuda else 1)
@@ -86,12 +86,12 @@ class NonFiniteGuard(Callback):
         step = next(step for step, finite in unchecked if not finite)
         raise UserError(
             f"step {step}: the loss or a gradient is not finite. The weights are those before this step; "
-            f"{_last_good(trainer)}. Lower the learning rate or clip the gradient"
+            f"{_last_good(trainer)}. Lower model.lr or trainer.gradient_clip_val"
         )
 
 
-def _has_flag(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimiser can skip a step on the device. A subclass may do more in its step, so it is excluded."""
+def _can_skip_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimiser can skip a step on the device. Subclasses are excluded, because their steps may differ."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return fused and type(optimizer) in (torch.optim.AdamW, torch.optim.Adam)
 
@@ -99,10 +99,8 @@ def _has_flag(optimizer: torch.optim.Optimizer) -> bool:
 def _check_weights(trainer: Trainer) -> None:
     weights = local_parts(p.detach() for p in trainer.lightning_module.parameters())
     if not trainer.strategy.reduce_boolean_decision(bool(get_total_norm(weights, math.inf).isfinite()), all=True):
-        raise UserError(
-            f"step {trainer.global_step}: weights are not finite; {_last_good(trainer)}. Lower the learning rate or "
-            "clip the gradient, and start again from there"
-        )
+        advice = "Lower model.lr or trainer.gradient_clip_val, and start again from it"
+        raise UserError(f"step {trainer.global_step}: weights are not finite; {_last_good(trainer)}. {advice}")
 
 
 def _last_good(trainer: Trainer) -> str:

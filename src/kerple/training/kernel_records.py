@@ -1,6 +1,5 @@
 """`Kernels`: records each head's bias and the strategy's parameters during a fit."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,20 +11,19 @@ from kerple.base.errors import UserError
 from kerple.measure.drawing import grid, label_axes
 from kerple.measure.kernels import KernelCurves, kernel_tables
 from kerple.measure.result import Result
-from kerple.positions import Position
 from kerple.training.lightning_types import network_of, refuse_shards
 from kerple.training.measure_callback import publish, runner
 
-MAX_RECORDS = 400  # during a whole training
+MAX_RECORDS = 400  # in a checkpoint
 
 
 class Kernels(Callback):
     """Records the bias of each head, and its weight if the strategy has one, against distance.
 
-    The end of `test` runs `KernelCurves`. During `fit`, the parameters of the strategy and the bias at a few distances
-    are recorded. The end of `fit` writes them as ``kernels_trajectory.csv`` (step, layer, head, name, value) and a
-    figure. Checkpoints contain at most `MAX_RECORDS` records: of more, every second one is dropped and ``every`` is
-    doubled. A strategy whose bias is not a function of the distance is skipped with a message.
+    At the end of `test`, the callback runs `KernelCurves`. During `fit`, it records the parameters of the strategy and
+    the bias at a few distances. At the end of `fit`, it writes the records as ``kernels_trajectory.csv`` (step, layer,
+    head, name, value) and draws them. If there are more than `MAX_RECORDS` records, every second one is dropped and
+    ``every`` is doubled. A strategy whose bias is not a function of the distance is skipped with a message.
 
     Args:
         length: Number of distances, 0..length-1; None for 32 × the training length.
@@ -33,15 +31,17 @@ class Kernels(Callback):
         distances: Distances at which the bias is recorded during `fit`.
 
     Raises:
-        UserError: If a number is not positive.
+        UserError: If a number is too small.
     """
 
     def __init__(
         self, length: int | None = None, every: int = 10, distances: tuple[int, ...] = (1, 10, 100, 1000)
     ) -> None:
         super().__init__()
-        if every < 1 or (length is not None and length < 2) or min(distances, default=0) < 0:
-            raise UserError(f"Kernels: got {length=}, {every=}, {distances=}, expected 2, 1 and 0 or more")
+        nearest = min(distances, default=0)
+        for name, value, lowest in (("length", length, 2), ("every", every, 1), ("distances", nearest, 0)):
+            if value is not None and value < lowest:
+                raise UserError(f"Kernels: {name}: got {value}, expected {lowest} or more")
         self.length, self.every, self.distances = length, every, tuple(distances)
         self.steps: list[int] = []
         self.records: list[Tensor] = []  # at each of these steps, (curves, H)
@@ -80,7 +80,7 @@ class Kernels(Callback):
         publish(curves, trainer)
 
     def _record(self, step: int, pl_module: LightningModule) -> None:
-        """Record the curves at this step, if there are any, and drop every second record of too many."""
+        """Record the curves at this step, if the strategy has any."""
         curves = self._curves(pl_module)
         if not curves:
             return
@@ -92,25 +92,19 @@ class Kernels(Callback):
     def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
         """The recorded values of each head, (H,), by layer and name.
 
-        The layer is that of `kernel_tables`. Names are those of the parameters, and ``bias at 10`` or ``weight at 10``.
+        The layer is that of `kernel_tables`. A name is that of a parameter with one number for each head, or such as
+        ``bias at 10`` and ``weight at 10``.
         """
         curves: dict[tuple[str, str], Tensor] = {}
         for layer, position, tables in kernel_tables(network_of(pl_module), max(self.distances, default=0) + 1):
-            curves |= {(layer, name): values for name, values in _per_head(position, pl_module)}
+            # the buffers of a strategy without parameters, such as ALiBi, replace its parameters
+            tensors: list[tuple[str, Tensor]] = [*position.named_parameters()] or [*position.named_buffers()]
+            heads = (network_of(pl_module).shape.heads,)
+            curves |= {(layer, name): values.detach() for name, values in tensors if values.shape == heads}
             for kind, table in tables.items():
                 if table is not None:
                     curves |= {(layer, f"{kind} at {d}"): table[:, d] for d in self.distances}
         return curves
-
-
-def _per_head(position: Position, pl_module: LightningModule) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the values (H,) of each parameter with one number for each head.
-
-    The buffers of a strategy without parameters, such as ALiBi, replace them.
-    """
-    for name, values in list(position.named_parameters()) or position.named_buffers():
-        if values.shape == (network_of(pl_module).shape.heads,):
-            yield name, values.detach()
 
 
 def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: Tensor, strategy: str) -> Figure:

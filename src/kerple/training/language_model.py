@@ -92,7 +92,7 @@ class LanguageModel(LightningModule):
             ("pad_vocabulary_to", pad_vocabulary_to, pad_vocabulary_to >= 1, "1 (no padding) or more"),
         ):
             if not in_range:
-                raise UserError(f"{name}: got {value}, expected {expected}")
+                raise UserError(f"model.{name}: got {value}, expected {expected}")
         self.save_hyperparameters()
         rows = math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to
         self.network = Transformer(Shape(dim, heads, length), layers, rows, position, **options)
@@ -103,7 +103,7 @@ class LanguageModel(LightningModule):
         self.adam_options: dict[str, Any] = {"betas": tuple(betas), "eps": adam_eps}
         self.schedule, self.warmup, self.final_lr, self.decay = schedule, warmup, final_lr, decay
         self.compile_options = compile
-        # sums are fp64; a loss that is not finite must not be left out of the mean
+        # sums are fp64, and losses that are not finite are not left out
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
         self._sums: list[Tensor] = []  # (2,) fp64 of each micro-batch since the last step: loss, targets
 
@@ -113,9 +113,10 @@ class LanguageModel(LightningModule):
         if vocabulary != self.vocabulary:
             raise UserError(f"data.vocabulary: got {vocabulary}, expected the {self.vocabulary} tokens of the model")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            raise UserError(f"model.position: got {self.network.name}, which is only for `test`; fit what it wraps")
+            reason = "which only tests weights of another strategy; fit the strategy that it wraps"
+            raise UserError(f"model.position: got {self.network.name}, {reason}")
         self.attach(data)
-        if self.compile_options and stage == "fit":  # a test compiles for each length
+        if self.compile_options and stage == "fit":  # not for a test, because each length would be compiled
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
 
     def configure_model(self) -> None:
@@ -123,8 +124,8 @@ class LanguageModel(LightningModule):
         if isinstance(strategy, ShardedBlocks):
             strategy.shard(self.network)
         elif isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
-            given = type(strategy).__name__
-            raise UserError(f"trainer.strategy: got {given}, expected ShardedBlocks, see configs/trainer/fsdp.yaml")
+            kind, expected = type(strategy).__name__, "ShardedBlocks, as in configs/trainer/fsdp.yaml"
+            raise UserError(f"trainer.strategy: got {kind}, expected {expected}")
 
     def attach(self, data: object) -> None:
         """Set the places of tokens in the network by the task of the data, if a strategy uses them.
@@ -137,9 +138,8 @@ class LanguageModel(LightningModule):
             return
         names = sorted({type(strategy).__name__ for strategy in placed})
         if len(names) > 1:
-            raise UserError(
-                f"model.position: got {' and '.join(names)}, expected only one of them; a task gives a token one place"
-            )
+            reason = "because the task gives a token only one place"
+            raise UserError(f"model.position: got {' and '.join(names)}, expected one of them, {reason}")
         if not hasattr(data, "places"):
             raise UserError(f"model.position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
         self.network.places = data.places(placed[0].scheme)
@@ -159,7 +159,7 @@ class LanguageModel(LightningModule):
         """Scale the gradient to that of the mean loss over the targets of the global batch, and log this mean."""
         micro_batches, sums = len(self._sums), torch.stack(self._sums).sum(0)
         self._sums = []
-        if self.trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
+        if self.trainer.world_size > 1:  # without strategy.reduce, whose barrier waits for the device
             torch.distributed.all_reduce(sums)
         total, targets = sums
         self.log("train/loss", (total / targets).float(), prog_bar=True)

@@ -12,7 +12,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 from kerple.base.directories import LAST
 from kerple.base.errors import UserError
-from kerple.training.lightning_types import untyped
+from kerple.training.lightning_types import log_directory, untyped
 from kerple.training.signals import Signals, requeue
 
 ACCUMULATION = "accumulate_grad_batches"
@@ -21,19 +21,19 @@ ACCUMULATION = "accumulate_grad_batches"
 class LastCheckpoint(Checkpoint):
     """Writes ``checkpoints/last.ckpt`` at intervals, after the last step, and after a signal to stop.
 
-    It is written only between optimiser steps, because a checkpoint has no accumulated gradients. If it is written just
-    before a validation, the resumed run makes that validation, which Lightning would skip.
+    The checkpoint is written only between optimiser steps, because it does not contain accumulated gradients. If it is
+    written just before a validation, the resumed run begins with this validation. Lightning would skip the validation.
 
-    Signals to stop are SIGINT (Ctrl-C), SIGTERM and SIGHUP (end of the terminal). The run saves and ends with the code
-    130, 143 or 129. After SIGUSR1 it saves, requeues its SLURM job and ends with 138. The run stops after an optimiser
-    step. A signal during a validation takes effect after the validation and one step. After the last step, signals are
-    ignored, because the run saves and ends anyway. A second Ctrl-C ends the process at once.
+    After SIGINT (Ctrl-C), SIGTERM or SIGHUP (end of the terminal), the run finishes the optimiser step, saves, and ends
+    with status 130, 143 or 129. After SIGUSR1 it also requeues its SLURM job, and ends with status 138. A signal during
+    a validation takes effect after the validation and one step. Signals after the last step are ignored, because the
+    run saves and ends. A second Ctrl-C ends the process at once.
 
     Args:
         every_n_train_steps: Number of optimiser steps between two checkpoints; null for no such interval.
         every_minutes: Minutes between two checkpoints by the clock of the first process; null for no such interval. A
-            crash costs at most this time. Minutes suit fast runs better than steps, because writing takes time: a
-            checkpoint of 162M parameters with the moments of the optimiser has 2 GB.
+            crash loses at most this time. In fast runs, minutes keep the time for writing small: a checkpoint of 162M
+            parameters with the moments of the optimiser has 2 GB.
 
     Raises:
         UserError: If a number is not positive, or both are null.
@@ -43,9 +43,8 @@ class LastCheckpoint(Checkpoint):
         super().__init__()
         numbers = [number for number in (every_n_train_steps, every_minutes) if number is not None]
         if not numbers or not min(numbers) > 0:
-            raise UserError(
-                f"LastCheckpoint: every_n_train_steps, every_minutes: got {numbers}, expected at least one above 0"
-            )
+            given = f"every_n_train_steps={every_n_train_steps} and every_minutes={every_minutes}"
+            raise UserError(f"LastCheckpoint: got {given}, expected positive numbers or null, and not null for both")
         self.every_n_train_steps, self.every_minutes = every_n_train_steps, every_minutes
         self._saved_at = 0.0  # seconds on the monotonic clock
         self.path: Path | None = None
@@ -54,8 +53,7 @@ class LastCheckpoint(Checkpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == TrainerFn.FITTING:
-            directory = trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir)
-            self.path = Path(directory) / LAST
+            self.path = log_directory(trainer) / LAST
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.install()
@@ -88,7 +86,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
-        # the loops count micro-batches, of which a step now has another number
+        # the loops count micro-batches, and the number of micro-batches per step has changed
         if before is not None and before != now:
             for counts in ("total", "current"):
                 progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"][counts]
@@ -105,9 +103,9 @@ class LastCheckpoint(Checkpoint):
         self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
 
     def _obey_signals(self, trainer: Trainer) -> bool:
-        """Save and end the process after a signal. Without a signal, return whether ``every_minutes`` have passed."""
+        """Save and end the process if a signal has arrived; else return whether ``every_minutes`` have passed."""
         late = self.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.every_minutes
-        number, due = self._signals.agreed(trainer, late and trainer.is_global_zero)
+        number, due = self._signals.synchronise(trainer, late and trainer.is_global_zero)
         if not number:
             return due
         rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: saving {self.path}")
@@ -125,7 +123,7 @@ class LastCheckpoint(Checkpoint):
 
 
 def _validation_ahead(trainer: Trainer) -> bool:
-    """Whether a validation is due after this batch, and a checkpoint written now precedes it."""
+    """Whether a validation follows this batch, and a checkpoint that is written now precedes the validation."""
     loop = trainer.fit_loop.epoch_loop
     progress: Any = loop.batch_progress.total
     # completed and processed differ only in on_train_batch_end; best.ckpt is written after the validation

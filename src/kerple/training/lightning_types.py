@@ -18,9 +18,9 @@ def network_of(pl_module: LightningModule) -> Transformer:
 
 
 def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:
-    """Raise a UserError if FSDP shards the parameters, which are then whole only inside the forward pass."""
+    """Raise a UserError if parameters are sharded, because a callback cannot read whole parameters then."""
     if isinstance(trainer.strategy, ModelParallelStrategy):
-        raise UserError(f"trainer.callbacks: got {callback} with parameters that FSDP shards; {advice}")
+        raise UserError(f"trainer.callbacks: got {callback}, which does not support sharded parameters; {advice}")
 
 
 def untyped(trainer: Trainer) -> Any:

@@ -1,4 +1,4 @@
-"""`MeasureCallback`: a measurement in `test` and after each validation, inside a Lightning Trainer."""
+"""`MeasureCallback`: makes a measurement in `test` and after each validation of a Lightning Trainer."""
 
 from functools import partial
 from typing import Any

@@ -40,7 +40,7 @@ class Muon(torch.optim.AdamW):
         groups = self.param_groups
         for group in groups:
             if group["muon"] is not None:
-                self._move(group)
+                self._update_matrices(group)
         self.param_groups = [group for group in groups if group["muon"] is None]
         try:
             # `super().step()` would call our hooks again, because torch wraps AdamW.step when an AdamW is built
@@ -49,7 +49,7 @@ class Muon(torch.optim.AdamW):
             self.param_groups = groups
         return loss
 
-    def _move(self, group: dict[str, Any]) -> None:
+    def _update_matrices(self, group: dict[str, Any]) -> None:
         # stacked by shape, because the iteration is faster on many matrices at once
         of_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for p in group["params"]:
@@ -69,7 +69,7 @@ class Muon(torch.optim.AdamW):
         state, gradient = self.state[p], p.grad
         assert gradient is not None
         if not state:
-            state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))  # AdamW expects a step when it loads
+            state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))  # AdamW's `load_state_dict` expects a step
         state["step"] += 1
         state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         return gradient.lerp(state["momentum"], MOMENTUM)

@@ -41,7 +41,7 @@ class ProgressLines(Callback):
         self._tokens += rows * (columns - 1) * trainer.world_size
 
         def more(seconds: float) -> dict[str, Any]:
-            # with scored targets, the loss of a step is scaled; float() waits for the device, but rarely
+            # with scored targets, the returned loss is scaled; float() waits for the device, but only every few seconds
             loss = trainer.callback_metrics.get("train/loss") or (outputs or {}).get("loss")
             return {"tokens_per_second": self._tokens / seconds} | ({} if loss is None else {"loss": float(loss)})
 
@@ -55,7 +55,7 @@ class ProgressLines(Callback):
 def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
     """Yield the blocks of a measurement. In a test, `ProgressLines` counts them, and SIGTERM ends the process."""
     counters = [c.progress for c in untyped(trainer).callbacks if isinstance(c, ProgressLines) and trainer.testing]
-    shown = counters[0].over(blocks) if counters and trainer.is_global_zero else blocks
+    shown = counters[0].count(blocks) if counters and trainer.is_global_zero else blocks
     for block in shown:
         _end_on_sigterm(trainer)
         yield block
@@ -63,5 +63,5 @@ def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
 
 
 def _end_on_sigterm(trainer: Trainer) -> None:
-    if trainer.testing and trainer.received_sigterm:  # Lightning itself obeys it only after the last block
+    if trainer.testing and trainer.received_sigterm:  # Lightning reacts only after the last block
         raise SystemExit(128 + signal.SIGTERM)

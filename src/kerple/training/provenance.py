@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kerple.training.lightning_types import log_directory
+
 GIT = ["git", "-C", str(Path(__file__).parent)]
 
 
@@ -24,7 +26,7 @@ class Provenance(Callback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        directory = Path(trainer.log_dir or trainer.default_root_dir)  # on every rank, because log_dir broadcasts
+        directory = log_directory(trainer)  # on every rank
         if stage != "fit" or not trainer.is_global_zero:
             return
         root = directory / "provenance"

@@ -1,4 +1,4 @@
-"""`RandomState`: the random state of training, which other draws do not change and checkpoints contain."""
+"""`RandomState`: keeps the random state of training separate from other draws, and saves it in checkpoints."""
 
 import random
 from typing import Any
@@ -14,8 +14,8 @@ State = dict[str, Any]
 class RandomState(Callback):
     """Restores the random state of the end of a micro-batch at the start of the next one, and saves it.
 
-    Draws of validations, loaders and sanity checks therefore have no effect on training, and a resumed run draws the
-    numbers of an uninterrupted one. Each rank has its own state, and a checkpoint contains the states of all ranks. If
+    Draws of validations, loaders and sanity checks therefore have no effect on training. A resumed run draws the same
+    numbers as an uninterrupted one. Each rank has its own state, and a checkpoint contains the states of all ranks. If
     there are more ranks than in the checkpoint, a new rank is seeded by the seed, its number and the step.
     """
 
@@ -30,7 +30,7 @@ class RandomState(Callback):
             self._state = self._stored[rank]
         else:
             if rank or self._stored is not None:
-                # until here all ranks have the same seed, so that weights are equal; from here on they have to differ
+                # all ranks were seeded equally, so that their weights are equal; from here on they must differ
                 words = np.random.SeedSequence([torch.initial_seed(), rank, trainer.global_step]).generate_state(3)
                 torch.manual_seed(int(words[0]))
                 random.seed(int(words[1]))

@@ -13,11 +13,12 @@ from torch.distributed.tensor import DTensor
 from kerple.base.errors import UserError
 from kerple.model import Transformer
 
-GATHERED = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by precision
+# dtype in which the linear layers of blocks are gathered, by the Trainer's precision
+GATHERED = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class ShardedBlocks(ModelParallelStrategy):
-    """Shards parameters, gradients and moments by torch's `fully_shard`: a unit for each block and one for the rest.
+    """Shards parameters, gradients and moments by torch's `fully_shard`: a unit for each block, and one for the rest.
 
     The linear layers of a block are gathered in the Trainer's precision. Other parameters, such as those of strategies
     and norms, are gathered in fp32. Buffers keep their dtype, gradients are summed in fp32, and the inputs of blocks
@@ -34,10 +35,10 @@ class ShardedBlocks(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
 
     def shard(self, network: Transformer) -> None:
-        """Shard the parameters in place. Each becomes a `DTensor`, except in the forward and backward pass.
+        """Replace each parameter by a sharded `DTensor`. In the forward and backward pass, parameters are whole.
 
         Raises:
-            UserError: If parameters are not fp32 with the Trainer's precision.
+            UserError: If the Trainer's precision is not one of `GATHERED`.
         """
         if isinstance(network, FSDPModule):  # a second fit, validation or test by the same trainer
             return
@@ -45,14 +46,14 @@ class ShardedBlocks(ModelParallelStrategy):
         mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
         precision = self.precision_plugin.precision
         if precision not in GATHERED:
-            accepted = f"auto or one of {', '.join(GATHERED)} with trainer.strategy ShardedBlocks"
-            raise UserError(f"trainer.precision: got {precision}, expected {accepted}")
+            expected = f"{', '.join(GATHERED)} or auto"
+            raise UserError(f"trainer.precision: got {precision} with the strategy ShardedBlocks, expected {expected}")
         policy = MixedPrecisionPolicy(GATHERED[precision], torch.float32, cast_forward_inputs=False)
         for block in network.blocks:
             layers: list[nn.Module] = [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
             fully_shard(layers, mesh=mesh, mp_policy=policy, reshard_after_forward=self.reshard_after_forward)
         fully_shard(network, mesh=mesh)
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # it is not changed in place
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # the view is not changed in place
         register_fsdp_forward_method(network, "losses")  # training calls it in place of `forward`
 
 

@@ -1,4 +1,4 @@
-"""Signals to stop a run. They are recorded when they arrive, and obeyed when the run can be saved."""
+"""Signals to stop a run. They are recorded when they arrive, and take effect when the run can be saved."""
 
 import os
 import signal
@@ -11,67 +11,67 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-# no signal, and the signals to stop; if several arrive, the last one in this order is obeyed
-ORDER = (0, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-SECOND = b"\nCtrl-C: the run ends when this step is done and saved; a second Ctrl-C ends it at once\n"
+# no signal, and the signals to stop; if several arrive, the last one in this order takes effect
+PRECEDENCE = (0, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+CTRL_C_MESSAGE = b"\nCtrl-C: the run ends when this step is done and saved; a second Ctrl-C ends it at once\n"
 
 
 class Signals:
-    """Records the signals of `ORDER` that reach this process, and shares them with the other processes of the run.
+    """Records the signals of `PRECEDENCE` that reach this process, and shares them with the other processes of the run.
 
     A second Ctrl-C (SIGINT) ends the process at once. Ignored signals, such as SIGHUP with nohup, stay ignored.
 
-    The handlers replace those of Lightning, which save in the middle of a step, and broadcast in the handler, where
-    other ranks do not take part. After Ctrl-C, Lightning saves nothing.
+    The handlers replace those of Lightning, which save in the middle of a step, and wait for other
+    ranks in the handler. After Ctrl-C, Lightning saves nothing.
     """
 
     def __init__(self) -> None:
         self.received = 0
-        self._before: dict[signal.Signals, Any] = {}
+        self._earlier_handlers: dict[signal.Signals, Any] = {}
         self._group: Any = None  # the processes of the run, connected by gloo
 
     def install(self) -> None:
         """Set the signal handlers, unless this object has set them already."""
-        if self._before:
+        if self._earlier_handlers:
             return
         self.received = 0
         if threading.current_thread() is threading.main_thread():
-            heard = [number for number in ORDER[1:] if signal.getsignal(number) is not signal.SIG_IGN]
-            self._before = {number: signal.signal(number, self._note) for number in heard}
+            handled = [number for number in PRECEDENCE[1:] if signal.getsignal(number) is not signal.SIG_IGN]
+            self._earlier_handlers = {number: signal.signal(number, self._record) for number in handled}
 
     def restore(self) -> None:
         """Restore the handlers from before `install`."""
-        for number, handler in self._before.items():
+        for number, handler in self._earlier_handlers.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        self._before = {}
+        self._earlier_handlers = {}
 
     def connect(self, trainer: Trainer) -> None:
-        """Connect the processes by gloo, so that `agreed` does not wait for a GPU. Call it on every rank."""
+        """Connect the processes by gloo, so that `synchronise` does not wait for a GPU. Call it on every rank."""
         if trainer.world_size > 1 and self._group is None:
             self._group = torch.distributed.new_group(backend="gloo")
             # at each micro-batch Lightning broadcasts its own record of signals, which is empty here, and waits for the
             # device
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
-    def agreed(self, trainer: Trainer, wish: bool = False) -> tuple[int, bool]:
-        """The signal that any process of the run has received, or 0; and whether ``wish`` is true in any process.
+    def synchronise(self, trainer: Trainer, request: bool = False) -> tuple[int, bool]:
+        """The signal that any process of the run has received, or 0; and whether ``request`` is true in any process.
 
         Call it on every rank, after `connect`.
         """
         if trainer.world_size == 1:
-            return self.received, wish
-        state = torch.tensor([ORDER.index(self.received), int(wish)])
+            return self.received, request
+        state = torch.tensor([PRECEDENCE.index(self.received), int(request)])
         torch.distributed.all_reduce(state, torch.distributed.ReduceOp.MAX, group=self._group)
-        received, wished = state.tolist()
-        return ORDER[received], bool(wished)
+        received, requested = state.tolist()
+        return PRECEDENCE[received], bool(requested)
 
-    def _note(self, number: int, frame: Any) -> None:
-        self.received = max(self.received, number, key=ORDER.index)
+    def _record(self, number: int, frame: Any) -> None:
+        self.received = max(self.received, number, key=PRECEDENCE.index)
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
             if getattr(rank_zero_only, "rank", 0) == 0:
                 with suppress(OSError):
-                    os.write(2, SECOND)  # the signal may have interrupted a print
+                    os.write(2, CTRL_C_MESSAGE)  # the signal may have interrupted a print
 
 
 def requeue() -> None:

@@ -59,7 +59,7 @@ class Throughput(Callback):
         assert self._intervals is not None
         rows, columns = batch["tokens"].shape
         self._tokens += rows * (columns - 1) * trainer.world_size  # a row has one target fewer than tokens
-        if trainer.global_step - self._step < untyped(trainer).log_every_n_steps:  # a step may have many batches
+        if trainer.global_step - self._step < untyped(trainer).log_every_n_steps:  # a step may have several batches
             return
         rate = self._tokens / (_now(pl_module) - self._since)
         if self._intervals:
@@ -77,7 +77,7 @@ class Throughput(Callback):
         path = log_directory(trainer) / "cost.json"
         if not trainer.is_global_zero or (path.exists() and self._intervals is None):
             return  # with a cost.json, a finished run was resumed, and this process has not trained
-        from torch._dynamo.utils import calculate_time_spent  # slow to import, but the optimiser has imported it
+        from torch._dynamo.utils import calculate_time_spent  # a slow import, which the optimiser has already made
 
         cost = {
             "tokens_per_second": median(self.rates) if self.rates else None,

@@ -47,7 +47,7 @@ class AutoTrainer(Trainer):
         for name in ("limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
             if kwargs.get(name) == 0:
                 raise UserError(f"trainer.{name}: got {kwargs[name]}, expected a positive number")
-        if kwargs.get("overfit_batches"):  # Lightning would replace our sampler and so the order
+        if kwargs.get("overfit_batches"):  # Lightning would replace the sampler
             raise UserError("trainer.overfit_batches: got a number, expected 0; set data.samples to fit few samples")
         listed = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
         wrapped = [MeasureCallback(c) if isinstance(c, Measure) else c for c in listed]
