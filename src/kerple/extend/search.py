@@ -18,7 +18,7 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
-from kerple.measure.far_context import document_groups, far_context_texts, mean_interval, next_of_another
+from kerple.measure.far_context import document_groups, far_context_texts, mean_interval, counterparts
 from kerple.measure.runner import Runner
 
 FEWEST, MOST = 2, 16  # blocks at the longest length
@@ -76,7 +76,7 @@ class Search:
             order = shuffled(len(blocks), min(len(blocks), 2 * MOST), 0)
             assert blocks.documents is not None
             groups = document_groups(text, blocks.documents[order].tolist())
-            found[split] = blocks.chosen(order), next_of_another(groups)
+            found[split] = blocks.chosen(order), counterparts(groups)
         return found
 
     def losses(self, method: Method, split: str, length: int, blocks: int, reading: str = "own") -> Losses:

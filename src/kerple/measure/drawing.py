@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -37,17 +38,20 @@ def label_axes(axes: Axes, training_length: int | None = None, **settings: Any) 
 
 
 def heat_map(axes: Axes, values: Tensor, form: str, **settings: Any) -> Any:
-    """Draw values (rows, columns) as a heat map with a number in each cell. Return the image, for a colour bar.
+    """Draw values (rows, columns) as a heat map with a number in each cell.
 
     Args:
         axes: Empty axes.
         values: The numbers.
         form: Format of the numbers, such as ``.3g``.
         **settings: Arguments of `Axes.imshow`, such as cmap.
+
+    Returns:
+        The image, which a colour bar needs.
     """
     image = axes.imshow(values.numpy(), aspect="auto", **settings)
     middle = sum(image.get_clim()) / 2
-    for (row, column), value in zip(values.new_ones(values.shape).nonzero().tolist(), values.flatten(), strict=True):
+    for (row, column), value in np.ndenumerate(values.numpy()):
         colour = "white" if value < middle else "black"
-        axes.text(column, row, f"{float(value):{form}}", ha="center", va="center", color=colour, fontsize=8)
+        axes.text(column, row, f"{value:{form}}", ha="center", va="center", color=colour, fontsize=8)
     return image
