@@ -78,7 +78,7 @@ def test_learned_positions_are_rows_of_a_table_but_the_reserved_ones_and_an_enco
     assert (network.max_length, network.name) == (24, "Learned")
     with torch.inference_mode():
         assert network.losses(text(1, 25)).isfinite().all()
-    with pytest.raises(ValueError, match=r"position: got 24, expected less than 24, the learned positions"):
+    with pytest.raises(ValueError, match=r"length: got 25 tokens .*, expected at most 24, the number of learned"):
         network.losses(text(1, 26))
     with pytest.raises(ValueError, match="depend on later tokens"):
         hugging_face_network(small(hf.BertConfig, hf.BertLMHeadModel, intermediate_size=48))

@@ -81,7 +81,6 @@ class AttentionMaps(BlockMeasure):
     """
 
     heads: Sequence[tuple[int, int]] | None = None
-    length: int | None = None
     blocks: int | None = field(default=1, init=False)
 
     name: ClassVar[str] = "attention_maps"

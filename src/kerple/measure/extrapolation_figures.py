@@ -30,13 +30,10 @@ def perplexity_figure(measurements: Sequence[Measurement], training_length: int,
         points = [(m.length, ppl) for m, ppl in perplexities.items() if m.protocol == protocol]
         note = f" (targets from {protocol.skip:,} on)" if protocol.skip else ""
         axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=protocol.label + note)
-    axes.set_xscale("log", base=2)
-    ticks = list(dict.fromkeys(m.length for m in measurements))
-    axes.set_xticks(ticks, [f"{t:,}" for t in ticks], rotation=30 if len(ticks) > 6 else 0)
-    axes.minorticks_off()
     if perplexities and max(perplexities.values()) > 4 * min(perplexities.values()):
         axes.set_yscale("log")
-    label_axes(axes, training_length, xlabel="evaluation length (tokens)", ylabel="perplexity (per token)", title=title)
+    lengths, xlabel = sorted({m.length for m in measurements}), "evaluation length (tokens)"
+    label_axes(axes, training_length, lengths, xlabel=xlabel, ylabel="perplexity (per token)", title=title)
     return result
 
 

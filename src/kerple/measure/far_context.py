@@ -139,9 +139,8 @@ class FarContext(Measure):
         super().check(network, text)
         short = known_training_length(network)
         if self.lengths[0] <= short:
-            raise UserError(
-                f"FarContext: lengths: got {self.lengths[0]}, expected more than {short}, the training length"
-            )
+            expected = f"more than {short}, the training length"
+            raise UserError(f"FarContext: lengths: got {self.lengths[0]}, expected {expected}")
         if self._targets(short) >= short:
             raise UserError(f"FarContext: k: got {self.k}, expected less than {short}, the training length")
         counterparts(document_groups(text, self._blocks(text)[1]))
@@ -218,8 +217,6 @@ def _figure(intervals: dict[int, dict[str, tuple[float, float]]], trained: int, 
         middle, lengths = (low + high) / 2, np.array(list(intervals)) * shift
         axes.errorbar(lengths, middle, (high - low) / 2, marker="o", markersize=4, capsize=2, label=name)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(intervals), [f"{length:,}" for length in intervals])
     ylabel = "nats per target, 95% intervals over documents"
-    label_axes(axes, trained, xlabel="evaluation length (tokens)", ylabel=ylabel, title=title)
+    label_axes(axes, trained, [*intervals], xlabel="evaluation length (tokens)", ylabel=ylabel, title=title)
     return figure

@@ -133,10 +133,8 @@ def _figure(curve: list[tuple[int, float, float, float]], network: Network, docu
     gaps, kept, low, high = np.array(curve).T
     axes.errorbar(gaps, kept, (kept - low, high - kept), marker="o", markersize=4, capsize=2, label=network.name)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
     axes.set_yscale("symlog", linthresh=1)  # beyond the training length the harm may be many times the gain
-    axes.set_xticks(gaps, [f"{gap:,.0f}" for gap in gaps])
     title = f"{network.name}: fraction of the context's gain at a gap, {documents} documents"
     ylabel = "fraction of the gain, 95% intervals"
-    label_axes(axes, network.training_length, xlabel="gap (tokens)", ylabel=ylabel, title=title)
+    label_axes(axes, network.training_length, gaps.astype(int), xlabel="gap (tokens)", ylabel=ylabel, title=title)
     return figure

@@ -33,7 +33,6 @@ class ShiftTest(BlockMeasure):
     """
 
     shifts: Sequence[int] = (0, 100, 200, 300, 400, 500)
-    length: int | None = None
     blocks: int | None = 64
 
     name: ClassVar[str] = "shift"
