@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.measure import results
-from kerple.measure.protocols import Protocol
 from tests.cli.tiny import complaint
-from tests.hf.test_adapter import plain_loop
 from tests.hf.tiny import LENGTH, hf, saved, tiny
 
 PROTOCOLS = {"lengths": [16, 64], "protocols": ["full", "windowed"], "window": 8, "blocks": 2}
@@ -69,7 +68,10 @@ def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
     blocks = TokenShards(corpus=None, directory="shards").blocks("test", 64, 2)
     with torch.inference_mode():
         for length in (16, 64):
-            expected = [plain_loop(model, blocks[i][None], Protocol("full"), length) for i in range(2)]
+            segments = [blocks[i].unfold(0, length + 1, length) for i in range(2)]
+            logits = [model(rows[:, :-1]).logits.double().mT for rows in segments]
+            pairs = zip(logits, segments, strict=True)
+            expected = [F.cross_entropy(scores, rows[:, 1:], reduction="sum") for scores, rows in pairs]
             np.testing.assert_allclose(losses(folder, length), expected, rtol=1e-6)
     assert {"no_context4", "gap4"} <= set(results.read(folder)[0]["protocol"])
     assert (folder / "shift.csv").exists()

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.data.text import Text
+from kerple.extend.conclusion import compare_best
 from kerple.extend.methods import Method, methods
-from kerple.extend.outcome import outcome
 from kerple.extend.search import Search
 from kerple.hf.model_folder import link
 from kerple.hf.rope import scaled
@@ -67,7 +67,7 @@ def test_the_scaling_that_a_configuration_has_lost_is_found(lost, tmp_path):
     found = search(lost, tmp_path)
     ranked = found.choose(8)
     assert ranked[0].label == "PI ×4"
-    result = outcome(found, ranked, DOCUMENTS)
+    result = compare_best(found, ranked, DOCUMENTS)
     assert result["helps"]
     assert result["far_context"] == "distant text is used"
     assert f"gap of {TARGET // 2}: " in result["gap"]
@@ -150,6 +150,6 @@ def test_what_cannot_be_extended_is_one_line(place, monkeypatch, capsys):
 
     assert "expected to > length" in refused("llama", "--to", LENGTH)
     assert "bound >= 0" in refused("llama", "--to", TARGET, "--bound", -1)
-    assert "no method applies: scaling: got pi, but gpt2 has no RoPE" in refused("gpt2", "--to", 1024)
+    assert "no method applies: model.scaling: got pi, but gpt2 has no RoPE" in refused("gpt2", "--to", 1024)
     assert "the longest document has 149 tokens" in refused("llama", "--to", 8 * LENGTH)
     assert "GiB are free; give a smaller number" in refused("llama", "--to", 2**40)

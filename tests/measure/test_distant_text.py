@@ -18,7 +18,7 @@ from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
 from kerple.hf.adapter import hugging_face_network
 from kerple.measure import results
-from kerple.measure.long_perplexity import LongPerplexity, byte_spans, key_targets, spelling
+from kerple.measure.long_perplexity import LongPerplexity, byte_spans, carry_over, key_targets, token_spelling
 from kerple.measure.needle import ANSWER, Needle, draw_problem, problem_tokens
 from kerple.model.network import Generation, Limited
 from tests.hf.tiny import hf, saved, text, tiny
@@ -82,11 +82,12 @@ def test_keys_of_another_tokenizer_are_found_through_the_bytes(corpus: Path, pla
     callback = LongPerplexity(**LONG | {"evaluator": "evaluator", "keys": "kept"})
     keys = callback._keys(merged.text("test"))
     assert sum(map(len, keys)) > 0
-    spell = spelling(load_tokenizer("merged"), merged.manifest.end_of_text)
+    tokenizer = load_tokenizer("merged")
     evaluator = hugging_face_network(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
     reader = hf.AutoTokenizer.from_pretrained("evaluator")  # a token for each byte
     for i, targets in enumerate(keys):
-        spelt = [spell(token) for token in merged.blocks("test", 48, 3)[i].tolist()]
+        block = merged.blocks("test", 48, 3)[i].tolist()
+        spelt = [token_spelling(tokenizer, token, merged.manifest.end_of_text) for token in block]
         text = b"".join(spelt).decode()
         character = [n for n, letter in enumerate(text) for _ in letter.encode()]  # that each byte belongs to
         ids = reader(text, add_special_tokens=False)["input_ids"]
@@ -107,7 +108,7 @@ def test_an_evaluator_is_not_read_past_its_training_length(
     saved(place / "short", "llama", max_position_embeddings=32)
     with pytest.raises(SystemExit):
         run("evaluator", "--data.directory", "shards", "--trainer.callbacks.evaluator", "short")
-    assert "got 48 tokens, which are 48 of the evaluator, expected at most 32" in capsys.readouterr().err
+    assert "got 48 tokens, which are 48 of short; expected at most 32" in capsys.readouterr().err
 
 
 BLOCK, SHORT, STRIDE = 24, 8, 3
@@ -151,19 +152,23 @@ def test_tokens_are_spelt_in_the_bytes_they_were_made_of() -> None:
     tokenizer = train_tokenizer([text], 300)
     ids = tokenizer.encode(text).ids
     ending = tokenizer.token_to_id("<|endoftext|>")
-    spell = spelling(tokenizer, ending)
-    assert b"".join(map(spell, ids)) == text.encode()
-    assert spell(ending) == b""
+    assert b"".join(token_spelling(tokenizer, token, ending) for token in ids) == text.encode()
+    assert token_spelling(tokenizer, ending, ending) == b""
     words = Tokenizer.from_str(tokenizer.to_str())
     words.add_tokens(["two words"])
     with pytest.raises(ValueError, match=r"\('two words'\) has no bytes"):
-        spelling(words, ending)(words.token_to_id("two words"))
+        token_spelling(words, words.token_to_id("two words"), ending)
 
 
 def test_spans_of_characters_are_spans_of_bytes_also_where_a_block_cuts_one() -> None:
     text = "aéb🙂".encode()[:-2].decode("utf-8", "surrogateescape")
     assert len(text) == 5
     assert byte_spans(text, [(0, 1), (1, 2), (2, 3), (3, 5)]) == [(0, 1), (1, 3), (3, 4), (4, 6)]
+
+
+def test_a_token_is_key_if_it_shares_a_byte_with_a_key_token() -> None:
+    spans = [(0, 1), (1, 3), (1, 3), (3, 4)]  # two tokens of one character have its span
+    assert carry_over([1, 1, 2], spans, [False, True, False, False]) == [False, True, True]
 
 
 # Needle, with a model that remembers the last tokens
@@ -257,5 +262,5 @@ def test_the_needle_lies_at_its_depth_and_the_rest_is_haystack(kind, sentences, 
     before = text[: text.index(problem.needles[0][1])].count("\0")
     assert before == round(depth * text.count("\0"))
     assert text.endswith(problem.question)
-    with pytest.raises(ValueError, match=r"lengths: got 100, expected over \d+: needles, question and answer"):
+    with pytest.raises(ValueError, match=r"lengths: got 100, expected more than \d+, the tokens of needles"):
         problem_tokens(problem, 100, [0] * 100, encode)

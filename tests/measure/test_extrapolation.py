@@ -211,7 +211,7 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp
     ("options", "message"),
     [
         ({"lengths": [8, 12]}, r"lengths: got \[8, 12\]"),
-        ({"protocols": ["sliding"], "stride": 9}, "stride: got 9, expected a positive number, at most 8"),
+        ({"protocols": ["sliding"], "stride": 9}, "stride: got 9, .* at most 8"),
         ({"protocols": ["full"], "window": 4}, "window: got 4"),
         ({"protocols": ["sliding"], "stride": 4, "skip": 27, "block_length": 64}, "skip: got 27, .* a number from 28"),
         ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),
@@ -232,7 +232,7 @@ def test_what_an_evaluation_cannot_honour_is_refused_before_it_begins(tmp_path: 
     with pytest.raises(UserError, match=r"more than one"):
         run(tmp_path, callback, second)
     fit = trainer(tmp_path, Extrapolation([8, 256]), max_steps=1)
-    with pytest.raises(UserError, match="got 256, the validation split has only"):
+    with pytest.raises(UserError, match="got 256, expected less than 200, the number of tokens in the validation"):
         fit.fit(model_of(), RandomText())
     assert fit.global_step == 0
     sharded: Any = SimpleNamespace(strategy=ModelParallelStrategy(), datamodule=RandomText(), callbacks=[])

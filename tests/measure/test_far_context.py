@@ -11,7 +11,7 @@ from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.hf.adapter import hugging_face_network
 from kerple.measure.extrapolation import Extrapolation
-from kerple.measure.far_context import FarContext, next_of_another, verdict
+from kerple.measure.far_context import FarContext, counterparts, verdict
 from kerple.model import Transformer
 from kerple.positions import KerpleLog, Shape
 from tests.hf.tiny import hf
@@ -108,9 +108,9 @@ def test_a_network_that_reads_the_last_tokens_only_gains_nothing() -> None:
 
 
 def test_counterparts_come_from_the_next_group() -> None:
-    assert next_of_another(["a", "a", "a", "b", "c", "c"]) == [3, 3, 3, 4, 0, 1]
+    assert counterparts(["a", "a", "a", "b", "c", "c"]) == [3, 3, 3, 4, 0, 1]
     with pytest.raises(UserError, match="text of one document"):
-        next_of_another([0, 0])
+        counterparts([0, 0])
 
 
 def test_use_needs_both_a_gain_and_content() -> None:

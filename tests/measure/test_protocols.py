@@ -240,5 +240,5 @@ def test_keep_first_shows_the_first_tokens_at_the_distances_that_are_asked_for(d
     (sum_of_block,) = [r.sum for r in result.sums if (r.protocol, r.length) == (f"keep_first2_{distances}", 32)]
     expected = network.losses(tokens_of(32), visibility=Visibility(4, 2, distances))
     assert sum_of_block == pytest.approx(float(expected.double().sum()), rel=1e-9)
-    with pytest.raises(UserError, match=f"distances: got {distances}, expected true unless keep_first is among"):
+    with pytest.raises(UserError, match=f"distances: got {distances}, expected true, because keep_first is not"):
         Extrapolation([8], ["full"], distances=distances)

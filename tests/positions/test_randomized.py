@@ -163,7 +163,7 @@ def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((Abacus, Coupled), "got Abacus and Coupled, expected only one"),
+        ((Abacus, Coupled), "got Abacus and Coupled, expected one of them"),
         ((Coupled,), "Coupled needs a task, got data dict"),
     ],
 )

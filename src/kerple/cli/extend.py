@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> None:
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
     from kerple.data.text import ShardText
+    from kerple.extend.conclusion import compare_best
     from kerple.extend.methods import methods
-    from kerple.extend.outcome import outcome
     from kerple.extend.search import TEST, VALIDATION, Search
     from kerple.hf.adapter import config_length
     from kerple.hf.memory import check_memory
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
     blocks, seconds = search.plan(options.minutes)
     print(f"{len(found)} methods, {blocks} blocks of {options.to:,} tokens: about {duration(seconds)}", flush=True)
     best, *_ = ranked = search.choose(blocks)
-    values = {"settings": settings, "found": outcome(search, ranked, blocks), "reasons": reasons, "blocks": blocks}
+    values = {"settings": settings, "found": compare_best(search, ranked, blocks), "reasons": reasons, "blocks": blocks}
     values |= {"bound": options.bound, "k": search.k, "lengths": search.lengths, "effects": search.effects}
     if best.position is None:
         config = scaled(config, best.scaling, best.factor, length, best.rope_options)

@@ -36,7 +36,6 @@ def main(arguments: list[str]) -> None:
     need()
     folder = Path(options.to or f"logs/probe/{model_name(options.model)}")
     model, config = read_fp32_model(options.model, options.trust_remote_code, options.trust)
-    from kerple.probe.probe_files import write_report
     from kerple.probe.report import probe_model
 
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
@@ -46,7 +45,7 @@ def main(arguments: list[str]) -> None:
         network, text = network_and_text(model, options.model, options.text)
         report.results = measure_on_text(network, text, parts, options.length, options.blocks)
         report.text = f"{text.name}, sha256 of its tokens {text.digest}"
-    write_report(report, folder)
+    report.write(folder)
     print(report.summary())
     print(f"written to {folder}/probe.html and probe.json")
     if report.faults:

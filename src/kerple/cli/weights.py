@@ -24,8 +24,8 @@ def _read(path: str, trust: str) -> Any:
 
     try:
         return read_stored_model(path, classes(trust))
-    except UserError as error:  # its message has the option --hf of `test`
-        raise UserError(f"weights: {str(error).removeprefix('hf: ')}") from error
+    except UserError as error:
+        raise UserError(f"weights: {str(error).removeprefix('model: ')}") from error
 
 
 def architecture_first(arguments: list[str], path: str, trust: str | None = None) -> list[str]:

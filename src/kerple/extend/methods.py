@@ -66,7 +66,7 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         label = ", ".join([f"{STRATEGIES[scaling]} ×{factor:g}", *(f"{name} {v:g}" for name, v in options.items())])
         return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk")
 
-    def own(visibility: Visibility = EVERYTHING, neighbors: int = 0) -> Method:
+    def as_our_network(visibility: Visibility = EVERYTHING, neighbors: int = 0) -> Method:
         """The model as our network: with Self-Extend if a number of exact distances is given, else with a window."""
         options = read_options(config)
         position, label = options["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"
@@ -85,8 +85,8 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         "NTK": lambda: [rope("ntk", s), rope("ntk", 2 * s)],
         "dynamic NTK": lambda: [rope("dynamic_ntk", 1.0), rope("dynamic_ntk", s)],
         "YaRN": lambda: [rope("yarn", s), rope("yarn", 2 * s), rope("yarn", s, beta_fast=4.0, attention_factor=1.0)],
-        "Self-Extend": lambda: [own(neighbors=length // 4), own(neighbors=length // 2)],
-        "window": lambda: [own(Visibility(length, FIRST, "capped")), own(Visibility(length, FIRST, "cache"))],
+        "Self-Extend": lambda: [as_our_network(neighbors=length // n) for n in (4, 2)],
+        "window": lambda: [as_our_network(Visibility(length, FIRST, d)) for d in ("capped", "cache")],
     }
     found, reasons = [Method("unchanged", as_trained=True)], {}
     for name, build in builders.items():

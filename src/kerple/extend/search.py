@@ -18,7 +18,7 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
-from kerple.measure.far_context import document_groups, far_context_texts, mean_interval, next_of_another
+from kerple.measure.far_context import counterparts, document_groups, far_context_texts, mean_interval
 from kerple.measure.runner import Runner
 
 FEWEST, MOST = 2, 16  # blocks at the longest length
@@ -70,16 +70,16 @@ class Search:
         Raises:
             UserError: If a text has fewer than two documents of more than N tokens.
         """
-        found = {}
+        result = {}
         for split, text in self.texts.items():
             blocks = text.document_blocks(self.target, overlap=0.5, per_document=1)
             order = shuffled(len(blocks), min(len(blocks), 2 * MOST), 0)
             assert blocks.documents is not None
             groups = document_groups(text, blocks.documents[order].tolist())
-            found[split] = blocks.chosen(order), next_of_another(groups)
-        return found
+            result[split] = blocks.chosen(order), counterparts(groups)
+        return result
 
-    def losses(self, method: Method, split: str, length: int, blocks: int, reading: str = "own") -> Losses:
+    def losses(self, method: Method, split: str, length: int, blocks: int, context: str = "own") -> Losses:
         """Mean loss of the targets of each of the first blocks, (blocks,) fp64 in nats; recorded losses are reused.
 
         Args:
@@ -87,21 +87,22 @@ class Search:
             split: The text.
             length: Number of inputs.
             blocks: Number of blocks.
-            reading: ``own``, or ``foreign`` to take all inputs before the last L from another document.
+            context: ``own``, or ``foreign`` to take all inputs before the last L from another document.
 
         Raises:
             UserError: If a loss is not finite.
         """
         method = self.methods[0] if method.as_trained and length <= self.length else method
-        path, (of_split, others) = self._record(method, split, length, reading), self.blocks[split]
+        path, (own_blocks, others) = self._record(method, split, length, context), self.blocks[split]
         record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}
         for i in range(len(record["losses"]), blocks):
-            network, began = self.network(method), time.monotonic()
-            tokens = far_context_texts(of_split[i], of_split[others[i]], length, min(length - 1, self.length))[reading]
+            network, start = self.network(method), time.monotonic()
+            own, other = own_blocks[i], own_blocks[others[i]]
+            tokens = far_context_texts(own, other, length, min(length - 1, self.length))[context]
             with torch.inference_mode(), self.runner.autocast():
                 losses = network.losses(tokens[None].to(self.runner.device), self.k, method.visibility)
             record["losses"].append(float(losses.double().mean()))
-            record["seconds"].append(seconds := time.monotonic() - began)
+            record["seconds"].append(seconds := time.monotonic() - start)
             if not losses.isfinite().all():
                 raise UserError(f"model: the loss of {method.label} is not finite; check the weights for NaN")
             write(path, json.dumps(record), durable=False)
@@ -116,10 +117,10 @@ class Search:
         an upper bound, and that half of the methods are dropped.
         """
         self.losses(self.methods[0], VALIDATION, self.length, 1)
-        timed = read_mapping(self._record(self.methods[0], VALIDATION, self.length))["seconds"][0]
-        seconds = timed * (np.array(self.lengths) / self.length) ** 2
+        measured = read_mapping(self._record(self.methods[0], VALIDATION, self.length))["seconds"][0]
+        seconds = measured * (np.array(self.lengths) / self.length) ** 2
         block = float(len(self.methods) * (seconds.sum() - seconds[-1] / 2) + 4 * seconds[-1] + 3 * seconds[0])
-        most = min(MOST, *(len(of_split) for of_split, _ in self.blocks.values()))
+        most = min(MOST, *(len(blocks) for blocks, _ in self.blocks.values()))
         blocks = min(max(int(60 * minutes / block), FEWEST), most)
         return blocks, blocks * block
 
@@ -133,29 +134,28 @@ class Search:
         Raises:
             UserError: If no method meets the bound.
         """
-        unchanged, *alive = self.methods
+        unchanged, *remaining = self.methods
         for length in self.lengths:
             trained, available = length == self.length, len(self.blocks[VALIDATION][0])
             most = blocks if length == self.target else min(2 * blocks, available)
             for count in sorted({FEWEST, most}):
-                losses = {m.label: self.losses(m, VALIDATION, length, count) for m in alive}
-                alive.sort(key=lambda m: losses[m.label].mean())
-                best = unchanged if trained else alive[0]
+                losses = {m.label: self.losses(m, VALIDATION, length, count) for m in remaining}
+                remaining.sort(key=lambda m: losses[m.label].mean())
+                best = unchanged if trained else remaining[0]
                 reference = self.losses(best, VALIDATION, length, count)
                 limit = self.bound * float(reference.mean()) if trained else 0.0
-                for m in list(alive):
+                for m in list(remaining):
                     effect = mean_interval(losses[m.label] - reference)
                     dropped = effect[0 if trained and count == most else 1] > limit
                     about = {"effect": effect, "against": best.label, "blocks": count, "dropped": dropped}
                     self.effects.setdefault(m.label, {})[length] = about
                     if dropped:
-                        alive.remove(m)
+                        remaining.remove(m)
                         print(f"{m.label}: not read beyond {length:,} tokens", flush=True)
-                if not alive:
-                    raise UserError(
-                        f"bound: got {100 * self.bound:g}%, but every method raises the loss by more; give a larger one"
-                    )
-        return alive
+                if not remaining:
+                    given = f"got {100 * self.bound:g}%, but every method raises the loss by more"
+                    raise UserError(f"bound: {given}; give a larger one")
+        return remaining
 
     def network(self, method: Method) -> Any:
         """The network of a method; only the last one is kept in memory."""
@@ -164,5 +164,5 @@ class Search:
             self._loaded[method.label] = method.network(self.path, self.length).to(self.runner.device)
         return self._loaded[method.label]
 
-    def _record(self, method: Method, split: str, length: int, reading: str = "own") -> Path:
-        return self.folder / f"{split}-{length}-{reading}-{re.sub('[^a-z0-9]+', '-', method.label.lower())}.json"
+    def _record(self, method: Method, split: str, length: int, context: str = "own") -> Path:
+        return self.folder / f"{split}-{length}-{context}-{re.sub('[^a-z0-9]+', '-', method.label.lower())}.json"

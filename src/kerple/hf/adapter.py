@@ -24,28 +24,25 @@ def hugging_face_network(
 
     The arguments and errors are those of `HuggingFaceNetwork`.
     """
-    takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
-    return (ShiftableHuggingFaceNetwork if takes_positions else HuggingFaceNetwork)(model, length, name, bos)
+    shiftable = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    return (ShiftableHuggingFaceNetwork if shiftable else HuggingFaceNetwork)(model, length, name, bos)
 
 
 class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     """A `kerple.model.network.Network` that wraps a model of transformers.
 
-    The head is applied in chunks, so that the logits of a long input are never in memory at once. Some models change
-    the product of the head and the last hidden states by a soft cap or a scale. The constructor detects them, and their
-    logits are computed by the model.
+    The head is applied in chunks, so that the logits of a long input are never in memory at once. The constructor
+    detects models that change the product of the head by a soft cap or a scale. The model computes their logits.
 
     Args:
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
         length: Training length in tokens; None for the length in the model's configuration, which may be unknown.
         name: Name of the positional strategy in results; None to derive it from the configuration.
-        bos: Id of a token that is read before every input, or None. Every query sees it, and lengths do not count it.
+        bos: Id of a token that is added before every input, or None. Every query sees it. Lengths do not count it.
 
     Raises:
         UserError: If a token's logits depend on later tokens.
     """
-
-    takes_positions = False
 
     def __init__(self, model: Any, length: int | None = None, name: str | None = None, bos: int | None = None) -> None:
         super().__init__()
@@ -54,8 +51,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         self.head = model.get_output_embeddings()
         self.training_length = length or config_length(model.config)
         self.learned = learned_positions(model)
-        self.name = name or _strategy(model.config.get_text_config(), self.learned)
-        self._probe()
+        self.name = name or _strategy_name(model.config.get_text_config(), self.learned)
+        self._check_forward_pass()
 
     @property
     def max_length(self) -> int | None:
@@ -89,14 +86,13 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     @torch.inference_mode()
     def continued(self, tokens: Tensor, steps: int) -> list[int]:
         """Ids of tokens that are generated greedily after tokens (1, T) int64: ``steps``, or fewer if a text ends."""
-        forget_length(self.model)
+        reset_dynamic_rope(self.model)
         # with dynamic scaling a cached key has the angle of an earlier length, so all tokens are read in each step
-        whole = any("dynamic" in str(getattr(module, "rope_type", "")) for module in self.model.modules())
+        use_cache = not _dynamic_rope(self.model)
         tokens = self._after_bos(tokens)
         mask = torch.ones_like(tokens)  # without a mask, transformers hides tokens that equal the padding token
-        options = {"max_new_tokens": steps, "do_sample": False, "use_cache": not whole}
-        written = self.model.generate(tokens, attention_mask=mask, **options)
-        return written[0, tokens.shape[1] :].tolist()
+        options = {"max_new_tokens": steps, "do_sample": False, "use_cache": use_cache}
+        return self.model.generate(tokens, attention_mask=mask, **options)[0, tokens.shape[1] :].tolist()
 
     def _after_bos(self, tokens: Tensor) -> Tensor:
         return tokens if self.bos is None else F.pad(tokens, (1, 0), value=self.bos)
@@ -106,22 +102,23 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     ) -> Tensor:
         """Output (B, T, ·) of a module for tokens (B, T). The module is the model, or its base model without head."""
         if visibility.distances != "true":
-            given = f"got {visibility.distances!r} with the code of transformers"
-            raise UserError(f"distances: {given}, expected 'true'; set model.position to use our own network")
+            given = f"got {visibility.distances!r} for a model that the code of transformers computes"
+            raise UserError(f"distances: {given}, expected 'true'; set model.position to use this project's network")
         end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
-            raise UserError(f"lengths: got {end} positions, expected at most {self.max_length}, all that were learned")
+            given = f"got {end} positions"
+            raise UserError(f"lengths: {given}, expected at most {self.max_length}, the number of learned positions")
         read = self._after_bos(tokens)
         rows = torch.arange(read.shape[1], device=tokens.device)[None]
         options = {}
-        forget_length(self.model)
+        reset_dynamic_rope(self.model)
         with ExitStack() as contexts:
             if isinstance(offset, Tensor):
                 offset = F.pad(offset, (read.shape[1] - len(offset), 0))
                 # without a mask, transformers takes a jump in the positions for the start of another text
                 options["attention_mask"] = torch.ones_like(read)
                 contexts.enter_context(local_layer_positions(self.model, rows))
-            if self.takes_positions:
+            if isinstance(self, Offset):
                 options["position_ids"] = rows + offset
             if visibility.window is not None:
                 visibility = visibility if self.bos is None else visibility.with_bos()
@@ -129,8 +126,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
             return module(input_ids=read, use_cache=False, **options)[0][:, -tokens.shape[1] :]
 
     @torch.inference_mode()
-    def _probe(self) -> None:
-        """Check on a few tokens that the model is causal, and whether its logits are the plain product of the head.
+    def _check_forward_pass(self) -> None:
+        """Check on a few tokens that the model is causal, and whether its logits are the product of the head.
 
         Raises:
             UserError: If the logits of a token depend on later tokens.
@@ -145,7 +142,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         rounding = 30 * torch.finfo(weight.dtype).eps * scale
         if not float((precise(self(other)) - logits)[:, :-1].abs().max()) <= rounding:
             name = type(self.model).__name__
-            raise UserError(f"hf: got {name}, whose logits depend on later tokens; expected a causal language model")
+            raise UserError(f"model: got {name}, whose logits depend on later tokens; expected a causal language model")
         base = self.model.base_model  # Llama 4's is the model itself
         self.chunked_logits = isinstance(self.head, nn.Linear) and base is not self.model
         if self.chunked_logits:
@@ -156,16 +153,19 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
 class ShiftableHuggingFaceNetwork(HuggingFaceNetwork, Offset):
     """A `HuggingFaceNetwork` whose model takes ``position_ids``."""
 
-    takes_positions = True
+
+def _dynamic_rope(model: Any) -> list[Any]:
+    """The modules of a model that compute RoPE with dynamic scaling."""
+    return [module for module in model.modules() if "dynamic" in str(getattr(module, "rope_type", ""))]
 
 
-def forget_length(model: Any) -> None:
+def reset_dynamic_rope(model: Any) -> None:
     """Reset RoPE with dynamic scaling, which keeps the angles of the longest input.
 
     Results would depend on earlier inputs without the reset.
     """
-    for module in model.modules():
-        if "dynamic" in str(getattr(module, "rope_type", "")) and hasattr(module, "original_inv_freq"):
+    for module in _dynamic_rope(model):
+        if hasattr(module, "original_inv_freq"):
             module.register_buffer("inv_freq", module.original_inv_freq.to(module.inv_freq), persistent=False)
             module.max_seq_len_cached = module.original_max_seq_len
 
@@ -185,7 +185,7 @@ def learned_positions(model: nn.Module) -> nn.Embedding | None:
     return None
 
 
-def _strategy(config: Any, learned: nn.Embedding | None) -> str:
+def _strategy_name(config: Any, learned: nn.Embedding | None) -> str:
     """Name of a model's strategy in results: the name of a class of ours, or the type of the model.
 
     Args:

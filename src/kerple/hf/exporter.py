@@ -24,9 +24,9 @@ from kerple.positions.coupled import PlaceEmbedding
 TRAINED_ON = "kerple_trained_on"
 """Key of config.json for the corpus of the exported run and the sha256 of its test text."""
 
-FREE = ("kv_heads", "per_layer", "hidden", "qkv_bias", "tied", "eps", "init", "dropout", "attention")
+ANY_VALUE = ("kv_heads", "per_layer", "hidden", "qkv_bias", "tied", "eps", "init", "dropout", "attention")
 """Options that a stock Llama or Qwen2 has in its configuration, or that do not change logits."""
-AS_LLAMA = {name: value for name, value in vars(Architecture()).items() if name not in FREE}
+AS_LLAMA = {name: value for name, value in vars(Architecture()).items() if name not in ANY_VALUE}
 AS_LLAMA |= {"bias": False, "norm": "rms", "gated": True, "activation": "silu"}
 """The other options of a stock Llama."""
 ROPE_AS_LLAMA: dict[str, Any] = {"layout": "half", "rotary_fraction": 1.0}

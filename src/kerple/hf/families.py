@@ -10,9 +10,11 @@ class Family:
     """Names of the modules of a family of models, and its options.
 
     Args:
-        modules: Names of the family's modules by the names of ours. ``*`` stands for the index of a layer. Our weight
-            has the rows of all modules that are separated by spaces, in this order. ``[0]`` or ``[1]`` after a name
-            selects the first or the second half of its rows.
+        modules: Names of the family's modules outside its layers, by the names of ours.
+        layers: Name of the list of layers.
+        layer_modules: Names of the modules of a layer, by the names of ours. If a name of ours has several names,
+            separated by spaces, our weight has the rows of all these modules in this order. ``[0]`` or ``[1]`` after a
+            name selects the first or the second half of its rows.
         position: Class name of the positional strategy.
         options: Options of our Transformer that are the same in the whole family.
         expected: Entries of the configuration that must have this value, because our Transformer supports no other.
@@ -26,6 +28,8 @@ class Family:
     """
 
     modules: Mapping[str, str]
+    layers: str
+    layer_modules: Mapping[str, str]
     position: Literal["RoPE", "Learned", "ALiBi"]
     options: Mapping[str, Any] = field(default_factory=dict)
     expected: Mapping[str, Any] = field(default_factory=dict)
@@ -37,80 +41,76 @@ class Family:
     transposed: bool = False
 
 
+NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 LLAMA = Family(
-    modules={"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-    | {"blocks.*.attention.qkv": " ".join(f"model.layers.*.self_attn.{part}_proj" for part in "qkv")}
-    | {"blocks.*.attention.out": "model.layers.*.self_attn.o_proj"}
-    | {"blocks.*.attention_norm": "model.layers.*.input_layernorm"}
-    | {"blocks.*.mlp_norm": "model.layers.*.post_attention_layernorm"}
-    | {f"blocks.*.mlp.{part}": f"model.layers.*.mlp.{part}_proj" for part in ("gate", "up", "down")},
+    modules={"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"},
+    layers="model.layers",
+    layer_modules=NORMS
+    | {"attention.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "attention.out": "self_attn.o_proj"}
+    | {f"mlp.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
     position="RoPE",
     options={"bias": False, "norm": "rms", "gated": True},
     expected={"attention_bias": False, "mlp_bias": False},
 )
 GPT_NEOX = Family(
-    modules={"embedding": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "lm_head"}
-    | {"blocks.*.attention.qkv": "gpt_neox.layers.*.attention.query_key_value"}
-    | {"blocks.*.attention.out": "gpt_neox.layers.*.attention.dense"}
-    | {"blocks.*.attention_norm": "gpt_neox.layers.*.input_layernorm"}
-    | {"blocks.*.mlp_norm": "gpt_neox.layers.*.post_attention_layernorm"}
-    | {"blocks.*.mlp.0": "gpt_neox.layers.*.mlp.dense_h_to_4h"}
-    | {"blocks.*.mlp.2": "gpt_neox.layers.*.mlp.dense_4h_to_h"},
+    modules={"embedding": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "lm_head"},
+    layers="gpt_neox.layers",
+    layer_modules=NORMS
+    | {"attention.qkv": "attention.query_key_value", "attention.out": "attention.dense"}
+    | {"mlp.0": "mlp.dense_h_to_4h", "mlp.2": "mlp.dense_4h_to_h"},
     position="RoPE",
     expected={"attention_bias": True},
     partial_rotary=True,
     fused="heads",
 )
 GPT2 = Family(
-    modules={"embedding": "transformer.wte", "norm": "transformer.ln_f", "head": "lm_head"}
-    | {"blocks.*.attention.qkv": "transformer.h.*.attn.c_attn", "blocks.*.attention.out": "transformer.h.*.attn.c_proj"}
-    | {"blocks.*.attention_norm": "transformer.h.*.ln_1", "blocks.*.mlp_norm": "transformer.h.*.ln_2"}
-    | {"blocks.*.mlp.0": "transformer.h.*.mlp.c_fc", "blocks.*.mlp.2": "transformer.h.*.mlp.c_proj"},
+    modules={"embedding": "transformer.wte", "norm": "transformer.ln_f", "head": "lm_head"},
+    layers="transformer.h",
+    layer_modules={"attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj", "attention_norm": "ln_1"}
+    | {"mlp_norm": "ln_2", "mlp.0": "mlp.c_fc", "mlp.2": "mlp.c_proj"},
     position="Learned",
     expected={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
     transposed=True,
 )
 BLOOM = Family(
     modules={"embedding": "transformer.word_embeddings", "embedding_norm": "transformer.word_embeddings_layernorm"}
-    | {"norm": "transformer.ln_f", "head": "lm_head"}
-    | {"blocks.*.attention.qkv": "transformer.h.*.self_attention.query_key_value"}
-    | {"blocks.*.attention.out": "transformer.h.*.self_attention.dense"}
-    | {"blocks.*.attention_norm": "transformer.h.*.input_layernorm"}
-    | {"blocks.*.mlp_norm": "transformer.h.*.post_attention_layernorm"}
-    | {"blocks.*.mlp.0": "transformer.h.*.mlp.dense_h_to_4h", "blocks.*.mlp.2": "transformer.h.*.mlp.dense_4h_to_h"},
+    | {"norm": "transformer.ln_f", "head": "lm_head"},
+    layers="transformer.h",
+    layer_modules=NORMS
+    | {"attention.qkv": "self_attention.query_key_value", "attention.out": "self_attention.dense"}
+    | {"mlp.0": "mlp.dense_h_to_4h", "mlp.2": "mlp.dense_4h_to_h"},
     position="ALiBi",
     options={"embedding_norm": True},
     expected={"apply_residual_connection_post_layernorm": False},
     fused="heads",
 )
 QWEN2 = replace(LLAMA, options={**LLAMA.options, "qkv_bias": True})
-QK_NORMS = {f"blocks.*.attention.{part}_norm": f"model.layers.*.self_attn.{part}_norm" for part in "qk"}
-QWEN3 = replace(LLAMA, modules={**LLAMA.modules, **QK_NORMS}, options={**LLAMA.options, "qk_norm": True})
-OUT_NORMS = {"blocks.*.attention_out_norm": "model.layers.*.post_attention_layernorm"}
-OUT_NORMS |= {"blocks.*.mlp_out_norm": "model.layers.*.post_feedforward_layernorm"}
+QK_NORMS = {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
+QWEN3 = replace(LLAMA, layer_modules={**LLAMA.layer_modules, **QK_NORMS}, options={**LLAMA.options, "qk_norm": True})
+OUT_NORMS = {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
 OLMO2 = replace(
     LLAMA,
-    modules={**LLAMA.modules, **QK_NORMS, **OUT_NORMS, "blocks.*.mlp_norm": ""},
+    layer_modules={**LLAMA.layer_modules, **QK_NORMS, **OUT_NORMS, "mlp_norm": ""},
     options={**LLAMA.options, "qk_norm": "all", "norm_placement": "post"},
 )
 GEMMA3 = replace(
     QWEN3,
-    modules={**QWEN3.modules, **OUT_NORMS, "blocks.*.mlp_norm": "model.layers.*.pre_feedforward_layernorm"},
+    layer_modules={**QWEN3.layer_modules, **OUT_NORMS, "mlp_norm": "pre_feedforward_layernorm"},
     options={**QWEN3.options, "norm_placement": "both"},
     expected={**LLAMA.expected, "attn_logit_softcapping": None, "use_bidirectional_attention": False},
     norm_plus_one=True,
 )
 COHERE2 = replace(
     LLAMA,
-    modules={**LLAMA.modules, "blocks.*.mlp_norm": LLAMA.modules["blocks.*.attention_norm"]},  # both have one norm
+    layer_modules={**LLAMA.layer_modules, "mlp_norm": "input_layernorm"},  # attention and MLP have one norm
     options={"bias": False, "gated": True, "parallel": True},
     local_rotary=True,
     layout="interleaved",
 )
 PHI3 = replace(
     LLAMA,
-    modules={**LLAMA.modules, "blocks.*.attention.qkv": "model.layers.*.self_attn.qkv_proj"}
-    | {f"blocks.*.mlp.{part}": f"model.layers.*.mlp.gate_up_proj[{i}]" for i, part in enumerate(("gate", "up"))},
+    layer_modules={**LLAMA.layer_modules, "attention.qkv": "self_attn.qkv_proj"}
+    | {"mlp.gate": "mlp.gate_up_proj[0]", "mlp.up": "mlp.gate_up_proj[1]"},
     partial_rotary=True,
 )
 FAMILIES = {"llama": LLAMA, "mistral": LLAMA, "smollm3": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "olmo2": OLMO2}

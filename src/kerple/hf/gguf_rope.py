@@ -51,8 +51,8 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
         changes |= {"rope_type": "linear", "factor": factor}
     unknown = kind not in ("none", "linear", "yarn", "divisors") or not scaling.keys() <= set(SCALING)
     if unknown or ("rope_type" in changes and "rope_theta" not in target) or (kind == "divisors" and factor != 1):
-        given = f"hf: the RoPE of {path.name} is scaled by {scaling} and {', '.join(divisors) or 'no tensor'}"
-        raise UserError(f"{given}; transformers does not support this; use the model's safetensors")
+        given = f"the RoPE of {path.name} is scaled by {scaling} and {', '.join(divisors) or 'no tensor'}"
+        raise UserError(f"model: {given}, which transformers does not support; use the model's safetensors")
     if "rope_theta" in target:
         target.update(changes)
     return rope

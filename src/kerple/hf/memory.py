@@ -29,9 +29,8 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
     needed = 4 * (sum(p.numel() for p in model.parameters()) + tokens * width)
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
     if needed > free:
-        what, advice = "model: its weights need", "use a machine with more memory, or a smaller model"
+        given, advice = "model: got one that needs", "use a machine with more memory, or a smaller model"
         if tokens:
-            what, advice = f"to: got {tokens} tokens, which need", "give a smaller number"
-        raise UserError(
-            f"{what} about {needed / 2**30:.1f} GiB of memory in fp32, and {free / 2**30:.1f} GiB are free; {advice}"
-        )
+            given, advice = f"to: got {tokens} tokens, which need", "give a smaller number"
+        needed, free = (f"{size / 2**30:.1f} GiB" for size in (needed, free))
+        raise UserError(f"{given} about {needed} of memory in fp32, and {free} are free; {advice}")

@@ -156,9 +156,8 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         if (positions := ignored.get("position_ids")) is not None:
             first = 0 if cache is None else cache.length
             if not bool((positions == torch.arange(first, first + input_ids.shape[1], device=positions.device)).all()):
-                raise UserError(
-                    f"position_ids: expected consecutive numbers from {first}; put each text into a separate row"
-                )
+                expected = f"consecutive numbers from {first}"
+                raise UserError(f"position_ids: expected {expected}; put each text into a separate row")
         logits = self.network(input_ids, cache=cache, last=logits_to_keep or None)  # (B, T or logits_to_keep, V)
         loss = None
         if labels is not None:

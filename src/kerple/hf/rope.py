@@ -69,13 +69,14 @@ def scaled(
     """
     config = deepcopy(config)
     if (scaling in (None, "none")) != (factor is None) or (factor is not None and not factor >= 1):
-        raise UserError(f"factor: got {factor} with scaling {scaling}, expected 1 or more, and none without a scaling")
+        expected = "1 or more with a scaling, and none without one"
+        raise UserError(f"model.factor: got {factor} with model.scaling {scaling}, expected {expected}")
     if scaling is None:
         return config
     rope = getattr(config, "rope_parameters", None)
     if not rope or "rope_theta" not in rope:
         reason = "has RoPE that differs between layers" if rope else "has no RoPE"
-        raise UserError(f"scaling: got {scaling}, but {config.model_type} {reason}; leave scaling out")
+        raise UserError(f"model.scaling: got {scaling}, but {config.model_type} {reason}; leave model.scaling out")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))  # channels of a head that RoPE rotates
     s = factor or 1.0

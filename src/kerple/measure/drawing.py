@@ -1,7 +1,9 @@
 """Functions for the figures of all measurements."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -21,33 +23,43 @@ def grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
 
 
-def label_axes(axes: Axes, training_length: int | None = None, **settings: Any) -> None:
+def label_axes(
+    axes: Axes, training_length: int | None = None, lengths: Sequence[int] | None = None, **settings: Any
+) -> None:
     """Add labels, a grid, a legend, and a mark at the training length.
 
     Args:
         axes: Axes with labelled curves.
         training_length: The training length in tokens; None for no mark.
+        lengths: Ticks of a logarithmic x axis, in tokens; None for a linear axis.
         **settings: Arguments of `Axes.set`, such as xlabel, ylabel and title.
     """
     if training_length is not None:
         axes.axvline(training_length, color="0.6", ls="--", lw=1, label=f"training length {training_length:,}")
+    if lengths is not None:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=30 if len(lengths) > 6 else 0)
+        axes.minorticks_off()
     axes.set(**settings)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
 
 
 def heat_map(axes: Axes, values: Tensor, form: str, **settings: Any) -> Any:
-    """Draw values (rows, columns) as a heat map with a number in each cell. Return the image, for a colour bar.
+    """Draw values (rows, columns) as a heat map with a number in each cell.
 
     Args:
         axes: Empty axes.
         values: The numbers.
         form: Format of the numbers, such as ``.3g``.
         **settings: Arguments of `Axes.imshow`, such as cmap.
+
+    Returns:
+        The image, which a colour bar needs.
     """
     image = axes.imshow(values.numpy(), aspect="auto", **settings)
     middle = sum(image.get_clim()) / 2
-    for (row, column), value in zip(values.new_ones(values.shape).nonzero().tolist(), values.flatten(), strict=True):
+    for (row, column), value in np.ndenumerate(values.numpy()):
         colour = "white" if value < middle else "black"
-        axes.text(column, row, f"{float(value):{form}}", ha="center", va="center", color=colour, fontsize=8)
+        axes.text(column, row, f"{value:{form}}", ha="center", va="center", color=colour, fontsize=8)
     return image

@@ -3,18 +3,26 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.measure.extrapolation_figures import context_gain_figure, perplexity_figure, perplexity_table
-from kerple.measure.measure import Measure, known_training_length, max_length, require_capabilities, require_positive
+from kerple.measure.measure import Measure, known_training_length, length_limit, require_capabilities, require_positive
 from kerple.measure.measurement import Measurement, add_block
-from kerple.measure.protocols import Name, Protocol, choose_protocols, ordered_lengths
+from kerple.measure.protocols import Name, Protocol, ordered_lengths
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Network, Windows
-from kerple.positions.visibility import EVERYTHING, Distances
+from kerple.positions.visibility import EVERYTHING, Distances, Visibility
+
+if TYPE_CHECKING:
+    from kerple.measure.metrics import ContextGain
+
+OPTIONS = {"window": ("windowed", "keep_first"), "keep_first": ("keep_first",), "stride": ("sliding",), "k": ("last",)}
+"""Options of protocols, and the protocols that use each option."""
 
 
 @dataclass
@@ -87,16 +95,17 @@ class Extrapolation(Measure):
 
     def __post_init__(self) -> None:
         self.lengths = ordered_lengths(self.lengths)
-        require_positive(self, "block_length", "blocks", "blocks_per_group", "blocks_per_document")
+        require_positive(self, "block_length", "blocks", "window", "blocks_per_group", "blocks_per_document")
         if not self.documents and (self.blocks_per_group or self.blocks_per_document):
-            raise UserError("documents: got false, expected true, which blocks_per_group and blocks_per_document need")
+            reason = "which blocks_per_group and blocks_per_document need"
+            raise UserError(f"Extrapolation: documents: got false, expected true, {reason}")
         if self.targets % self.lengths[-1]:
-            raise UserError(
-                f"block_length: got {self.block_length}, expected a multiple of {self.lengths[-1]}, the longest"
-            )
+            expected = f"a multiple of {self.lengths[-1]}, the longest of lengths"
+            raise UserError(f"Extrapolation: block_length: got {self.block_length}, expected {expected}")
         if self.sampling == "paper" and (self.documents or self.blocks is not None or "sliding" in self.protocols):
-            raise UserError("sampling: got paper, expected blocks with documents, blocks or the protocol sliding")
-        self._protocols(1)
+            reason = "because documents, blocks or the protocol sliding was given"
+            raise UserError(f"Extrapolation: sampling: got paper, expected blocks, {reason}")
+        self._check_protocols()
 
     @property
     def targets(self) -> int:
@@ -105,15 +114,15 @@ class Extrapolation(Measure):
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
-        if any(p.visibility != EVERYTHING for p in self._protocols(self._training_length(network))):
-            require_capabilities(self, network, Windows)
+        if any(p.visibility != EVERYTHING for p in self._protocols(known_training_length(network))):
+            require_capabilities(self, network, [Windows])
         for length in reversed(self._block_lengths):
             self._blocks(text, length)
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
-        trained = self._training_length(network)
+        trained = known_training_length(network)
         protocols, gain = self._protocols(trained), None
-        if window := self._gain_window(protocols, network):
+        if window := self._gain_window(network, self.window or trained):
             from kerple.measure.metrics import ContextGain
 
             gain = ContextGain(self.lengths[-1], window).to(runner.device)
@@ -122,49 +131,70 @@ class Extrapolation(Measure):
         about: dict[str, Any] = {}
         for length in self._block_lengths:
             blocks, lengths = self._blocks(text, length), [length] if self.sampling == "paper" else self.lengths
-            measurements += self._measure(network, blocks, protocols, lengths, runner, token_bytes, gain)
+            measurements += _measurements(network, blocks, protocols, lengths, runner, token_bytes, gain)
             if blocks.documents is not None:
                 documents = blocks.documents.tolist()
                 about |= {"block_document": documents, "overlapping": blocks.left_out}
                 if text.table is not None:
                     about["groups"] = text.table["group"][list(dict.fromkeys(documents))].tolist()
         runner.synchronise(*(m.loss for m in measurements))
-        done, others = [m for m in measurements if not m.skip_reason], [m for m in measurements if m.skip_reason]
-        skipped = [{"protocol": m.protocol.label, "length": m.length, "reason": m.skip_reason} for m in others]
         about |= {"strategy": network.name, "training_length": trained, "split": text.split, "block": self.targets}
         about |= {"sampling": self.sampling, "documents": self.documents, "skip": self.skip}
-        about |= {"precision": runner.precision, "skipped": skipped}
+        about |= {"precision": runner.precision, "skipped": [m.skipped for m in measurements if m.skip_reason]}
         title, gains = f"{network.name}: perplexity by evaluation length", [] if gain is None else gain.compute()
         figures = {self.name: perplexity_figure(measurements, trained, title)}
-        if (drawn := context_gain_figure(gains, f"{network.name}: context gain by distance")) is not None:
-            figures["context_gain"] = drawn
-        rows, report = [row for m in done for row in m.rows()], perplexity_table(measurements, trained)
-        return Result(self.name, {"context_gain": gains}, figures, rows, about, _scalars(done), report)
+        if any(row["first"] >= row["window"] for row in gains):
+            figures["context_gain"] = context_gain_figure(gains, f"{network.name}: context gain by distance")
+        rows, report = [row for m in measurements for row in m.rows()], perplexity_table(measurements, trained)
+        return Result(self.name, {"context_gain": gains}, figures, rows, about, _scalars(measurements), report)
 
     @property
     def validates(self) -> bool:
         return self.validation_blocks > 0
 
     def validate(self, network: Network, text: Text, runner: Runner) -> dict[str, float]:
-        blocks = self._validation_blocks(text)
-        measurements = self._measure(network, blocks, [Protocol("full")], self.lengths, runner)
+        blocks = text.blocks(self.targets, self.validation_blocks, fewer=True)
+        measurements = _measurements(network, blocks, [Protocol("full")], self.lengths, runner)
         runner.synchronise(*(m.loss for m in measurements))
-        return _scalars(m for m in measurements if not m.skip_reason)
+        return _scalars(measurements)
 
     def check_validation(self, text: Text) -> None:
-        self._validation_blocks(text)
-
-    def _validation_blocks(self, text: Text) -> TextBlocks:
         if len(text.stream) <= self.targets:
-            raise UserError(f"lengths: got {self.targets}, the validation split has only {len(text.stream)} tokens")
-        return text.blocks(self.targets, self.validation_blocks, fewer=True)
+            expected = f"expected less than {len(text.stream)}, the number of tokens in {text.name}"
+            raise UserError(f"Extrapolation: lengths: got {self.targets}, {expected}; set validation_blocks to 0")
+
+    def _check_protocols(self) -> None:
+        names, shortest, longest = self.protocols, self.lengths[0], self.lengths[-1]
+        if not names or not set(names) <= set(get_args(Name)):
+            expected = ", ".join(get_args(Name))
+            raise UserError(f"Extrapolation: protocols: got {list(names)}, expected one or more of {expected}")
+        for option, (protocol, *others) in OPTIONS.items():
+            value, used = getattr(self, option), not {protocol, *others}.isdisjoint(names)
+            if value is not None and not used:
+                advice = f"add {protocol}, or leave {option} out"
+                raise UserError(f"Extrapolation: {option}: got {value}, expected {protocol} among protocols; {advice}")
+            if used and option != "window" and not 1 <= (value or 0) <= shortest:
+                expected = f"a positive number for the protocol {protocol}, at most {shortest}, the shortest of lengths"
+                raise UserError(f"Extrapolation: {option}: got {value}, expected {expected}")
+        if self.distances != "true" and "keep_first" not in names:
+            reason = "because keep_first is not among protocols"
+            raise UserError(f"Extrapolation: distances: got {self.distances}, expected true, {reason}")
+        minimum = longest - (self.stride or 0)
+        if self.skip and ("sliding" not in names or not minimum <= self.skip < self.targets):
+            expected = f"with the protocol sliding a number from {minimum} (the longest of lengths minus stride)"
+            expected += f" to {self.targets - 1}; give a larger block_length for a longer range"
+            raise UserError(f"Extrapolation: skip: got {self.skip}, expected 0, or {expected}")
 
     def _protocols(self, trained: int) -> list[Protocol]:
-        options = {name: getattr(self, name) for name in ("window", "keep_first", "distances", "stride", "skip", "k")}
-        return choose_protocols(self.protocols, self.lengths, self.targets, **options, training_length=trained)
-
-    def _training_length(self, network: Network) -> int:
-        return known_training_length(network, "Extrapolation: training length")
+        window = self.window or trained
+        options: dict[str, dict[str, Any]] = {
+            "windowed": {"visibility": Visibility(window)},
+            "sliding": {"stride": self.stride, "skip": self.skip},
+            "last": {"k": self.k},
+        }
+        if self.keep_first:
+            options["keep_first"] = {"visibility": Visibility(window, self.keep_first, self.distances)}
+        return [Protocol(name, **options.get(name, {})) for name in dict.fromkeys(self.protocols)]
 
     @property
     def _block_lengths(self) -> Sequence[int]:
@@ -172,39 +202,39 @@ class Extrapolation(Measure):
 
     def _blocks(self, text: Text, length: int) -> TextBlocks:
         if self.documents:
-            return text.document_blocks(
-                length, self.blocks, self.overlap, self.blocks_per_group, self.blocks_per_document
-            )
+            limits = self.blocks_per_group, self.blocks_per_document
+            return text.document_blocks(length, self.blocks, self.overlap, *limits)
         blocks = text.blocks(length, self.blocks)
         return blocks.chosen(shuffled(len(blocks), self.segments, self.seed)) if self.sampling == "paper" else blocks
 
-    def _measure(
-        self,
-        network: Network,
-        blocks: TextBlocks,
-        protocols: Sequence[Protocol],
-        lengths: Sequence[int],
-        runner: Runner,
-        *context: Any,
-    ) -> list[Measurement]:
-        """Sums over the blocks of this process; ``context`` are the last two arguments of `add_block`."""
-        limit = max_length(network)
-        measurements = []
-        for protocol, length in product(protocols, lengths):
-            loss = runner.losses(length if protocol.name == "per_position" else len(blocks))
-            reason = None if limit is None or length <= limit else f"the strategy has only {limit} positions"
-            measurements.append(Measurement(protocol, length, loss, reason))
-        for i, tokens in runner.blocks(blocks):
-            with runner.autocast():
-                add_block(network, tokens, i, measurements, *context)
-        return measurements
+    def _gain_window(self, network: Network, window: int) -> int | None:
+        """The window if the context gain is measured, else None."""
+        names = list(self.protocols)
+        before_windowed = names[: names.index("windowed")] if "windowed" in names else []
+        fits = window < self.lengths[-1] <= length_limit(network) and self.sampling == "blocks"
+        return window if fits and "full" in before_windowed else None
 
-    def _gain_window(self, protocols: Sequence[Protocol], network: Network) -> int | None:
-        """The window of the context gain, or None if the gain is not measured."""
-        length, limit, names = self.lengths[-1], max_length(network), [protocol.name for protocol in protocols]
-        window = next((p.visibility.window for p in protocols if p.name == "windowed"), None) or length
-        fits = window < length and (limit is None or length <= limit) and self.sampling == "blocks"
-        return window if fits and "full" in names[: names.index("windowed")] else None
+
+def _measurements(
+    network: Network,
+    blocks: TextBlocks,
+    protocols: Sequence[Protocol],
+    lengths: Sequence[int],
+    runner: Runner,
+    token_bytes: Tensor | None = None,
+    gain: "ContextGain | None" = None,
+) -> list[Measurement]:
+    """Sums over the blocks of this process; the last two arguments are those of `add_block`."""
+    limit = length_limit(network)
+    measurements = []
+    for protocol, length in product(protocols, lengths):
+        loss = runner.losses(length if protocol.name == "per_position" else len(blocks))
+        reason = f"the strategy has only {limit} positions" if length > limit else None
+        measurements.append(Measurement(protocol, length, loss, reason))
+    for i, tokens in runner.blocks(blocks):
+        with runner.autocast():
+            add_block(network, tokens, i, measurements, token_bytes, gain)
+    return measurements
 
 
 def _scalars(measurements: Iterable[Measurement]) -> dict[str, float]:

@@ -25,32 +25,26 @@ def perplexity_table(measurements: Sequence[Measurement], training_length: int) 
 def perplexity_figure(measurements: Sequence[Measurement], training_length: int, title: str) -> Figure:
     """Figure of perplexity against length, with a curve for each protocol and a mark at the training length."""
     result, axes = panel(6.4, 4.2)
-    measured = [m for m in measurements if not m.skip_reason]
-    perplexities = [float(m.loss.perplexity()) for m in measured]
-    for protocol in dict.fromkeys(m.protocol for m in measured):
-        points = [(m.length, ppl) for m, ppl in zip(measured, perplexities, strict=True) if m.protocol == protocol]
+    perplexities = {m: float(m.loss.perplexity()) for m in measurements if not m.skip_reason}
+    for protocol in dict.fromkeys(m.protocol for m in perplexities):
+        points = [(m.length, ppl) for m, ppl in perplexities.items() if m.protocol == protocol]
         note = f" (targets from {protocol.skip:,} on)" if protocol.skip else ""
         axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=protocol.label + note)
-    axes.set_xscale("log", base=2)
-    ticks = list(dict.fromkeys(m.length for m in measurements))
-    axes.set_xticks(ticks, [f"{t:,}" for t in ticks], rotation=30 if len(ticks) > 6 else 0)
-    axes.minorticks_off()
-    if perplexities and max(perplexities) > 4 * min(perplexities):
+    if perplexities and max(perplexities.values()) > 4 * min(perplexities.values()):
         axes.set_yscale("log")
-    label_axes(axes, training_length, xlabel="evaluation length (tokens)", ylabel="perplexity (per token)", title=title)
+    lengths, xlabel = sorted({m.length for m in measurements}), "evaluation length (tokens)"
+    label_axes(axes, training_length, lengths, xlabel=xlabel, ylabel="perplexity (per token)", title=title)
     return result
 
 
-def context_gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure | None:
-    """Figure of the context gain against the distance beyond the window, or None if no row is beyond it.
+def context_gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    """Figure of the context gain against the distance beyond the window.
 
     Args:
-        rows: Rows of `kerple.measure.metrics.ContextGain`.
+        rows: Rows of `kerple.measure.metrics.ContextGain`, of which at least one is beyond the window.
         title: Title of the figure.
     """
     beyond = [row for row in rows if row["first"] >= row["window"]]
-    if not beyond:
-        return None
     result, axes = panel(6.4, 4.2)
     distances = [row["first"] - row["window"] for row in beyond]
     gains, errors = ([row[name] for row in beyond] for name in ("gain", "gain_error"))

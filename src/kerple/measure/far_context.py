@@ -6,6 +6,7 @@ are the sample of text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,13 +19,14 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks
 from kerple.measure.drawing import label_axes, panel
-from kerple.measure.measure import Measure, known_training_length, max_length, require_positive
+from kerple.measure.measure import Measure, known_training_length, length_limit, require_positive
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
 from kerple.model.network import Network
 
 CONTEXTS = ("own", "none", "foreign")
+EFFECTS = ("gain", "content", "disturbance")
 
 
 def far_context_texts(own: Tensor, other: Tensor, length: int, short: int) -> dict[str, Tensor]:
@@ -44,8 +46,8 @@ def far_context_texts(own: Tensor, other: Tensor, length: int, short: int) -> di
     return {"own": own[-length - 1 :], "none": near, "foreign": torch.cat([other[: length - short], near])}
 
 
-def next_of_another(groups: Sequence[Any]) -> list[int]:
-    """For each block the number of its counterpart in the next group.
+def counterparts(groups: Sequence[Any]) -> list[int]:
+    """For each block, the number of its counterpart in the next group.
 
     The counterpart of block i of a group is block i of the next group, modulo its number of blocks. The first group
     follows the last one. Groups are in the order of their first block.
@@ -60,12 +62,12 @@ def next_of_another(groups: Sequence[Any]) -> list[int]:
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
     if len(members) < 2:
-        raise UserError(
-            "FarContext: got text of one document or group, expected at least two, so that one can be foreign"
-        )
-    order = list(members)
-    following = dict(zip(order, [*order[1:], order[0]], strict=True))
-    return [members[following[g]][members[g].index(i) % len(members[following[g]])] for i, g in enumerate(groups)]
+        raise UserError("FarContext: got text of one document or group, expected at least two; use a longer text")
+    first, *others = members.values()
+    found: dict[int, int] = {}
+    for blocks, next_blocks in pairwise([first, *others, first]):
+        found |= zip(blocks, cycle(next_blocks), strict=False)
+    return [found[i] for i in range(len(groups))]
 
 
 def document_groups(text: Text, documents: list[int]) -> list[Any]:
@@ -135,22 +137,20 @@ class FarContext(Measure):
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
-        short = known_training_length(network, "FarContext: training length")
+        short = known_training_length(network)
         if self.lengths[0] <= short:
-            raise UserError(
-                f"FarContext: lengths: got {self.lengths[0]}, expected more than {short}, the training length"
-            )
+            expected = f"more than {short}, the training length"
+            raise UserError(f"FarContext: lengths: got {self.lengths[0]}, expected {expected}")
         if self._targets(short) >= short:
             raise UserError(f"FarContext: k: got {self.k}, expected less than {short}, the training length")
-        next_of_another(document_groups(text, _documents(self._blocks(text))))
+        counterparts(document_groups(text, self._blocks(text)[1]))
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
-        short = known_training_length(network, "FarContext")
-        k, blocks = self._targets(short), self._blocks(text)
-        documents = _documents(blocks)
+        short, limit = known_training_length(network), length_limit(network)
+        k, (blocks, documents) = self._targets(short), self._blocks(text)
         groups = document_groups(text, documents)
-        others, limit = next_of_another(groups), max_length(network)
-        lengths = [length for length in self.lengths if limit is None or length <= limit]
+        others = counterparts(groups)
+        lengths = [length for length in self.lengths if length <= limit]
         sums = torch.zeros(len(lengths), len(CONTEXTS), len(blocks), dtype=torch.float64, device=runner.device)
         for i, own in runner.part(blocks):
             with runner.autocast():
@@ -160,18 +160,21 @@ class FarContext(Measure):
                         sums[n, r, i] = losses.double().sum()
         sums = runner.sum_losses(sums)
         rows = [
-            {"length": length, "document": document} | _of_document(sums[n], documents, document, k)
+            {"length": length, "document": document} | _document_row(sums[n], documents, document, k)
             for n, length in enumerate(lengths)
             for document in dict.fromkeys(documents)
         ]
         table, lines = pd.DataFrame(rows), []
-        tables = {length: table[table["length"] == length] for length in lengths}
-        summary = {length: _intervals(tables[length]) for length in lengths}
-        for length, intervals in summary.items():
-            values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (low, high) in intervals.items())
-            sentence = verdict(intervals["gain"], intervals["content"])
+        intervals: dict[int, dict[str, tuple[float, float]]] = {}
+        scalars: dict[str, float] = {}
+        for length in lengths:
+            effects = table[table["length"] == length]
+            at_length = intervals[length] = {name: mean_interval(effects[name].to_numpy())[1:] for name in EFFECTS}
+            values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (low, high) in at_length.items())
+            sentence = verdict(at_length["gain"], at_length["content"])
             lines.append(f"far context at {length:,} tokens: {sentence} (95% intervals in nats per target: {values})")
-        protocol_rows = [
+            scalars |= {f"far_context/{name}/{length}": float(effects[name].mean()) for name in ("gain", "content")}
+        loss_rows = [
             Row("ppl", f"far_{context}{k}", length, None, i, float(sums[n, r, i]), k)
             for n, length in enumerate(lengths)
             for r, context in enumerate(CONTEXTS)
@@ -182,56 +185,38 @@ class FarContext(Measure):
         about |= {"documents": True, "precision": runner.precision, "too_short": blocks.too_short}
         about |= {"groups": [groups[documents.index(document)] for document in dict.fromkeys(documents)]}
         lines += [f"far context at {n:,}: skipped, only {limit} positions" for n in self.lengths if n not in lengths]
-        effects = ("gain", "content")
-        scalars = {f"far_context/{e}/{n}": float(of[e].mean()) for n, of in tables.items() for e in effects}
         title = f"{network.name}: effect of distant text, {len(set(documents))} documents"
-        figures = {self.name: _figure(summary, short, title)} if summary else {}
-        return Result(self.name, {self.name: rows}, figures, protocol_rows, about, scalars, "\n".join(lines))
+        figures = {self.name: _figure(intervals, short, title)} if intervals else {}
+        return Result(self.name, {self.name: rows}, figures, loss_rows, about, scalars, "\n".join(lines))
 
     def _targets(self, short: int) -> int:
         return self.k or max(1, short // 2)
 
-    def _blocks(self, text: Text) -> TextBlocks:
-        return text.document_blocks(
-            self.lengths[-1], self.blocks, self.overlap, self.blocks_per_group, self.blocks_per_document
-        )
+    def _blocks(self, text: Text) -> tuple[TextBlocks, list[int]]:
+        """The blocks, and the index of the document of each block."""
+        limits = self.blocks_per_group, self.blocks_per_document
+        blocks = text.document_blocks(self.lengths[-1], self.blocks, self.overlap, *limits)
+        assert blocks.documents is not None
+        return blocks, blocks.documents.tolist()
 
 
-def _documents(blocks: TextBlocks) -> list[int]:
-    assert blocks.documents is not None
-    return blocks.documents.tolist()
-
-
-def _of_document(sums: Tensor, documents: list[int], document: int, k: int) -> dict[str, Any]:
+def _document_row(sums: Tensor, documents: list[int], document: int, k: int) -> dict[str, Any]:
     """Means over the targets of one document, from the sums (3, blocks) of the losses after each context."""
     chosen = torch.tensor([d == document for d in documents])
     own, none, foreign = (sums[:, chosen].mean(1) / k).tolist()
-    return {
-        "blocks": int(chosen.sum()),
-        "targets": int(chosen.sum()) * k,
-        "own": own,
-        "none": none,
-        "foreign": foreign,
-        "gain": none - own,
-        "content": foreign - own,
-        "disturbance": foreign - none,
-    }
+    counts = {"blocks": int(chosen.sum()), "targets": int(chosen.sum()) * k}
+    losses = {"own": own, "none": none, "foreign": foreign}
+    return counts | losses | {"gain": none - own, "content": foreign - own, "disturbance": foreign - none}
 
 
-def _intervals(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """95% intervals of the mean effects over documents."""
-    return {name: mean_interval(table[name].to_numpy())[1:] for name in ("gain", "content", "disturbance")}
-
-
-def _figure(summary: dict[Any, dict[str, tuple[float, float]]], trained: int, title: str) -> Figure:
+def _figure(intervals: dict[int, dict[str, tuple[float, float]]], trained: int, title: str) -> Figure:
+    """Draw the 95% intervals of the mean effects against length."""
     figure, axes = panel(6.4, 4.2)
-    for shift, name in ((0.97, "gain"), (1.0, "content"), (1.03, "disturbance")):
-        low, high = np.array([intervals[name] for intervals in summary.values()]).T
-        middle, lengths = (low + high) / 2, np.array(list(summary)) * shift
+    for shift, name in zip((0.97, 1.0, 1.03), EFFECTS, strict=True):  # so that intervals do not overlap
+        low, high = np.array([at_length[name] for at_length in intervals.values()]).T
+        middle, lengths = (low + high) / 2, np.array(list(intervals)) * shift
         axes.errorbar(lengths, middle, (high - low) / 2, marker="o", markersize=4, capsize=2, label=name)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(summary), [f"{length:,}" for length in summary])
     ylabel = "nats per target, 95% intervals over documents"
-    label_axes(axes, trained, xlabel="evaluation length (tokens)", ylabel=ylabel, title=title)
+    label_axes(axes, trained, [*intervals], xlabel="evaluation length (tokens)", ylabel=ylabel, title=title)
     return figure

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks
 from kerple.measure.drawing import label_axes, panel
-from kerple.measure.measure import Measure, known_training_length, max_length, require_positive
+from kerple.measure.measure import Measure, known_training_length, length_limit, require_positive
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
@@ -51,7 +51,7 @@ class GapCurve(Measure):
     def __post_init__(self) -> None:
         require_positive(self, "context", "k", "blocks")
         if self.gaps is not None and (not self.gaps or min(self.gaps) < 1):
-            raise UserError(f"GapCurve: gaps: got {list(self.gaps)}, expected numbers of 1 or more")
+            raise UserError(f"GapCurve: gaps: got {list(self.gaps)}, expected positive numbers")
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
@@ -60,11 +60,11 @@ class GapCurve(Measure):
 
     def fitting_gaps(self, network: Network) -> list[int]:
         """0 and the gaps for which the network has enough positions, ascending."""
-        gaps, limit = self.gaps, max_length(network)
+        gaps = self.gaps
         if gaps is None:
             trained = known_training_length(network, "GapCurve: gaps")
-            gaps = [trained * n // 4 for n in (1, 2, 4, 8, 16, 64) if trained * n >= 4]
-        return [g for g in sorted({0, *gaps}) if limit is None or g + self.context + self.k <= limit]
+            gaps = [trained * n // 4 for n in (1, 2, 4, 8, 16, 64)]
+        return [gap for gap in sorted({0, *gaps}) if gap + self.context + self.k <= length_limit(network)]
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         gaps, blocks = self.fitting_gaps(network), self._blocks(text)
@@ -91,7 +91,9 @@ class GapCurve(Measure):
             for n, (protocol, length) in enumerate(zip(protocols, lengths, strict=True))
             for i in range(len(blocks))
         ]
-        curve = [(gap, *_kept(losses[0], losses[1], of_gap)) for gap, of_gap in zip(gaps, losses[1:], strict=True)]
+        curve = [
+            (gap, *_kept_fraction(losses[0], losses[1], at_gap)) for gap, at_gap in zip(gaps, losses[1:], strict=True)
+        ]
         means = losses.mean(1)
         lines = [f"gap curve: {len(blocks)} documents, loss without context {means[0]:.3f}, with it {means[1]:.3f}"]
         for (gap, kept, low, high), mean in zip(curve[1:], means[2:], strict=True):
@@ -107,8 +109,14 @@ class GapCurve(Measure):
         return text.document_blocks(self.context + self.k, self.blocks, per_document=1)
 
 
-def _kept(none: NDArray[Any], near: NDArray[Any], far: NDArray[Any]) -> tuple[float, float, float]:
-    """Fraction of the gain from a context that is kept, and the ends of its interval, from losses of documents."""
+def _kept_fraction(none: NDArray[Any], near: NDArray[Any], far: NDArray[Any]) -> tuple[float, float, float]:
+    """Fraction of the gain from a context that remains at a gap, and the ends of its 95% interval.
+
+    Args:
+        none: Loss of each document without the context.
+        near: Loss of each document with the context and no gap.
+        far: Loss of each document with the context and the gap.
+    """
     from scipy import stats  # takes a second of processor time to import
 
     n, lost, gain = len(none), far - near, none - near
@@ -125,10 +133,8 @@ def _figure(curve: list[tuple[int, float, float, float]], network: Network, docu
     gaps, kept, low, high = np.array(curve).T
     axes.errorbar(gaps, kept, (kept - low, high - kept), marker="o", markersize=4, capsize=2, label=network.name)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
     axes.set_yscale("symlog", linthresh=1)  # beyond the training length the harm may be many times the gain
-    axes.set_xticks(gaps, [f"{gap:,.0f}" for gap in gaps])
     title = f"{network.name}: fraction of the context's gain at a gap, {documents} documents"
     ylabel = "fraction of the gain, 95% intervals"
-    label_axes(axes, network.training_length, xlabel="gap (tokens)", ylabel=ylabel, title=title)
+    label_axes(axes, network.training_length, gaps.astype(int), xlabel="gap (tokens)", ylabel=ylabel, title=title)
     return figure

@@ -39,10 +39,10 @@ class KernelCurves(Measure):
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 2:
-            raise UserError(f"Kernels: length: got {self.length}, expected at least 2 distances")
+            raise UserError(f"KernelCurves: length: got {self.length}, expected at least 2 distances")
 
     def check(self, network: Any, text: Any) -> None:
-        require_capabilities(self, network, *self.needs)
+        require_capabilities(self, network, self.needs)
 
     def skip_reason(self, network: Any) -> str | None:
         return None if any(True for _ in kernel_tables(network, 2)) else f"{network.name} has no bias by distance"

@@ -2,15 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from filelock import FileLock
 from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from kerple.base.atomic import write
@@ -18,12 +20,17 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text
 from kerple.data.tokenizer import end_of_text, without_truncation
-from kerple.measure.measure import Measure, fitting_lengths, known_training_length, require_positive
+from kerple.measure.measure import Measure, fitting_lengths, require_positive
 from kerple.measure.protocols import full, ordered_lengths, sliding
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
 from kerple.model.network import Network
+
+LETTERS = set(ByteLevel.alphabet())  # printable Latin-1 letters stand for their bytes
+OTHER_BYTES = [byte for byte in range(256) if chr(byte) not in LETTERS]  # U+0100 and later stand for these, in order
+ALPHABET = {letter: ord(letter) if ord(letter) < 256 else OTHER_BYTES[ord(letter) - 256] for letter in LETTERS}
+"""The bytes of the letters in the tokens of a byte-level tokenizer (Radford et al. 2019)."""
 
 
 def key_targets(
@@ -59,35 +66,24 @@ def carry_over(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: S
     Returns:
         Whether each token of the model that is scored is a key token.
     """
-    key_bytes = torch.zeros(sum(sizes) + 1, dtype=torch.int64)
+    key_bytes = np.zeros(sum(sizes), dtype=bool)
     for (first, last), key in zip(spans, is_key, strict=True):
-        key_bytes[first:last] = int(key)
-    preceding = torch.cat([torch.zeros(1, dtype=torch.int64), key_bytes.cumsum(0)])  # key bytes before each byte
-    end = torch.tensor([0, *sizes]).cumsum(0)
-    return (preceding[end[1:]] > preceding[end[:-1]]).tolist()
+        key_bytes[first:last] |= key  # tokens of the same character have the same span
+    return [bool(of_token.any()) for of_token in np.split(key_bytes, np.cumsum(sizes)[:-1])]
 
 
-def spelling(tokenizer: Tokenizer, end_of_text: int) -> Callable[[int], bytes]:
-    """A function from a token id of a byte-level tokenizer to its bytes; ``end_of_text`` has none.
+def token_spelling(tokenizer: Tokenizer, token: int, end_of_text: int) -> bytes:
+    """The bytes of a token of a byte-level tokenizer; the token ``end_of_text`` has none.
 
     Raises:
-        UserError: If a token has no bytes; raised by the function.
+        UserError: If another token has no bytes.
     """
-    # the alphabet of byte-level BPE (Radford et al. 2019): printable Latin-1 letters are themselves, others come after
-    printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printed]
-    letters = {chr(byte): byte for byte in printed} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-    @cache
-    def spell(token: int) -> bytes:
-        if token == end_of_text:
-            return b""
-        text = tokenizer.id_to_token(token) or ""
-        if not text or not letters.keys() >= set(text):
-            raise UserError(f"tokenizer: token {token} ({text!r}) has no bytes; use the evaluator's tokenizer")
-        return bytes(letters[letter] for letter in text)
-
-    return spell
+    if token == end_of_text:
+        return b""
+    text = tokenizer.id_to_token(token) or ""
+    if not text or not ALPHABET.keys() >= set(text):
+        raise UserError(f"data.tokenizer: token {token} ({text!r}) has no bytes; use the evaluator's tokenizer")
+    return bytes(ALPHABET[letter] for letter in text)
 
 
 def byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -137,9 +133,8 @@ class LongPerplexity(Measure):
         self.lengths = ordered_lengths(self.lengths)
         require_positive(self, "blocks")
         if not 1 <= self.stride <= self.short < self.lengths[-1]:
-            raise UserError(
-                f"stride, short: got {self.stride}, {self.short}, expected 1 <= stride <= short < longest length"
-            )
+            given = f"stride, short: got {self.stride} and {self.short}"
+            raise UserError(f"LongPerplexity: {given}, expected 1 <= stride <= short < {self.lengths[-1]} (lengths)")
 
     @property
     def criterion(self) -> dict[str, Any]:
@@ -168,8 +163,8 @@ class LongPerplexity(Measure):
         ]
         about = {"split": text.split, "block": self.lengths[-1], "evaluator": self.evaluator, "skipped": skipped}
         lines = [
-            f"longppl at {n:,}: {float(loss.perplexity()):.3f} over {int(loss.targets.sum()):,} key tokens"
-            for n, loss in losses.items()
+            f"longppl at {length:,}: {float(loss.perplexity()):.3f} over {int(loss.targets.sum()):,} key tokens"
+            for length, loss in losses.items()
         ]
         return Result(self.name, sums=rows, about=about | self.criterion, report="\n".join(lines))
 
@@ -194,9 +189,8 @@ class LongPerplexity(Measure):
                 write(path, json.dumps({"about": about, "keys": self._choose(text, source)}))
         keys = read_mapping(path)["keys"]
         if not any(keys):
-            raise UserError(
-                f"LongPerplexity: blocks: got {self.blocks} without a key token of {self.evaluator}; read more blocks"
-            )
+            given = f"got {self.blocks}, in which {self.evaluator} finds no key token"
+            raise UserError(f"LongPerplexity: blocks: {given}; give a larger number")
         return keys
 
     def _choose(self, text: Text, source: Any) -> list[list[int]]:
@@ -208,27 +202,35 @@ class LongPerplexity(Measure):
         same = same_tokens(tokenizer, text.tokenizer)
         keys = []
         for tokens in text.blocks(self.lengths[-1], self.blocks):
-            is_key = self._judge(network, tokens) if same else self._judge_text(network, tokenizer, text, tokens)
+            judge = self._judge if same else partial(self._judge_text, tokenizer, text)
+            is_key = judge(network, tokens)
             keys.append([target for target, key in enumerate(is_key) if key])
         return keys
 
-    def _judge_text(self, network: Network, tokenizer: Any, text: Text, tokens: Tensor) -> list[bool]:
-        """Whether each target of tokens (N + 1,) of the text's tokenizer is key for an evaluator with another one."""
-        spell = spelling(text.tokenizer, end_of_text(text.tokenizer, text.name))
-        spelt = [spell(token) for token in tokens.tolist()]
-        whole_text = b"".join(spelt).decode("utf-8", "surrogateescape")
-        # "?" for each byte that is not text, as many characters
+    def _judge_text(self, tokenizer: Any, text: Text, network: Network, tokens: Tensor) -> list[bool]:
+        """Whether each target is a key token, if the evaluator has another tokenizer.
+
+        Args:
+            tokenizer: The evaluator's tokenizer.
+            text: The text.
+            network: The evaluator.
+            tokens: Tokens of the text, (N + 1,) int64.
+        """
+        end = end_of_text(text.tokenizer, text.name)
+        spelling = [token_spelling(text.tokenizer, token, end) for token in tokens.tolist()]
+        whole_text = b"".join(spelling).decode("utf-8", "surrogateescape")
+        # "?" replaces each byte that is not text, so that the number of characters stays the same
         readable = whole_text.encode("utf-8", "replace").decode()
-        whole = without_truncation(Tokenizer.from_str(tokenizer.to_str()))  # a copy, because this changes its JSON
-        encoding = whole.encode(readable, add_special_tokens=False)
+        copy = without_truncation(Tokenizer.from_str(tokenizer.to_str()))  # because this changes the tokenizer
+        encoding = copy.encode(readable, add_special_tokens=False)
         is_key = [False, *self._judge(network, torch.tensor(encoding.ids))]  # of each token; the first is no target
-        return carry_over([len(token) for token in spelt], byte_spans(whole_text, encoding.offsets), is_key)[1:]
+        return carry_over([*map(len, spelling)], byte_spans(whole_text, encoding.offsets), is_key)[1:]
 
     def _judge(self, network: Network, tokens: Tensor) -> list[bool]:
-        limit = known_training_length(network, "LongPerplexity: evaluator: training length")
+        """Whether each target of the evaluator's tokens (N + 1,) int64 is a key token."""
+        limit = network.training_length or 0
         if limit < len(tokens) - 1:
-            raise UserError(
-                f"LongPerplexity: lengths: got {self.lengths[-1]} tokens, which are {len(tokens) - 1} of the "
-                f"evaluator, expected at most {limit}, its training length; choose shorter ones"
-            )
+            given = f"got {self.lengths[-1]} tokens, which are {len(tokens) - 1} of {self.evaluator}"
+            expected = f"expected at most {limit}, its training length (0 if not known)"
+            raise UserError(f"LongPerplexity: lengths: {given}; {expected}; use shorter lengths or another evaluator")
         return key_targets(network, tokens[None], **self.criterion)[0].tolist()

@@ -1,5 +1,6 @@
 """`Measure`: a measurement of a network. The options of a measurement are the fields of its dataclass."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Measure(ABC):
 
     def check(self, network: Network, text: Any) -> None:
         """Raise a UserError if the network lacks a capability, or the text is too short or of the wrong kind."""
-        require_capabilities(self, network, *self.needs)
+        require_capabilities(self, network, self.needs)
         if not isinstance(text, Text):
             raise UserError(f"{type(self).__name__}: got data {type(text).__name__}, expected a text; use TokenShards")
 
@@ -99,10 +100,9 @@ class BlockMeasure(Measure):
         self.text_blocks(network, text)
 
     def skip_reason(self, network: Network) -> str | None:
-        length, limit = self.targets(network), max_length(network)
-        if limit is not None and length > limit:
-            return f"{network.name} has only {limit} positions, the segments have {length} tokens"
-        return None
+        if (length := self.targets(network)) <= (limit := length_limit(network)):
+            return None
+        return f"{network.name} has only {limit} positions, and the segments have {length} tokens"
 
     def targets(self, network: Network) -> int:
         """Number of targets in a block: the option ``length``, or the training length."""
@@ -113,12 +113,12 @@ class BlockMeasure(Measure):
         return text.blocks(self.targets(network), self.blocks)
 
 
-def require_capabilities(measure: Measure, network: Network, *kinds: type) -> None:
+def require_capabilities(measure: Measure, network: Network, classes: Sequence[type]) -> None:
     """Raise a UserError unless the network is an instance of all these classes."""
-    if lacking := [kind.__name__ for kind in kinds if not isinstance(network, kind)]:
+    if missing := [each.__name__ for each in classes if not isinstance(network, each)]:
         raise UserError(
             f"{type(measure).__name__}: got a network {type(network).__name__}, expected one with "
-            f"{', '.join(lacking)} (kerple.model.network); leave out this measure or its protocol"
+            f"{', '.join(missing)} (kerple.model.network); leave out this measure or its protocol"
         )
 
 
@@ -129,35 +129,42 @@ def require_positive(measure: Any, *names: str) -> None:
             raise UserError(f"{type(measure).__name__}: {name}: got {number}, expected a positive number")
 
 
-def known_training_length(network: Network, option: str) -> int:
+def known_training_length(network: Network, option: str = "model.length") -> int:
     """Training length of a network in tokens.
 
     Args:
         network: The network.
-        option: The option that replaces an unknown training length, for the message.
+        option: The option in the message, by which the user can give the length.
 
     Raises:
         UserError: If the training length is not known.
     """
     if network.training_length is None:
-        raise UserError(f"{option}: got none, and the training length of {network.name} is not known; give a number")
+        raise UserError(
+            f"{option}: got none, and the training length of {network.name} is not known; give a number, "
+            "as training_length if the network is your own"
+        )
     return network.training_length
 
 
-def max_length(network: Network) -> int | None:
-    """Number of tokens in the longest input of a network, or None if there is no limit."""
-    return network.max_length if isinstance(network, Limited) else None
+def length_limit(network: Network) -> float:
+    """Number of tokens in the longest input of a network; infinite if there is no limit."""
+    limit = network.max_length if isinstance(network, Limited) else None
+    return math.inf if limit is None else limit
 
 
 def fitting_lengths(lengths: Sequence[int], network: Network, name: str) -> tuple[list[int], list[dict[str, Any]]]:
-    """The lengths that a network can read; and the reasons why the others are skipped, as a record has them.
+    """Divide lengths into those that a network can read and those that are skipped.
 
     Args:
         lengths: Lengths in tokens.
         network: The network.
-        name: Name of the protocol in the record.
+        name: Name of the protocol in the results.
+
+    Returns:
+        The lengths that the network can read, and for each other length its entry in the results.
     """
-    limit = max_length(network)
-    fitting = [length for length in lengths if limit is None or length <= limit]
+    limit = length_limit(network)
     skipped = {"protocol": name, "reason": f"the strategy has only {limit} positions"}
-    return fitting, [skipped | {"length": length} for length in lengths if length not in fitting]
+    fitting = [length for length in lengths if length <= limit]
+    return fitting, [skipped | {"length": length} for length in lengths if length > limit]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kerple.measure.metrics import ContextGain, TokenLoss
 
 
-@dataclass
+@dataclass(eq=False)
 class Measurement:
     """The sums of losses of one protocol at one length.
 
@@ -31,8 +31,15 @@ class Measurement:
     loss: "TokenLoss"
     skip_reason: str | None = None
 
+    @property
+    def skipped(self) -> dict[str, Any]:
+        """The entry of a skipped measurement in the results."""
+        return {"protocol": self.protocol.label, "length": self.length, "reason": self.skip_reason}
+
     def rows(self) -> Iterator[Row]:
         """Rows of the results: nats of each block or position, and the bits of the whole text."""
+        if self.skip_reason:
+            return
         by_position, label = self.protocol.name == "per_position", self.protocol.label
         for i, (nats, targets) in enumerate(zip(self.loss.nll.tolist(), self.loss.targets.tolist(), strict=True)):
             position, block = (i, None) if by_position else (None, i)
@@ -42,8 +49,8 @@ class Measurement:
             yield Row("bits_per_byte", label, self.length, None, None, bits, int(self.loss.bytes.sum()))
 
     def scalars(self) -> dict[str, float]:
-        """Perplexity, and bits per byte if the text has bytes, by name; none for ``per_position``."""
-        if self.protocol.name == "per_position":
+        """Perplexity, and bits per byte if the text has bytes, by name; none for ``per_position`` or if skipped."""
+        if self.skip_reason or self.protocol.name == "per_position":
             return {}
         name = f"{self.protocol.label}/{self.length}"
         scalars = {f"ppl/{name}": float(self.loss.perplexity())}

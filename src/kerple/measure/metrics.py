@@ -39,18 +39,13 @@ class TokenLoss(Metric):
             bytes: Number of bytes of text of each target, int64, of the losses' shape. Only `bits_per_byte` needs it.
         """
         assert losses.dtype in (torch.float32, torch.float64), f"losses have dtype {losses.dtype}"
-        values = losses.detach().double()
+        assert group is not None or losses.shape[-1] == len(self.nll), "expected a column of losses for each group"
+        groups = slice(None) if group is None else slice(group, group + 1)
+        rows = losses.detach().double().reshape(-1, len(self.nll[groups]))  # (n, G) or (n, 1)
         # on CUDA, sums are deterministic and index_add is not
-        if group is not None:
-            self.nll[group] += values.sum()
-            self.targets[group] += values.numel()
-            self.bytes[group] += 0 if bytes is None else bytes.sum()
-            return
-        assert values.shape[-1] == len(self.nll), "expected a column of losses for each group"
-        rows = values.reshape(-1, len(self.nll))  # (n, G)
-        self.nll += rows.sum(0)
-        self.targets += len(rows)
-        self.bytes += 0 if bytes is None else bytes.reshape(rows.shape).sum(0)
+        self.nll[groups] += rows.sum(0)
+        self.targets[groups] += len(rows)
+        self.bytes[groups] += 0 if bytes is None else bytes.reshape(rows.shape).sum(0)
 
     def compute(self) -> Tensor:
         """Perplexity of all groups and devices; () fp64, NaN without targets."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.measure.drawing import heat_map, panel
-from kerple.measure.measure import Measure, fitting_lengths
+from kerple.measure.measure import Measure, fitting_lengths, require_positive
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
@@ -57,12 +57,11 @@ def draw_problem(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
         depth: Fraction of the haystack before the first needle, 0..1.
         rng: Generator of the keys, the numbers of seven digits and the other depths.
     """
-    count = 1 if kind.startswith("niah_single") else NEEDLES
+    count, multivalue = 1 if kind.startswith("niah_single") else NEEDLES, kind == "niah_multivalue"
     pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), count, replace=False)
     keys = [f"{ADJECTIVES[pair % len(ADJECTIVES)]}-{NOUNS[pair // len(ADJECTIVES)]}" for pair in pairs]
     values = [str(number) for number in rng.choice(9 * 10**6, count, replace=False) + 10**6]
     depths = [depth, *rng.random(count - 1)]
-    multivalue = kind == "niah_multivalue"
     if multivalue:
         keys = keys[:1] * count
     sentences = [f"One of the special magic numbers for {k} is: {v}." for k, v in zip(keys, values, strict=True)]
@@ -90,7 +89,8 @@ def problem_tokens(
     question = encode(f"\n{problem.question}")
     room = length - len(question) - sum(len(s) for _, s in sentences) - ANSWER * len(problem.values)
     if room < 1:
-        raise UserError(f"lengths: got {length}, expected over {length - room}: needles, question and answer")
+        needed = f"{length - room}, the tokens of needles, question and answer"
+        raise UserError(f"Needle: lengths: got {length}, expected more than {needed}; give a larger number")
     tokens: list[int] = []
     start = 0
     for depth, sentence in sentences:
@@ -133,12 +133,11 @@ class Needle(Measure):
     needs: ClassVar[tuple[type, ...]] = (Generation,)
 
     def __post_init__(self) -> None:
-        numbers = min(self.lengths, default=0) >= 1 and self.problems >= 1
-        if not (numbers and self.depths and all(0 <= depth <= 1 for depth in self.depths)):
-            raise UserError(
-                f"Needle: got lengths {list(self.lengths)}, depths {list(self.depths)}, problems {self.problems}; "
-                "expected positive numbers, depths in 0..1, and at least one of each"
-            )
+        require_positive(self, "problems")
+        if not self.lengths or min(self.lengths) < 1:
+            raise UserError(f"Needle: lengths: got {list(self.lengths)}, expected positive numbers of tokens")
+        if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
+            raise UserError(f"Needle: depths: got {list(self.depths)}, expected fractions from 0 to 1")
         self.lengths, self.depths = sorted(set(self.lengths)), sorted(set(self.depths))
 
     @property
@@ -155,9 +154,8 @@ class Needle(Measure):
         super().check(network, text)
         _ = text.tokenizer
         if self.haystack == "corpus" and len(text.stream) <= self.lengths[-1]:
-            raise UserError(
-                f"Needle: lengths: got {self.lengths[-1]}, expected less than the {len(text.stream)} of {text.name}"
-            )
+            expected = f"expected less than {len(text.stream)}, the number of tokens in {text.name}"
+            raise UserError(f"Needle: lengths: got {self.lengths[-1]}, {expected}; use shorter lengths")
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         lengths, skipped = fitting_lengths(self.lengths, network, self.kind)
@@ -165,7 +163,7 @@ class Needle(Measure):
         recalled = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=runner.device)
         for _, (i, d, number) in runner.part(cells):
             with runner.autocast():
-                recalled[i, d] += self._try(text, network, lengths[i], self.depths[d], number, runner.device)
+                recalled[i, d] += self._recall(text, network, lengths[i], self.depths[d], number, runner.device)
         recalls = runner.sum(recalled) / self.problems
         rows = [
             {"length": length, "depth": depth, "problems": self.problems, "recall": float(recalls[i, d])}
@@ -178,7 +176,8 @@ class Needle(Measure):
         sums = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in totals]
         return Result(self.name, {self.name: rows}, figures, sums, {"haystack": self.haystack, "skipped": skipped})
 
-    def _try(self, text: Text, network: Any, length: int, depth: float, number: int, device: torch.device) -> float:
+    def _recall(self, text: Text, network: Any, length: int, depth: float, number: int, device: torch.device) -> float:
+        """Recall of the network on one problem."""
         # the seed depends on the cell, so that problems do not depend on the order or the number of devices
         rng = np.random.default_rng([self.seed, length, round(depth * 10**6), number])
         problem = draw_problem(self.kind, depth, rng)
@@ -188,8 +187,8 @@ class Needle(Measure):
         else:
             haystack = text.stream.read(int(rng.integers(len(text.stream) - length)), length).tolist()
         tokens = torch.tensor([problem_tokens(problem, length, haystack, text.encode)], device=device)
-        written = network.continued(tokens, ANSWER * len(problem.values))
-        return recall(text.decode(written), problem.values)
+        answer = network.continued(tokens, ANSWER * len(problem.values))
+        return recall(text.decode(answer), problem.values)
 
 
 def _figure(recalls: Tensor, lengths: Sequence[int], depths: Sequence[float], title: str) -> Figure:

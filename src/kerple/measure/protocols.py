@@ -8,17 +8,16 @@ Losses are negative log-likelihoods in nats, fp32 or fp64, in the order of the t
 limits the attention mask (`windowed`). A *stride* is the number of tokens by which a context moves (`sliding`).
 """
 
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.model.network import Network, Windows
-from kerple.positions.visibility import EVERYTHING, Distances, Visibility
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 Name = Literal["full", "windowed", "keep_first", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384
@@ -161,73 +160,6 @@ def ordered_lengths(lengths: Sequence[int]) -> list[int]:
     if not ordered or ordered[0] < 1 or any(ordered[-1] % length for length in ordered):
         raise UserError(f"lengths: got {list(lengths)}, expected positive numbers that all divide the longest")
     return ordered
-
-
-def choose_protocols(
-    names: Sequence[Name],
-    lengths: Sequence[int],
-    block_length: int,
-    *,
-    window: int | None,
-    keep_first: int | None,
-    distances: Distances,
-    stride: int | None,
-    skip: int,
-    k: int | None,
-    training_length: int = 1,
-) -> list[Protocol]:
-    """The named protocols with their options, each once.
-
-    Args:
-        names: Names of protocols.
-        lengths: Evaluation lengths in ascending order.
-        block_length: Number of targets in a block.
-        window: Option of windowed and keep_first; None for the training length.
-        keep_first: Option of keep_first.
-        distances: Option of keep_first, see `kerple.positions.visibility.Visibility`.
-        stride: Option of sliding, at most the shortest length.
-        skip: Option of sliding: 0, or at least the longest length minus the stride, and less than the block. In the
-            second case every scored target has a full context at every length.
-        k: Option of last, at most the shortest length.
-        training_length: Training length in tokens.
-
-    Raises:
-        UserError: If a name is unknown, or an option is missing, out of range or of a protocol that is not named.
-    """
-    if not names or not set(names) <= set(typing.get_args(Name)):
-        raise UserError(f"protocols: got {list(names)}, expected some of {', '.join(typing.get_args(Name))}")
-    options = {
-        "windowed": ("window", window),
-        "keep_first": ("keep_first", keep_first),
-        "sliding": ("stride", stride),
-        "last": ("k", k),
-    }
-    for name, (option, value) in options.items():
-        shared = option == "window" and "keep_first" in names
-        if name not in names and value is not None and not shared:
-            raise UserError(f"{option}: got {value}, expected {name} among protocols; add {name} or drop {option}")
-        if name not in names or (name == "windowed" and value is None):
-            continue
-        if value is None or value < 1 or (name != "windowed" and value > lengths[0]):
-            limit = "" if name == "windowed" else f", at most {lengths[0]}, the shortest length"
-            raise UserError(f"{option}: got {value}, expected a positive number{limit}, for the protocol {name}")
-    if distances != "true" and "keep_first" not in names:
-        raise UserError(f"distances: got {distances}, expected true unless keep_first is among protocols")
-    minimum = lengths[-1] - (stride or 0)
-    if skip and ("sliding" not in names or not minimum <= skip < block_length):
-        raise UserError(
-            f"skip: got {skip}, expected 0, or with sliding a number from {minimum} (the longest length minus the "
-            f"stride) to less than {block_length} (block_length); a larger block_length leaves more targets"
-        )
-    settings: dict[str, dict[str, Any]] = {
-        "windowed": {"visibility": Visibility(window or training_length)},
-        "keep_first": {
-            "visibility": Visibility(window or training_length, keep_first or 0, distances if keep_first else "true")
-        },
-        "sliding": {"stride": stride, "skip": skip},
-        "last": {"k": k},
-    }
-    return [Protocol(name, **settings.get(name, {})) for name in dict.fromkeys(names)]
 
 
 def _losses(network: Network, segments: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING) -> Tensor:

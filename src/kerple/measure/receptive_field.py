@@ -5,6 +5,7 @@ Both measures are those of Chi et al. 2023 (arXiv 2212.10356, section 3).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import torch
@@ -60,17 +61,13 @@ def distance_covering(cumulative: Tensor, fraction: float) -> int:
 
 
 def smallest_sufficient(perplexities: Mapping[int, float]) -> int:
-    """Smallest window for which it and all larger windows are sufficient.
+    """Smallest window that is sufficient, as all larger windows are.
 
     Args:
         perplexities: Perplexity of each window. The largest window is the whole segment.
     """
-    sufficient = full = max(perplexities)
-    for window in sorted(perplexities, reverse=True):
-        if perplexities[window] > perplexities[full] * (1 + TOLERANCE):
-            break
-        sufficient = window
-    return sufficient
+    bound = perplexities[max(perplexities)] * (1 + TOLERANCE)
+    return min(takewhile(lambda window: perplexities[window] <= bound, sorted(perplexities, reverse=True)))
 
 
 @dataclass

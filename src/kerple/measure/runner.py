@@ -111,6 +111,4 @@ class Runner:
 
 def _check_finite(sums: Tensor) -> None:
     if not sums.isfinite().all():
-        raise UserError(
-            "the loss on the test text is not finite; check the weights for NaN, or test another checkpoint"
-        )
+        raise UserError("model: the loss of the text is not finite; check the weights for NaN, or use another model")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.measure.drawing import label_axes, panel
-from kerple.measure.measure import BlockMeasure, max_length
+from kerple.measure.measure import BlockMeasure, length_limit
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Offset
@@ -20,8 +20,8 @@ class ShiftTest(BlockMeasure):
     """Measures the perplexity of the same segments with all positions shifted.
 
     The result has a figure and ``shift.csv`` (shift, length, sum of the losses, targets, perplexity). Shifts for which
-    the strategy has too few positions are left out, and reported. For a strategy such as Learned, use segments shorter
-    than the training length.
+    the strategy has too few positions are left out, and the report names them. For a strategy such as Learned, use
+    segments shorter than the training length.
 
     Args:
         shifts: Numbers of tokens to add to every position of a segment. One shift must be 0, for comparison.
@@ -33,7 +33,6 @@ class ShiftTest(BlockMeasure):
     """
 
     shifts: Sequence[int] = (0, 100, 200, 300, 400, 500)
-    length: int | None = None
     blocks: int | None = 64
 
     name: ClassVar[str] = "shift"
@@ -45,15 +44,15 @@ class ShiftTest(BlockMeasure):
             raise UserError(f"ShiftTest: shifts: got {list(self.shifts)}, expected 0 and numbers above 0")
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        length, limit, shifts = self.targets(network), max_length(network), sorted(set(self.shifts))
-        losses = {shift: runner.losses() for shift in shifts if limit is None or shift + length <= limit}
+        length, limit, shifts = self.targets(network), length_limit(network), sorted(set(self.shifts))
+        losses = {shift: runner.losses() for shift in shifts if shift + length <= limit}
         for _, tokens in runner.blocks(self.text_blocks(network, text)):
             for shift, loss in losses.items():
                 with runner.autocast():
                     loss.update(network.losses(tokens, offset=shift), 0)
         runner.synchronise(*losses.values())
-        others = [shift for shift in shifts if shift not in losses]
-        note = f"ShiftTest: left out {others}: {network.name} has only {limit} positions" if others else ""
+        skipped = [shift for shift in shifts if shift not in losses]
+        note = f"ShiftTest: left out {skipped}: {network.name} has only {limit} positions" if skipped else ""
         rows = [
             {"shift": shift, "length": length, "nll_sum": float(loss.nll), "targets": int(loss.targets)}
             | {"ppl": float(loss.perplexity())}

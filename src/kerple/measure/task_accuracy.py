@@ -13,7 +13,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.measure import results
 from kerple.measure.drawing import panel
-from kerple.measure.measure import Measure, max_length, require_capabilities
+from kerple.measure.measure import Measure, length_limit, require_capabilities
 from kerple.measure.result import Result
 from kerple.measure.results import ROW_COLUMNS, Row
 from kerple.measure.runner import Runner
@@ -103,7 +103,7 @@ class TaskAccuracy(Measure):
     needs: ClassVar[tuple[type, ...]] = (Transformer,)
 
     def check(self, network: Any, text: Any) -> None:
-        require_capabilities(self, network, *self.needs)
+        require_capabilities(self, network, self.needs)
         self.check_validation(text)
 
     def check_validation(self, text: Any) -> None:
@@ -158,13 +158,13 @@ class TaskAccuracy(Measure):
         self, network: Transformer, text: Examples, runner: Runner, protocols: list[str]
     ) -> dict[str, pd.DataFrame]:
         """Table of the answers by each protocol, for the examples that the strategy can represent."""
-        examples, limit = [example for group in text.groups for example in group], max_length(network)
+        examples = [example for group in text.groups for example in group]
         counts = {protocol: torch.zeros(2, len(examples), dtype=torch.int64) for protocol in protocols}
         problems = HeldOutProblems(text.groups, text.batch_size, runner.rank, runner.processes)
         for number in runner.progress(range(len(problems))):
             batch = problems[number]
             tokens, scored, index = (batch[name].to(runner.device) for name in ("tokens", "scored", "index"))
-            if limit is not None and scored.shape[1] > limit:
+            if scored.shape[1] > length_limit(network):
                 continue
             with runner.autocast():
                 for protocol, count in counts.items():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.hf.adapter import forget_length, learned_positions
+from kerple.hf.adapter import learned_positions, reset_dynamic_rope
 from kerple.hf.modeling import CACHE
 from kerple.hf.windows import attention_replaced
 from kerple.model import Transformer
@@ -110,12 +110,12 @@ def _test(name: str, run: Callable[[], Tensor], expected: Tensor, by_design: str
 
 
 def _logits(model: Any, tokens: Tensor, **options: Any) -> Tensor:
-    forget_length(model)
+    reset_dynamic_rope(model)
     return model(input_ids=tokens, use_cache=False, **options).logits
 
 
 def _cached(model: Any, tokens: Tensor, sizes: list[int]) -> Tensor:
-    forget_length(model)
+    reset_dynamic_rope(model)
     cache, parts = None, []
     for part in tokens.split(sizes, 1):
         output = model(input_ids=part, use_cache=True, **({} if cache is None else {CACHE: cache}))

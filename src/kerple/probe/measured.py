@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerple.hf.adapter import forget_length, learned_positions
+from kerple.hf.adapter import learned_positions, reset_dynamic_rope
 from kerple.hf.modeling import CACHE
 from kerple.model import Transformer
 from kerple.probe.capture import Call, captured
@@ -104,7 +104,7 @@ def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | No
     rows = torch.arange(first, first + sum(sizes))
     options: dict[str, Any] = {} if ids is None else {"position_ids": ids[None].to(model.device)}
     use_cache = len(sizes) > 1 or cache is not None
-    forget_length(model)
+    reset_dynamic_rope(model)
     with captured(model) as calls, suppress(ValueError, RuntimeError):  # the invariances report such errors
         for size in sizes:
             options |= {} if cache is None else {CACHE: cache}
@@ -132,11 +132,13 @@ def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict
     if i not in passes[0].calls:
         verdict.unknown = "attention is not called through transformers' registry of attention functions"
         return verdict
-    for p in (p for p in passes if p.calls.get(i)):
-        calls = p.calls[i]
+    for p in passes:
+        if not (calls := p.calls.get(i)):
+            continue
         differences = _window_differences(calls, p, layer)
         q = torch.cat([call.q for call in calls], 1)
-        k, v = (torch.cat([x(c)[:, -c.q.shape[1] :] for c in calls], 1) for x in (lambda c: c.k, lambda c: c.v))
+        k = torch.cat([call.k[:, -call.q.shape[1] :] for call in calls], 1)
+        v = torch.cat([call.v[:, -call.q.shape[1] :] for call in calls], 1)
         v = v / v.abs().max()
         if float((v - v[:, :1]).abs().max()) <= SAME:
             found: dict[str, list[str]] = defaultdict(list)

@@ -1,6 +1,7 @@
 """The parts of `probe` that read text: gaps in the positions, and perplexity beyond the training length."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,36 +38,33 @@ def measure_on_text(
         blocks: Number of blocks of the longest length.
 
     Raises:
-        UserError: The text is too short, or ``length`` is not a multiple of the training length above it.
+        UserError: If the text is too short, or ``length`` is not 2, 3, … times the training length.
     """
     trained = known_training_length(network, "length")
     longest = length or 2 * trained
     if longest <= trained or longest % trained:
-        raise UserError(f"length: got {longest}, expected a multiple of {trained}, the training length, above it")
+        raise UserError(f"length: got {longest}, expected 2, 3, … times the training length, {trained}")
     gap = GapCurve()
-    many: Any = {"blocks": blocks, "blocks_per_document": 1}
-    perplexity = Extrapolation([trained, longest], ["full", "per_position"], documents=True, **many)
-    measures: list[tuple[str, Measure, int]] = [  # with the number of tokens that they read
-        ("gap", gap, gap.blocks * (gap.context + gap.k) * len(gap.fitting_gaps(network))),
-        ("window", perplexity, 2 * blocks * longest),
-        ("window", FarContext([longest], **many), 3 * blocks * longest),
-    ]
-    measures = [entry for entry in measures if entry[0] in parts]
+    sample: Any = {"blocks": blocks, "blocks_per_document": 1}
+    perplexity = Extrapolation([trained, longest], ["full", "per_position"], documents=True, **sample)
+    measures: list[tuple[str, Measure, int]] = []  # with its part and the number of tokens that it reads
+    if "gap" in parts:
+        measures.append(("gap", gap, gap.blocks * (gap.context + gap.k) * len(gap.fitting_gaps(network))))
+    if "window" in parts:
+        measures.append(("window", perplexity, 2 * blocks * longest))
+        measures.append(("window", FarContext([longest], **sample), 3 * blocks * longest))
     for _, measure, _ in measures:
         measure.check(network, text)
     seconds = sum(tokens for *_, tokens in measures) * _seconds_per_token(network, text)
     print(f"{', '.join(parts)}: at least {duration(seconds)}", flush=True)
-    runner, results = Runner(progress=Progress(every=5).count), []
-    for part, measure, _ in measures:
-        results.append(measure.run(network, text, runner))
-        results[-1].name = part
-    return results
+    runner = Runner(progress=Progress(every=5).count)
+    return [replace(measure.run(network, text, runner), name=part) for part, measure, _ in measures]
 
 
 @torch.inference_mode()
 def _seconds_per_token(network: Any, text: Text) -> float:
     """Time for one token of a short input, in seconds."""
     tokens = torch.as_tensor(text.stream.read(0, 257).astype("int64"))[None]
-    began = time.monotonic()
+    start = time.monotonic()
     network.losses(tokens)
-    return (time.monotonic() - began) / tokens.shape[1]
+    return (time.monotonic() - start) / tokens.shape[1]

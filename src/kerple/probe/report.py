@@ -1,13 +1,21 @@
-"""`probe_model`: all checks of one model, and their report."""
+"""`probe_model`: all checks of one model, their report, and its page and JSON file."""
 
+import base64
+import io
+import json
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
+from kerple.base.atomic import write
 from kerple.base.errors import UserError
+from kerple.base.templates import render_template
 from kerple.measure.result import Result
 from kerple.probe.invariances import Invariance, measure_invariances
 from kerple.probe.measured import Verdict, measure_layers
@@ -37,9 +45,10 @@ class Report:
     def faults(self) -> list[str]:
         """One line for each check that failed."""
         lines = [f"layer {v.layer}: {difference}" for v in self.layers for difference in v.differences]
-        for i in (i for i in self.invariances if i.verdict == "broken"):
-            difference = f"logits differ by {i.difference:.3g}, more than {i.allowed:.2g} by rounding"
-            lines.append(f"{i.name}: {i.reason or difference}")
+        for i in self.invariances:
+            if i.verdict == "broken":
+                difference = f"logits differ by {i.difference:.3g}, more than {i.allowed:.2g} by rounding"
+                lines.append(f"{i.name}: {i.reason or difference}")
         return lines
 
     @property
@@ -50,10 +59,11 @@ class Report:
 
     @property
     def groups(self) -> Iterator[tuple[str, Verdict]]:
-        """Indices of neighbouring layers with equal verdicts, and the first of these verdicts."""
+        """Indices of consecutive layers with equal verdicts, and the first of these verdicts."""
         for _, same in groupby(self.layers, key=lambda v: (v.expected, v.measured, v.differences, v.unknown)):
-            first, *_, last = [*(group := list(same)), group[-1]]
-            yield (f"{first.layer}" if first is last else f"{first.layer} to {last.layer}"), first
+            group = list(same)
+            numbers = f"{group[0].layer} to {group[-1].layer}" if group[1:] else f"{group[0].layer}"
+            yield numbers, group[0]
 
     def summary(self) -> str:
         """The report for the terminal."""
@@ -68,6 +78,24 @@ class Report:
             lines.append(f"{i.name}: {i.verdict}{number}{f' ({because})' if because else ''}")
         lines += [f"{result.name}: {result.report}" for result in self.results]
         return "\n".join([*lines, self.outcome])
+
+    def write(self, folder: Path) -> None:
+        """Write ``probe.html`` and ``probe.json`` into a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        page = render_template("kerple.probe", "probe.html.jinja", report=self, embedded=_embedded)
+        write(folder / "probe.html", page)
+        invariances = [asdict(i) | {"verdict": i.verdict} for i in self.invariances]
+        for entry in invariances:
+            if not math.isfinite(entry["difference"] or 0):
+                entry["difference"] = None
+        keys = ("name", "report", "scalars", "tables")
+        content = vars(self) | {
+            "layers": [asdict(v) | {"verdict": v.verdict} for v in self.layers],
+            "invariances": invariances,
+            "results": [{key: vars(result)[key] for key in keys} for result in self.results],
+            "faults": self.faults,
+        }
+        write(folder / "probe.json", json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, invariances: bool = True) -> Report:
@@ -89,3 +117,10 @@ def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, in
     report.layers = measure_layers(model, config) if layers else []
     report.invariances = measure_invariances(model, config) if invariances else []
     return report
+
+
+def _embedded(figure: Figure) -> str:
+    """The figure as PNG, in base64."""
+    file = io.BytesIO()
+    figure.savefig(file, dpi=120)
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,57 @@
+"""Comparison of the best method of a search with other methods on test text."""
+
+from dataclasses import asdict
+from typing import Any
+
+from kerple.extend.methods import Method
+from kerple.extend.search import TEST, Losses, Search
+from kerple.measure.far_context import mean_interval, verdict
+from kerple.measure.gap import GapCurve
+from kerple.positions.visibility import EVERYTHING
+
+
+def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]:
+    """Compare the best method with the second one, and with the unchanged model.
+
+    Let N be the target length and L the training length of the search. Each effect is a mean difference of losses in
+    nats per target, with the ends of its 95% interval:
+
+    - ``unchanged`` and ``shortened``: the best method at N, minus the unchanged model at N, or at L.
+    - ``next``: the best method at N, minus the second one at N. It is missing if there is no second one.
+    - ``rise``: the best method at L, minus the unchanged model at L.
+    - ``gain`` and ``content``: see `kerple.measure.far_context.FarContext`.
+
+    Args:
+        search: The search.
+        ranked: The methods that `Search.choose` returns.
+        blocks: Number of blocks of test text.
+
+    Returns:
+        The ``effects``; ``helps``, whether ``unchanged`` and ``shortened`` are significantly below 0; ``far_context``,
+        the conclusion about distant text; ``best``, the options of the best method; ``next``, the label of the second
+        one, or None; ``losses`` by label and length; and ``gap``, the report of `GapCurve` for a method without window.
+    """
+    unchanged, best, short, long = search.methods[0], ranked[0], search.length, search.target
+
+    def losses(method: Method, length: int, context: str = "own") -> Losses:
+        return search.losses(method, TEST, length, blocks, context)
+
+    at_short, at_long = losses(best, short), losses(best, long)
+    differences = {
+        "unchanged": at_long - losses(unchanged, long),
+        "shortened": at_long - losses(unchanged, short),
+        "rise": at_short - losses(unchanged, short),
+        "gain": at_short - at_long,
+        "content": losses(best, long, "foreign") - at_long,
+    }
+    if ranked[1:]:
+        differences["next"] = at_long - losses(ranked[1], long)
+    effects = {name: mean_interval(difference) for name, difference in differences.items()}
+    result = {"best": asdict(best), "helps": effects["unchanged"][2] < 0 and effects["shortened"][2] < 0}
+    result["far_context"] = verdict(effects["gain"][1:], effects["content"][1:])
+    if best.visibility == EVERYTHING:
+        context, k, documents = min(256, short // 2), min(64, search.k), min(12, len(search.blocks[TEST][0]))
+        gap = GapCurve([long // 8, long // 4, long // 2, long - context - k], context, k, documents)
+        result["gap"] = gap.run(search.network(best), search.texts[TEST], search.runner).report
+    means = {m.label: {n: float(losses(m, n).mean()) for n in (short, long)} for m in [unchanged, *ranked[:2]]}
+    return result | {"next": ranked[1].label if ranked[1:] else None, "losses": means, "effects": effects}
