@@ -41,8 +41,8 @@ trainer:
 ADDITION = {"class_path": "kerple.tasks.Addition", "init_args": {"order": "reversed"}}
 SIZES = {"train_length": 3, "length": 13, "batch_size": 4, "validation_examples": 8, "test_examples": 4}
 PLACES = {"class_path": "TaskData", "init_args": {"task": ADDITION, **SIZES}}  # places of tokens
-# strategies with places of a task, with a list and a mapping of strategies, and with kernels
-KINDS = ("Coupled", "Combined", "LayerPattern", "KernelSum")
+# a strategy with places of a task, and one with a mapping of strategies
+KINDS = ("Coupled", "LayerPattern")
 
 
 @pytest.fixture

@@ -123,6 +123,7 @@ def test_a_tier_leaves_out_seeds_and_documents_and_the_tier_that_is_named_decide
 COMMITTED = Path(__file__).parents[2] / "results"
 
 
+@pytest.mark.slow  # .ci/run runs it
 def test_the_committed_verdicts_and_findings_follow_from_the_committed_numbers() -> None:
     assert (COMMITTED / "CLAIMS.md").read_text() == markdown(COMMITTED)
     assert (COMMITTED / "README.md").read_text() == findings_page(COMMITTED)
