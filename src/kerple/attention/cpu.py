@@ -1,7 +1,8 @@
-"""Attention with a learned table of attention biases by distance, (H, T), on the CPU, in memory O(T).
+"""Causal attention on the CPU with a table of biases by distance, (H, T), without a T × T tensor.
 
-The forward pass calls torch's fused kernel for blocks of queries in reversed order; its mask is a view of the table
-(`hankel`). The backward pass computes the scores again, tile by tile (`cpu_backward`).
+The forward pass calls torch's fused kernel for each block of queries. The queries of a block are in reversed order, so
+that the mask is a strided view of a vector made from the table (`hankel`). The backward pass computes the scores
+again, tile by tile (`cpu_backward`).
 """
 
 import torch
@@ -15,8 +16,8 @@ from kerple.attention.spec import query_blocks
 def forward_block(queries: int, window: int | None) -> int:
     """Return the number of queries per call of the fused kernel.
 
-    The kernel is faster with 768 or more queries, because it divides them into larger pieces. A larger block also
-    computes more scores that the causal mask hides.
+    Larger blocks are faster in the kernel, but compute more scores that the causal mask hides. They are worth it for
+    long inputs without a short window.
     """
     return 768 if queries >= 2048 and (window is None or window >= 4096) else 256
 

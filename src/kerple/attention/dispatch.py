@@ -24,8 +24,9 @@ def attend(
 
     The distance from query row m to key row n is d = m - n. The queries are the last Tq of the Tk rows: all rows in
     training, the newest rows when keys come from a cache. Scores, softmax and the table's gradient are fp32 (fp64 for
-    fp64 input). Gradients are deterministic, except on CUDA when functions of a strategy gather or scatter. Under
-    autocast q, k, v are cast to its dtype. No backend rounds q·k to bf16 before the softmax.
+    fp64 input). On CUDA, the last bit of a gradient may differ between runs with torch's ``sdpa``, and
+    if a strategy gathers or scatters. Otherwise gradients are deterministic. Under autocast, q, k, v are cast to its
+    dtype, unless they are fp64. No backend rounds q·k to bf16 before the softmax.
 
     Args:
         q: (B, H, Tq, δ), Tq <= Tk. Any strides.
@@ -58,7 +59,7 @@ def attend(
         dims=(q.shape[3] // views, width),
         queries="all" if queries == length else "one" if queries == 1 else "last",
         few_keys=length <= FEW_KEYS,
-        # a sink and two views need the log-sum-exp, which torch's own attention does not return
+        # torch's own attention does not return the log-sum-exp, which a sink and two views need
         table=spec.table is not None or spec.sink is not None or neighbors is not None,
         window=window is not None,
         explicit=any(x is not None for x in explicit) or spec.first > 0,

@@ -18,8 +18,9 @@ PACKAGES = {"site-packages", "dist-packages"}  # folders of installed packages
 class UserError(ValueError):
     """An error in the user's input: one line with the option, its value, the accepted values and what to do.
 
-    A command prints it without a traceback and ends with status 2. An exception of another class keeps its traceback,
-    because it is a fault of this project or of a library, unless it was raised in the user's code.
+    A command prints it without a traceback and ends with status 2. Other exceptions that are raised in the user's code
+    are printed in one line too, with file and line. All others have a traceback, because they are bugs of this project
+    or of a library.
     """
 
 
@@ -31,9 +32,10 @@ def unknown(option: str, name: str, names: Collection[str]) -> UserError:
 
 
 def user_location(error: BaseException) -> str:
-    """``file:line`` in the user's code where an error or its first cause was raised; empty if it was raised elsewhere.
+    """``file:line`` of the user's code in the traceback of an error or of its causes; empty if there is none.
 
-    The file is that of the innermost call which is not in this package, an installed package or the standard library.
+    It is the innermost call that is not in this package, an installed package or the standard library. The first cause
+    with such a call counts.
     """
     cause: BaseException | None = error
     location = ""
@@ -49,6 +51,9 @@ def user_location(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: its location in the user's code, its type and its message."""
+    """An error in one line: its location in the user's code, its type and the first line of its message.
+
+    The type is left out for assertions and `UserError`.
+    """
     kind = "" if isinstance(error, AssertionError | UserError) else type(error).__name__
     return ": ".join(filter(None, [user_location(error), kind, *str(error).strip().splitlines()[:1]]))

@@ -21,5 +21,5 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a {type(content).__name__}, expected a mapping")
+        raise UserError(f"{path}: holds a {type(content).__name__}, expected a mapping, such as `name: value`")
     return content

@@ -40,7 +40,8 @@ class Progress:
 
         Args:
             done: Number of completed steps or blocks.
-            more: Function from the seconds since `begin` to further entries. It is called only if they are written.
+            more: Function of the seconds since `begin` that returns further entries, such as the loss. It is
+                called only if the progress is written or printed.
         """
         now, last = time.monotonic(), done >= self._total
         if not (last or now - self._written >= self.file_every):
@@ -72,7 +73,7 @@ def write_progress(path: Path, **content: Any) -> None:
     Args:
         path: The file.
         **content: ``stage``, such as training; the numbers ``done`` and ``total`` of steps or blocks; the number
-            ``done_since_start`` of this process and its ``seconds``; if known, ``seconds_left``, ``loss`` and
+            ``done_since_start`` and the ``seconds`` since `Progress.begin`; if known, ``seconds_left``, ``loss`` and
             ``tokens_per_second``.
     """
     with suppress(OSError):
@@ -100,7 +101,7 @@ def progress_line(content: dict[str, Any]) -> str:
     if "done" not in content:
         return str(content.get("stage", "starting"))
     unit = "step" if content["stage"] == "training" else "block"
-    position = math.ceil(content["done"])  # the number of blocks may be fractional
+    position = math.ceil(content["done"])  # a block that is read in part counts as a fraction
     parts = [content["stage"]]
     parts += [f"{unit} {position:,} of {content['total']:,}"] if content["total"] > 0 else []
     left = content.get("seconds_left", 0)

@@ -62,9 +62,11 @@ def main(arguments: list[str]) -> None:
     source = find_model(options.model)
     config = read_model_config(source)
     length = options.length or config_length(config) or 0
-    if not 1 < length < options.to or options.bound < 0:
-        given = f"{options.to}, length {length or None} and bound {options.bound:g}"
-        raise UserError(f"to: got {given}, expected to > length, the training length in tokens, and bound >= 0")
+    if options.bound < 0:
+        raise UserError(f"bound: got {options.bound:g}, expected 0 or more percent")
+    if not 1 < length < options.to:
+        given = f"{options.to} with a training length of {length or None}"
+        raise UserError(f"to: got {given}, expected more than the training length; set length if it is unknown")
     found, reasons = methods(config, length, options.to)
     runner, vocabulary = Runner.detect(None, options.precision), vocabulary_size(read_tokenizer(source))
     folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"))

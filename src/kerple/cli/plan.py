@@ -79,7 +79,9 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     step = micro * trainer.accumulate_grad_batches * devices_per_node * trainer.num_nodes
     segments = step // data.length
     if max(devices, default=1) > segments:
-        raise UserError(f"devices: got {max(devices)}, expected at most {segments}, the segments of a step")
+        raise UserError(
+            f"devices: got {max(devices)}, expected at most {segments}, because a step has {segments} segments"
+        )
     devices = devices or [n for n in (1, NODE, 8 * NODE) if n <= segments]
     tokens = step * trainer.max_steps
     total = work.training * tokens

@@ -106,7 +106,7 @@ class Comparison:
                 if Path(name).name != name or name.startswith(".") or (key == "test_folder" and name in RESERVED):
                     raise UserError(
                         f"compare: {key}: got {name!r}, expected a folder name without / and without a leading dot"
-                        + (f", none of {RESERVED}" if key == "test_folder" else "")
+                        + (f", and not {' or '.join(RESERVED)}" if key == "test_folder" else "")
                     )
         configs = (flags["config"] for flags in (self.test, *self.parts.values()) if "config" in flags)
         for path in (*self.base, *configs):

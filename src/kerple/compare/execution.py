@@ -26,8 +26,8 @@ def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator
         program: Arguments of Python for the process of a run, see `kerple.compare.run_process.start`.
 
     Yields:
-        A run that has ended with its error message, which is None if it succeeded. None every `TICK` seconds in which
-        no run has ended.
+        A pair for each run that has ended: the run, and its error message or None. In between, None every `TICK`
+        seconds.
 
     Raises:
         KeyboardInterrupt: After a signal inside the context `interruptible`.
@@ -54,8 +54,8 @@ def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator
 def interruptible() -> Iterator[None]:
     """Context in which SIGINT, SIGTERM and SIGHUP are added to `signals`.
 
-    They raise no error, because a process could then start without being stopped. A signal that is ignored, such as
-    SIGHUP under nohup, stays ignored.
+    The handler raises no exception, because it could interrupt `execute` after the start of a process that is not yet
+    in the list of running ones. A signal that is ignored, such as SIGHUP under nohup, stays ignored.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signals.clear()

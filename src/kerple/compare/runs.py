@@ -100,7 +100,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         totals = results.totals(table)
         if totals.empty:
             raise UserError(
-                f"{run.folder}: got no results except losses by position; add a protocol such as full, and test again"
+                f"{run.folder}: got only losses by position; add full to the protocols of Extrapolation, and test again"
             )
         length = configured_length(configs[run])
         for protocol in totals["protocol"].unique():
@@ -197,7 +197,7 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
     for path in sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]):
         if path.name != results.TABLE:
             if (name := path.name.split(".")[0]) in REPORT_TABLES:
-                raise UserError(f"{path}: is also the name of a table of the report; rename the analysis")
+                raise UserError(f"{path}: a table of the report has the name {name}; give the analysis another name")
             try:
                 yield name, pd.read_csv(path)
             except ValueError as error:

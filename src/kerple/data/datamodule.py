@@ -82,10 +82,14 @@ class TokenShards(ShardOptions, LightningDataModule):
         """
         state = state if isinstance(state, dict) else {}  # a damaged checkpoint may have anything here
         if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
-            raise UserError(f"data.directory: got {self.location}, whose tokenizer is not that of the checkpoint")
+            raise UserError(
+                f"data.directory: got {self.location}, expected the tokenizer of the checkpoint; use its data"
+            )
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if fitting and state.get("training", self._training_checksum) != self._training_checksum:
-            raise UserError(f"data.directory: got {self.location}, whose training tokens are not those of the fit")
+            raise UserError(
+                f"data.directory: got {self.location}, expected the training tokens of the fit; or use --weights"
+            )
 
     def train_dataloader(self) -> BatchLoader:
         """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.

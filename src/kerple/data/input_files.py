@@ -20,7 +20,7 @@ def is_remote(path: str) -> bool:
 
 
 def without_query(path: str) -> str:
-    """Remove the query and the fragment of a web address, so that it ends like the name of its file."""
+    """Remove the query and the fragment of a web address, so that it ends with the name of its file."""
     return path.partition("?")[0].partition("#")[0] if path.startswith(("http://", "https://")) else path
 
 
@@ -28,12 +28,12 @@ def filesystem(path: str) -> tuple[Any, str]:
     """The fsspec file system of a path or URL, and the path within it.
 
     Raises:
-        UserError: The URL is chained, has an unsupported protocol (some protocols run programs), or needs a package
-            that is not installed.
+        UserError: The URL contains ``::``, has an unsupported protocol (some protocols run programs), or needs a
+            package that is not installed.
     """
     protocol = path.partition("://")[0] if "://" in path else "file"
     if protocol not in PROTOCOLS or "::" in path:
-        raise UserError(f"{path}: expected a local path or a URL of {', '.join(sorted(PROTOCOLS))}")
+        raise UserError(f"{path}: expected a local path, or a URL without :: of {', '.join(sorted(PROTOCOLS))}")
     try:
         return cast("tuple[Any, str]", fsspec.core.url_to_fs(path))
     except ImportError as error:

@@ -27,7 +27,8 @@ class TrainingBatches(Dataset[Batch]):
     {"tokens": (B, T + 1) int64}.
 
     Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1. Rank r of W gets the r-th group of B samples. The
-    samples of an optimiser step therefore do not depend on the number of ranks or accumulation steps.
+    samples of an optimiser step depend only on their number, not on how they are divided into ranks and accumulation
+    steps.
 
     Args:
         stream: The token stream.

@@ -215,7 +215,9 @@ def verify(folder: Folder) -> None:
             if shard.tokens:
                 path, tokens = folder.shard(name, number, again=True), stream.shard(number)
                 if (largest := int(tokens.max())) >= folder.manifest.vocabulary:
-                    raise UserError(f"{path}: got token {largest} in a vocabulary of {folder.manifest.vocabulary}")
+                    raise UserError(
+                        f"{path}: got token {largest}, expected below {folder.manifest.vocabulary}; prepare it again"
+                    )
                 ends += int((tokens == folder.manifest.end_of_text).sum())
         checksum = token_checksum(folder.directory, name, split.shards, stream.dtype)
         if (checksum, ends) != (split.sha256, split.documents):

@@ -151,7 +151,7 @@ class Text:
         """
         available = max(len(self.stream) - 1, 0) // length
         if available < (1 if fewer else limit or 1):
-            given = f"got {limit or 'all'} of {length} targets, but {self.name} has only {available}"
+            given = f"expected at least {limit or 1} of {length} targets, but {self.name} has only {available}"
             raise UserError(f"blocks: {given}; use fewer blocks, a shorter length, or a longer text")
         return TextBlocks(self.stream, torch.arange(available)[:limit] * length, length)
 

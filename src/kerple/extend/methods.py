@@ -22,7 +22,7 @@ class Method:
     """A way to read N tokens with a model that was trained at L < N tokens.
 
     Args:
-        label: Its name on the page.
+        label: Name of the method in the report.
         scaling: Scaling of RoPE, see `kerple.hf.rope.scaled`; None for the model's own.
         factor: Scaling factor.
         rope_options: Further entries of ``rope_parameters``.
@@ -67,11 +67,13 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk")
 
     def as_our_network(visibility: Visibility = EVERYTHING, neighbors: int = 0) -> Method:
-        """The model as our network: with Self-Extend if a number of exact distances is given, else with a window."""
+        """The model as a `Transformer`, with Self-Extend if ``neighbors`` is given, or else with ``visibility``."""
         options = read_options(config)
         position, label = options["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"
         if neighbors:
-            group = math.ceil((target - neighbors) / (length - neighbors))  # the fewest that training allows
+            group = math.ceil(
+                (target - neighbors) / (length - neighbors)
+            )  # the smallest size whose distances all occurred in training
             label = f"Self-Extend, window {neighbors}, groups of {group}"
             arguments = {"position": position, "neighbor_window": neighbors, "group": group}
             position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}

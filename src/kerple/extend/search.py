@@ -21,7 +21,7 @@ from kerple.extend.methods import Method
 from kerple.measure.far_context import counterparts, document_groups, far_context_texts, mean_interval
 from kerple.measure.runner import Runner
 
-FEWEST, MOST = 2, 16  # blocks at the longest length
+FEWEST, MOST = 2, 16  # fewest blocks at any length, and most blocks at the longest length
 VALIDATION, TEST = "validation", "test"
 Losses = NDArray[np.float64]
 
@@ -30,9 +30,10 @@ Losses = NDArray[np.float64]
 class Search:
     """A search for the method with the lowest loss at N tokens, which also measures losses on test text.
 
-    A block is N + 1 tokens of one document; each block is of another document. The last ``k`` targets of a block are
-    scored after its last ℓ inputs, so that the targets are the same at every length ℓ. The mean loss of each block is
-    written to a file at once, and a search that continues after a stop takes it from the file.
+    A block is N + 1 tokens of one document, and no two blocks are of the same document. At length ℓ the model reads the
+    last ℓ inputs of a block, and the loss is that of the last k = L/4 targets. The targets are therefore the same at
+    every length. The mean loss of each block is written to a file as soon as it is measured. A search that continues
+    after a stop takes it from there.
 
     Args:
         path: The model, as a name for `kerple.hf.source.find_model`.

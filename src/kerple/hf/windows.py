@@ -87,7 +87,7 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
     layers = {i: kind for i, kind in enumerate(layer_kinds(model.config.get_text_config())) if kind in local}
     if layers and not (hasattr(base, "layers") and hasattr(base, "rotary_emb")):
         given = f"got one for {type(model).__name__}, whose layers with windows cannot keep their positions"
-        raise UserError(f"offset: {given}; leave out measures with gaps")
+        raise UserError(f"offset: {given}; leave out GapCurve")
 
     def rotate(kind: str, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         kinds = [kind] if "layer_type" in signature(base.rotary_emb.forward).parameters else []

@@ -96,7 +96,9 @@ class BlockMeasure(Measure):
         super().check(network, text)
         length, limit = self.targets(network), self.max_length
         if limit is not None and length > limit:
-            raise UserError(f"{type(self).__name__}: length: got {length}, expected at most {limit}")
+            raise UserError(
+                f"{type(self).__name__}: length: got {length}, expected at most {limit}; use shorter inputs"
+            )
         self.text_blocks(network, text)
 
     def skip_reason(self, network: Network) -> str | None:

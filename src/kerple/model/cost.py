@@ -1,4 +1,4 @@
-"""Cost of a network, computed without running it: parameters, FLOPs and memory."""
+"""Cost of a network, computed without data: parameters, FLOPs and memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -102,4 +102,6 @@ def check_distances(position: Position, visibility: Visibility) -> None:
     others = (hook for hook in HOOKS if hook not in DISTANCE_HOOKS and position.uses(hook))
     other_distances = position.neighbor_window is not None or not position.prefix_consistent
     if visibility.distances != "true" and (other_distances or any(others)):
-        raise UserError(f"distances: got {visibility.distances!r}, expected true for {type(position).__name__}")
+        raise UserError(
+            f"distances: got {visibility.distances!r}, expected true for {type(position).__name__}, which needs it"
+        )

@@ -42,5 +42,5 @@ class FoX(Position):
         sums, queries = block.state[..., 0], len(block.queries.rows)  # (B, H, Tk)
         # sums relative to the first query, so that rounding to fp32 is smallest for nearby keys
         sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
-        # a difference of all pairs would make the backward pass write another (B, H, Tq, Tk) tensor
+        # a + (-b), because the backward pass of a - b would write another (B, H, Tq, Tk) tensor
         return s + (sums[..., -queries:, None] + -sums[..., None, :])  # (B, H, Tq, Tk)

@@ -47,16 +47,18 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 class RoPE(Position):
-    """Rotary embedding: pairs of q and k rotated by ``t · base^(-2i/r)`` (Su et al. 2021, arXiv 2104.09864, § 3.2).
+    """Rotary embedding: the angle of pair i at position t is ``t · base^(-2i/r)`` (Su et al. 2021, arXiv 2104.09864,
+    § 3.2). Each pair of dimensions of a query or key is rotated by it.
 
     The first r = rotary_fraction · δ dimensions of each head are rotated; the other dimensions and the values are not.
-    A scaling extends the context length without training. L is the training length, s is ``factor``:
+    Let L be the training length, and s the ``factor``. A scaling changes the angles, in most cases to extend the
+    context length without training:
 
     - ``pi``: angles are divided by s (Chen et al. 2023, arXiv 2306.15595).
     - ``ntk``: the base is multiplied by s^(r/(r-2)). The fastest angle stays, and the slowest is divided by s.
     - ``dynamic_ntk``: ``ntk`` with s·T/L - (s - 1) instead of s, for an input that ends at T > L. All angles change
-      with T. Therefore the logits of a prefix are not the prefix of the logits, and an offset changes the logits.
-      Keys in a cache keep the angles of their own T.
+      with T. Therefore logits also depend on the number of later tokens, and an offset changes the logits. Keys in
+      a cache keep the angles for the T at which they were added.
     - ``yarn``: angles of pairs with at most ``beta_slow`` rotations in L tokens are divided by s. Angles of pairs with
       more than ``beta_fast`` rotations stay. Between them, a linear ramp over the pairs interpolates (Peng et al. 2023,
       arXiv 2309.00071).
@@ -67,11 +69,11 @@ class RoPE(Position):
     - ``proportional``: r = δ, and pairs from rotary_fraction · δ/2 on have angle 0. The other angles are divided by s
       if it is given (p-RoPE, Barbero et al. 2024, arXiv 2410.06205). Models are trained with this scaling.
 
-    Parameters: `0`. Cost: four multiplications per rotated entry of q and k.
+    Parameters: `0`. Cost: two multiplications per rotated entry of q and of k.
 
     Args:
         shape: Sizes of the model; its length is L.
-        base: Base of the frequencies; the longest wavelength is about 2π times as large.
+        base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
         rotary_fraction: Fraction of each head that is rotated, in (0, 1].
         layout: ``half`` pairs i with i + r/2 (GPT-NeoX, Llama), ``interleaved`` pairs 2i with 2i + 1 (the paper,
             GPT-J). For models trained from scratch the two are equivalent.
@@ -85,8 +87,8 @@ class RoPE(Position):
         short_factors: The r/2 divisors of ``longrope`` for inputs of up to L tokens.
         long_factors: The r/2 divisors of ``longrope`` for longer inputs.
         mistake: Known mistake of public code that is reproduced to measure its effect; None for none. ``bf16`` rounds
-            positions, frequencies and their products, as in a model that is converted to bf16. Positions above 256 are
-            then no longer distinct.
+            positions, frequencies and their products, as in a model that is converted to bf16. Not all
+            positions above 256 are then distinct.
 
     Raises:
         UserError: If an option is out of range, r is not an even number of dimensions, or a list of divisors does not

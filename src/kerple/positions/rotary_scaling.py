@@ -44,13 +44,16 @@ class RotaryFrequencies:
 
     @property
     def attention_factor(self) -> float:
-        """Default factor of the rotated q and k."""
+        """Factor that multiplies the rotated q and k, if the option ``attention_factor`` is None."""
         if self.scaling == "yarn":
             return 0.1 * math.log(self.factor) + 1
         return math.sqrt(1 + math.log(self.factor) / math.log(self.length)) if self.scaling == "longrope" else 1.0
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return the frequencies, (r/2,) or ((B,) 1, r/2) fp64, for an input with positions ``ids`` ((B,) T)."""
+        """Return the frequencies (r/2,) fp64 for an input with positions ``ids`` ((B,) T).
+
+        With ``dynamic_ntk`` and ``longrope`` they depend on the largest position, and have the shape ((B,) 1, r/2).
+        """
         r, device, factor = self.dim, ids.device, self.factor
         end = ids.amax(-1, keepdim=True)[..., None] + 1  # ((B,) 1, 1)
         if self.scaling == "ntk":

@@ -22,12 +22,13 @@ class Call:
 
     Args:
         layer: Index of the layer.
-        q: Queries (H, Tq, δ).
-        k: Keys (G, Tk, δ).
+        q: Queries (H, Tq, δ) of H heads with head dimension δ.
+        k: Keys (G, Tk, δ) of G key heads.
         v: Values (G, Tk, δ).
-        factor: Ratio of the norms of the first query after and before the rotation; None if no module returned it.
+        factor: Norm of the first query after the rotation, divided by its norm before the rotation. None if no module
+            returned the query before the rotation.
         visible: Whether a query sees a key, (Tq, Tk) bool, or None if attention received no mask.
-        window: Window as a number that attention received, or None.
+        window: Size of the sliding window that attention received as an argument, or None.
         sinks: Whether attention received a logit of a sink.
         bias: Whether attention received a bias of its scores.
     """
@@ -87,7 +88,10 @@ def captured(model: Any) -> Iterator[list[Call]]:
 
 
 def _factor(q: Tensor, outputs: list[Tensor]) -> float | None:
-    """Ratio of the norms of the first query and of the last output of a module that is proportional to it."""
+    """Norm of the first query, divided by that of the last module output whose first row is proportional to it.
+
+    None if there is no such output.
+    """
     heads, length, width = q.shape
     first = q[:, 0].flatten()  # (H·δ,)
     for output in reversed(outputs):

@@ -18,7 +18,7 @@ from kerple.probe.expected import configured_layers, original_length
 
 LENGTH = 48  # tokens of a text
 SHIFT = 16  # positions of a shift, and tokens of padding
-ALLOWED = 20  # largest difference as a multiple of the effect of rounding the embeddings
+ALLOWED = 20  # allowed difference, as a multiple of the effect of rounding the embeddings
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ class Invariance:
 
     Args:
         name: Name of the property.
-        difference: Largest difference of logits that should be equal, or None if they could not be computed.
-        allowed: Largest difference by rounding.
+        difference: Largest absolute difference of logits that should be equal; inf if the model raised an error, None
+            if it does not support the test.
+        allowed: Largest difference that rounding explains.
         by_design: Part of the family's design that breaks the invariance, or None.
-        reason: Error of the model, or None.
+        reason: First line of the error that the model raised, or None.
     """
 
     name: str
@@ -142,7 +143,7 @@ def _rounding(model: Any, tokens: Tensor, logits: Tensor) -> float:
 
 
 def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
-    """The parts of a family's design by which a shift and the input length may change logits, None for none."""
+    """Two reasons, each a part of the design or None: why a shift and why the input length may change the logits."""
     if isinstance(network := getattr(model, "network", None), Transformer):
         shifts = None if all(p.shift_invariant for p in network.positions) else "its strategy"
         return shifts, None if network.prefix_consistent else "its strategy"

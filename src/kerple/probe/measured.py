@@ -17,7 +17,7 @@ from kerple.probe.rotation import rotation_differences
 
 SHORT = 32  # tokens of the short pass
 DECODED = 4  # tokens that are decoded one by one
-LONGEST = 1040  # tokens of a text that is longer than a window; longer windows are read after an empty cache
+LONGEST = 1040  # largest text that is read to exceed a window; for larger windows, zeros in a cache precede the text
 SAME = 1e-3  # largest relative difference of numbers that should be equal
 
 

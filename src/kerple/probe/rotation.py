@@ -19,14 +19,14 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
 
     Args:
         x: Queries or keys (H, T, δ) of equal tokens.
-        what: ``queries``, which may have a temperature, or ``keys``.
+        what: ``queries``, which may be multiplied by a temperature, or ``keys``.
         rows: Indices of the tokens in the input, (T,) int64.
         ids: Positions of the tokens, (T,) int64; the first is 0.
         layer: The configuration of the layer.
 
     Returns:
-        Messages about differences, and the measured radians per position of the pairs of channels that are not close
-        to 0.
+        Messages about differences, and the measured radians per position, without pairs of channels whose values are
+        too close to 0 to measure them.
     """
     x, f = x.double().cpu(), layer.frequencies
     half = (x.shape[-1] if f is None else f.dim) // 2
@@ -38,7 +38,9 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
     clear = noise < 0.01  # whether a pair is not close to 0
     measured = _frequencies(rotations, ids)
     if residual > RATIO:
-        return [f"positions do more than rotate pairs of channels, {residual:.1%} of a pair"], measured[clear]
+        return [
+            f"positions change channels by more than a rotation of pairs: {residual:.1%} of the norm of a pair"
+        ], measured[clear]
     messages, angles = [], ids[:, None] * expected  # (T, r/2)
     error = torch.angle(rotations * torch.exp(-1j * angles)).abs()
     wrong = error > ANGLE + ROUNDING * angles + noise
@@ -75,7 +77,7 @@ def _factors(x: Tensor, first: slice, second: slice) -> tuple[Tensor, Tensor, fl
 
 
 def _frequencies(rotations: Tensor, ids: Tensor) -> Tensor:
-    """Radians per position (r/2,), refined at positions 1, 2, 4, … as long as these agree."""
+    """Radians per position (r/2,), refined at positions 1, 2, 4, …; a change by more than 0.5 radians is ignored."""
     found, where = torch.zeros(rotations.shape[1], dtype=torch.float64), {int(p): i for i, p in enumerate(ids)}
     for step in (1 << k for k in range(40) if 1 << k in where):
         change = torch.angle(rotations[where[step]] * torch.exp(-1j * step * found))

@@ -26,7 +26,7 @@ class Addition(Task):
             digit first, so that carries propagate in the order of generation (Lee et al. 2023, arXiv 2307.03381).
         padded: Whether operands are padded with zeros to the length, and the sum to one more digit (Zhou et al. 2024,
             arXiv 2402.09371).
-        equal: Whether the number of digits of both operands is the length.
+        equal: Whether both operands have as many digits as the length.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "digits of the first operand", "digits of the second operand")
@@ -52,9 +52,9 @@ class Addition(Task):
     def places(self, tokens: Tensor) -> Tensor:
         """Digits of equal significance have the same place, as in `kerple.tasks.places.in_step`.
 
-        Between padded numbers the ``+`` has the place after the last digit of the first number. In the sum, this place
-        belongs to the final digit, so that the ``+`` marks the final digit and the end. In the paper the ``+`` has the
-        place of the ``=``, and no token marks the end.
+        With padding, the ``+`` has the place that follows the digits of the first number. The final digit of the sum
+        has the same place, because the sum has one more digit. The ``+`` therefore marks the end of the sum. In the
+        paper of position coupling the ``+`` has the place of the ``=``, and no token marks the end.
         """
         _check_coupled(self, self.order)
         places = in_step(tokens, DIGIT_IDS)
@@ -84,7 +84,7 @@ class Multiplication(Task):
         return Example(f"{number}*{digit}", product, (length, digit))
 
     def places(self, tokens: Tensor) -> Tensor:
-        """The places of `Addition`; the digit after the ``*`` has none, because every digit is multiplied by it."""
+        """Digits of equal significance have the same place. The digit after the ``*`` has none."""
         _check_coupled(self, self.order)
         is_factor = torch.zeros_like(tokens, dtype=torch.bool)  # the digit after the *
         is_factor[:, 1:] = tokens[:, :-1] == IDS["*"]

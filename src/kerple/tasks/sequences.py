@@ -25,7 +25,7 @@ class Copy(_LetterTask):
 
     Args:
         repeated: Whether the sequence repeats one letter, so that the task is to count. Each length then has one
-            problem per symbol, of which few are held out of training. Reports contain their number.
+            problem per symbol, so that few test problems are left. Reports state their number.
         symbols: Number of different letters, 2 to 52.
 
     Raises:

@@ -251,4 +251,4 @@ def _check_reading(options: ShardOptions, reading: Reading) -> None:
         raise UserError(f"data.max_dropped_fraction: {given}: {reading.reasons()}; {advice}")
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
         given = f"got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}"
-        raise UserError(f"data.corpus: {given}; delete its folder and fetch it again, or report it")
+        raise UserError(f"data.corpus: {given}; delete the folder to which it was fetched and repeat, or report it")

@@ -1,4 +1,4 @@
-"""The overlap of each test document with the training text, in equal runs of tokens.
+"""The overlap of test documents with the training text: runs of tokens that occur in both.
 
 A loss on copied training text, such as a licence or another version of a file, says little about unseen text. The
 overlap counts runs of `GRAM` tokens, which are compared by hashes of 64 bits.
@@ -51,7 +51,9 @@ def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int
     different, number = np.unique(hashes[inside], return_inverse=True)
     shared = np.zeros(len(different), bool)
     bits = np.uint64(64 - max(16, min(30, len(different).bit_length() + 3)))
-    possible = np.zeros(1 << (64 - int(bits)), bool)  # indexed by the first bits of a hash, which exclude most hashes
+    possible = np.zeros(
+        1 << (64 - int(bits)), bool
+    )  # by the first bits of a hash, which rule out most hashes of training text
     possible[different >> bits] = True
     for shard in training:
         for start in range(0, len(shard) - GRAM + 1, CHUNK):

@@ -119,7 +119,9 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
     if tables and len(tables) < len(paths):
         other = next(path for path in paths if path not in tables)
         pattern = f"{os.path.dirname(tables[0])}/*{''.join(Path(without_query(tables[0])).suffixes)}"
-        raise UserError(f"data.corpus: has {other} and {tables[0]}; give a pattern, such as '{pattern}'")
+        raise UserError(
+            f"data.corpus: got {other} and {tables[0]}, expected one format; give a pattern, such as '{pattern}'"
+        )
     if not tables:
         yield from (read_text(path) for path in paths)
     for path in tables:

@@ -1,9 +1,10 @@
 """`rfc`: the RFCs of Debian's packages doc-rfc without page breaks, running heads and page numbers.
 
-apt fetches the packages from the sources of the machine into a separate folder, without a change of the system, and
-only the texts of the packages are used. rfc.txt lists the RFCs: the name, the first quarter of the sha256 of the text
-without pages, and the family unless the RFC is the first of its family. RFCs that obsolete each other, directly or
-through others, are a family. The relation is that of rfc-index.txt in Debian's package doc-rfc-std, version 20230121-1.
+apt fetches the packages from the package sources of the machine, with the component non-free, into a separate folder.
+The system is not changed, and only the texts of the packages are used. rfc.txt lists the RFCs: the name, the first 16
+hexadecimal digits of the sha256 of the result of `without_pages`, and the family unless the RFC is the
+first of it. RFCs that obsolete each other, directly or through others, are a family. The relation is that of
+rfc-index.txt in Debian's package doc-rfc-std, version 20230121-1.
 """
 
 import gzip
@@ -97,8 +98,9 @@ def without_pages(text: str) -> str:
     """Remove the page breaks of an RFC.
 
     - The first and the last line of each page are dropped, up to three times, if they have a page number in brackets,
-      or if the same line without numbers and spaces is repeated on at least 3 pages and 25% of them.
-    - Pages are joined by an empty line, except inside a sentence: the first page ends without punctuation, and the
+      or if they occur on at least 3 pages and on at least 25% of all pages. Case, numbers and the amount of space do
+      not matter in this comparison.
+    - Pages are joined by an empty line, except inside a sentence: the first page does not end with one of .:;!? and the
       second begins with a lower-case letter.
     - Spaces at the end of lines are removed, and several empty lines become one.
     """
