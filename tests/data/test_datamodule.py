@@ -172,9 +172,9 @@ def test_a_checkpoint_knows_its_tokenizer_and_its_data(prepared, other, tmp_path
     shards(prepared).load_state_dict(None)  # a damaged state, which has no checksums to compare
     resume("fit", tmp_path / "copy")  # the same tokens elsewhere
     resume("test", other)  # other text in the same tokens
-    with pytest.raises(ValueError, match=r"directory: got .*other, whose training tokens are not those"):
+    with pytest.raises(ValueError, match=r"directory: got .*other, expected the training tokens of the fit"):
         resume("fit", other)
-    with pytest.raises(ValueError, match=r"directory: got .*tokens, whose tokenizer is not that of"):
+    with pytest.raises(ValueError, match=r"directory: got .*tokens, expected the tokenizer of"):
         resume("test", tmp_path / "tokens")
 
 

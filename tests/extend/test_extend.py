@@ -148,8 +148,8 @@ def test_what_cannot_be_extended_is_one_line(place, monkeypatch, capsys):
     def refused(model: str, *options: object) -> str:
         return complaint(capsys, "extend", model, *options, *flags())
 
-    assert "expected to > length" in refused("llama", "--to", LENGTH)
-    assert "bound >= 0" in refused("llama", "--to", TARGET, "--bound", -1)
+    assert "expected more than the training length" in refused("llama", "--to", LENGTH)
+    assert "bound: got -1, expected 0 or more" in refused("llama", "--to", TARGET, "--bound", -1)
     assert "no method applies: model.scaling: got pi, but gpt2 has no RoPE" in refused("gpt2", "--to", 1024)
     assert "the longest document has 149 tokens" in refused("llama", "--to", 8 * LENGTH)
     assert "GiB are free; give a smaller number" in refused("llama", "--to", 2**40)

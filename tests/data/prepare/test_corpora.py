@@ -42,7 +42,7 @@ def test_json_lines_plain_and_compressed_and_not_with_text_files(tmp_path):
         assert read(tmp_path / name) == TEXTS
     assert read(tmp_path) == TEXTS * 3
     (tmp_path / "README.md").write_text("about it")
-    with pytest.raises(UserError, match=r"has .*README\.md and .*a\.jsonl; .* such as '.*/\*\.jsonl'"):
+    with pytest.raises(UserError, match=r"got .*README\.md and .*a\.jsonl, expected one format; .* such as '.*/\*\.jsonl'"):
         read(tmp_path)
     assert read(tmp_path / "*.gz") == TEXTS
     assert read(f"file://{tmp_path}/a.jsonl") == TEXTS
@@ -205,7 +205,7 @@ def test_a_dataset_of_the_hub_is_streamed_and_leaves_nothing_if_it_cannot_be(tmp
 
 def test_the_built_in_corpora_and_unknown_ones():
     for corpus in ("zip://a::http://b/c.zip", "sh://x", "http://127.0.0.1:9/folder"):
-        with pytest.raises(UserError, match=r"expected a local path or a URL|cannot be read|got 'http"):
+        with pytest.raises(UserError, match=r"expected a local path, or a URL|cannot be read|got 'http"):
             find_corpus(corpus)
     library, modules = standard_library(), library_modules()
     assert library.files == standard_library().files != sorted(library.files)
