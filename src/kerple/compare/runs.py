@@ -100,7 +100,8 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         totals = results.totals(table)
         if totals.empty:
             raise UserError(
-                f"{run.folder}: got no results except losses by position; add full to the protocols of Extrapolation, and test again"
+                f"{run.folder}: got no results except losses by position; add full to the protocols of Extrapolation, "
+                "and test again"
             )
         length = configured_length(configs[run])
         for protocol in totals["protocol"].unique():
