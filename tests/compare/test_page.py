@@ -127,6 +127,7 @@ def test_html_needs_no_other_file_and_says_what_was_done(folder: Path) -> None:
         assert sentence in found
 
 
+@pytest.mark.slow
 def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, tmp_path: Path) -> None:
     runs = read_runs(find_runs([root]))
     summary = summarise(runs.results, "KerpleLog", blocks=runs.blocks)

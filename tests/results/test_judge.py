@@ -60,6 +60,7 @@ def verdicts(root: Path, *claims: str) -> dict[str, str]:
     return {number: judge(TABLE["claims"][number], tier).verdict for number in claims}
 
 
+@pytest.mark.slow  # .ci/run runs it
 def test_the_papers_own_numbers_reproduce_its_claims(tmp_path: Path) -> None:
     runs(tmp_path, "earlier/table3", PAPER, seeds=3)
     assert set(verdicts(tmp_path, "C1", "C2", "C3", "C5", "C6", "C16", "C21").values()) == {"reproduced"}
