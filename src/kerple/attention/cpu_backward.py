@@ -86,10 +86,9 @@ class TiledBackward:
         dq, lse, delta = (x[batch, heads, queries] for x in (self.dq, self.lse, self.delta))
         dk, dv = (x[batch, heads, keys] for x in (self.dk, self.dv))
         # contiguous, because each product would make a copy
-        q, grad = (
-            x[batch, heads, queries].flatten(0, 1).contiguous() for x in (self.q, self.grad)
-        )  # (B·H, queries, δ)
-        k, v = (x[batch, heads, keys].flatten(0, 1).contiguous() for x in (self.k, self.v))  # (B·H, keys, δ)
+        # (B·H, queries, δ) and (B·H, keys, δ)
+        q, grad = (x[batch, heads, queries].flatten(0, 1).contiguous() for x in (self.q, self.grad))
+        k, v = (x[batch, heads, keys].flatten(0, 1).contiguous() for x in (self.k, self.v))
         by_head = (*dq.shape[:3], k.shape[1])
         p_by_head, ds_by_head = self.buffers[:, : math.prod(by_head)].view(2, *by_head)
         p, ds = p_by_head.flatten(0, 1), ds_by_head.flatten(0, 1)

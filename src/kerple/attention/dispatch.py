@@ -24,9 +24,9 @@ def attend(
 
     The distance from query row m to key row n is d = m - n. The queries are the last Tq of the Tk rows: all rows in
     training, the newest rows when keys come from a cache. Scores, softmax and the table's gradient are fp32 (fp64 for
-    fp64 input). On CUDA, the last bit of a gradient may differ between runs with torch's ``sdpa``, and
-    if a strategy gathers or scatters. Otherwise gradients are deterministic. Under autocast, q, k, v are cast to its
-    dtype, unless they are fp64. No backend rounds q·k to bf16 before the softmax.
+    fp64 input). Gradients are deterministic, except on CUDA with torch's ``sdpa``, or if a strategy gathers or
+    scatters. Under autocast, q, k, v are cast to its dtype, unless they are fp64. No backend rounds q·k to bf16 before
+    the softmax.
 
     Args:
         q: (B, H, Tq, δ), Tq <= Tk. Any strides.

@@ -34,8 +34,8 @@ def unknown(option: str, name: str, names: Collection[str]) -> UserError:
 def user_location(error: BaseException) -> str:
     """``file:line`` of the user's code in the traceback of an error or of its causes; empty if there is none.
 
-    It is the innermost call that is not in this package, an installed package or the standard library. The first cause
-    with such a call counts.
+    It is the innermost call that is not in this package, an installed package or the standard library. If several
+    errors of the chain have such a call, that of the original cause is returned.
     """
     cause: BaseException | None = error
     location = ""

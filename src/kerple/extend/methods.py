@@ -71,9 +71,8 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         options = read_options(config)
         position, label = options["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"
         if neighbors:
-            group = math.ceil(
-                (target - neighbors) / (length - neighbors)
-            )  # the smallest size whose distances all occurred in training
+            # the smallest size whose distances all occurred in training
+            group = math.ceil((target - neighbors) / (length - neighbors))
             label = f"Self-Extend, window {neighbors}, groups of {group}"
             arguments = {"position": position, "neighbor_window": neighbors, "group": group}
             position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}

@@ -51,9 +51,8 @@ def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int
     different, number = np.unique(hashes[inside], return_inverse=True)
     shared = np.zeros(len(different), bool)
     bits = np.uint64(64 - max(16, min(30, len(different).bit_length() + 3)))
-    possible = np.zeros(
-        1 << (64 - int(bits)), bool
-    )  # by the first bits of a hash, which rule out most hashes of training text
+    # indexed by the first bits of a hash, which rule out most hashes of the training text
+    possible = np.zeros(1 << (64 - int(bits)), bool)
     possible[different >> bits] = True
     for shard in training:
         for start in range(0, len(shard) - GRAM + 1, CHUNK):
