@@ -1,4 +1,4 @@
-"""Parts of the CUDA backend that run on a CPU: the mask, the ladder of lengths, the kernel in Triton's interpreter."""
+"""Parts of the CUDA backend that run on a CPU: the mask, padded lengths, and the kernel in Triton's interpreter."""
 
 import json
 import os
@@ -18,7 +18,7 @@ INTERPRETED = """
 import json, torch
 from torch.library import opcheck
 from kerple.attention import cuda
-from kerple.attention.diagonals import table_gradient
+from kerple.attention.table_gradient import table_gradient
 from tests.attention.test_flex_on_cpu import by_definition
 
 def error(batch, heads, groups, length, dim, v_dim, window, dtype, strided):
@@ -68,17 +68,19 @@ def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None
 
 @pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 300])
 def test_the_block_mask_is_the_one_torch_builds(window) -> None:
-    length, reach = 768, window or 768
+    length, largest = 768, window or 768
     mask = cuda.build_mask(length, window, torch.device("cpu"))
-    wanted = create_block_mask(lambda b, h, m, n: (m >= n) & (m - n < reach), None, None, length, length, device="cpu")
+    wanted = create_block_mask(
+        lambda b, h, m, n: (m >= n) & (m - n < largest), None, None, length, length, device="cpu"
+    )
     torch.testing.assert_close(mask.to_dense(), wanted.to_dense())
     assert torch.equal(mask.kv_num_blocks, wanted.kv_num_blocks)
     assert torch.equal(mask.full_kv_num_blocks, wanted.full_kv_num_blocks)
 
 
-def test_the_ladder_covers_all_lengths_with_few_steps() -> None:
-    steps = sorted({cuda.ladder(length) for length in range(1, 16385)})
-    assert all(cuda.ladder(length) >= length for length in range(1, 16385))
-    assert all(cuda.ladder(step) == step for step in steps)
-    assert len(steps) < 24
-    assert all(b <= 1.5 * a for a, b in pairwise(steps[1:]))
+def test_all_lengths_are_padded_to_few_lengths() -> None:
+    padded = {length: cuda.padded_length(length) for length in range(1, 16385)}
+    assert all(length <= target == padded[target] for length, target in padded.items())
+    targets = sorted(set(padded.values()))
+    assert len(targets) < 24
+    assert all(longer <= 1.5 * shorter for shorter, longer in pairwise(targets[1:]))

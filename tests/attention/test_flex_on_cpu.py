@@ -56,7 +56,7 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | 
 @pytest.mark.parametrize(
     ("length", "heads", "groups", "dim", "v_dim", "window", "dtype", "view"),
     [
-        (200, 4, 2, 32, 16, 129, torch.float32, True),  # padded to the next length of the ladder
+        (200, 4, 2, 32, 16, 129, torch.float32, True),  # padded to 256
         (65, 2, 1, 20, 20, 1, torch.float32, False),
         (130, 2, 2, 16, 16, None, torch.bfloat16, True),
     ],
@@ -84,7 +84,7 @@ def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     assert not any(x.requires_grad for x in added[0][:3])
 
 
-def test_each_length_of_the_ladder_compiles_one_graph(graphs) -> None:
+def test_each_padded_length_and_window_compiles_one_graph(graphs) -> None:
     for length, window in ((40, None), (40, 100), (128, None), (200, None)):
         q, k, v, table, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)
         with torch.no_grad():
@@ -95,7 +95,7 @@ def test_each_length_of_the_ladder_compiles_one_graph(graphs) -> None:
 def test_more_graphs_than_the_limit_raise() -> None:
     torch._dynamo.reset()  # graphs of other tests would count
     # the message of torch depends on earlier compilations with fullgraph
-    limit = r"(fullgraph=True|fail_on_recompile_limit_hit)\n--model.attention blocks"
+    limit = r"(fullgraph=True|fail_on_recompile_limit_hit)\nuse --model.attention blocks"
     inputs = [tensors(length, 1, 1, 16, 16, torch.float32, False)[:4] for length in (128, 256, 384)]
     with torch._dynamo.config.patch(recompile_limit=2):
         for tensors_of_length in inputs[:2]:
