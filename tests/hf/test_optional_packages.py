@@ -18,7 +18,7 @@ from kerple.data import TokenShards
 from kerple.data.tokenizer import train_tokenizer
 from kerple.hf.exporter import export
 from kerple.measure import results
-from kerple.model.stored import StoredModel, transformer
+from kerple.model.stored import StoredModel, build_transformer
 from tests.hf.tiny import hf
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ TASK = """
 def test_the_harness_reads_an_exported_model(tmp_path):
     torch.manual_seed(0)
     options = {"dim": 16, "heads": 2, "length": LENGTH, "layers": 1, "vocabulary": 257, "position": "KerpleLog"}
-    network = transformer(options | {"init": 0.3}).eval()
+    network = build_transformer(options | {"init": 0.3}).eval()
     tokenizer = train_tokenizer(TEXTS, 257)
     end = tokenizer.token_to_id("<|endoftext|>")
     export(StoredModel(options, dict(network.state_dict())), tmp_path / "model", tokenizer, end)
