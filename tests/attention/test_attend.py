@@ -127,13 +127,17 @@ def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention()
 def test_the_custom_operators_keep_torchs_contract() -> None:
     q, k, v, _ = (x.float().requires_grad_() for x in inputs(2, 3, 20, 20, torch.float32))
     table = torch.randn(3, 20, requires_grad=True)
-    forward = (q, k, v, table, None, True, 0.25)
+    forward = (q, k, v, table, None, 0.25)
     torch.library.opcheck(torch.ops.kerple.table_attention.default, forward)
     with torch.no_grad():
         out, lse = torch.ops.kerple.table_attention.default(*forward)
-    tensors = [x.detach() for x in (torch.randn_like(out), torch.randn_like(lse), q, k, v, table, out, lse)]
+    tensors, gradients = (
+        [x.detach() for x in (q, k, v, table, out, lse)],
+        (torch.randn_like(out), torch.randn_like(lse)),
+    )
     for learned in (True, False):
-        torch.library.opcheck(torch.ops.kerple.table_attention_backward.default, (*tensors, None, learned, 0.25))
+        arguments = (tensors, *gradients, None, 0.25, learned)
+        torch.library.opcheck(torch.ops.kerple.table_attention_backward.default, arguments)
 
 
 @pytest.mark.parametrize(

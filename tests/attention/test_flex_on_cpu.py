@@ -71,7 +71,7 @@ def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     exact = [x.detach().double().requires_grad_() for x in inputs]
     inputs = [x.requires_grad_() for x in inputs]
     grad_lse = torch.randn(grad.shape[:3])
-    out, lse = cuda.attend_flex(*inputs, window, scale=0.3, differentiable_lse=True)
+    out, lse = cuda.attend_flex(*inputs, window, 0.3, differentiable_lse=True)
     theirs = by_definition(*exact, window, 0.3)
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     got = torch.autograd.grad((out, lse), inputs[:3], (grad, grad_lse))
@@ -88,7 +88,7 @@ def test_each_padded_length_and_window_compiles_one_graph(graphs) -> None:
     for length, window in ((40, None), (40, 100), (128, None), (200, None)):
         q, k, v, table, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)
         with torch.no_grad():
-            cuda.attend_flex(q, k, v, table, window)
+            cuda.attend_flex(q, k, v, table, window, 0.25, False)
     assert graphs.frame_count == 3
 
 
@@ -99,6 +99,6 @@ def test_more_graphs_than_the_limit_raise() -> None:
     inputs = [tensors(length, 1, 1, 16, 16, torch.float32, False)[:4] for length in (128, 256, 384)]
     with torch._dynamo.config.patch(recompile_limit=2):
         for tensors_of_length in inputs[:2]:
-            cuda.attend_flex(*tensors_of_length, None)
+            cuda.attend_flex(*tensors_of_length, None, 0.25, False)
         with pytest.raises(Exception, match=limit):
-            cuda.attend_flex(*inputs[2], None)
+            cuda.attend_flex(*inputs[2], None, 0.25, False)

@@ -59,7 +59,7 @@ def test_query_heads_that_share_a_key_head_need_no_copies_of_it(groups: int, dev
     q, k, v = (torch.randn(2, h, 300, 64, dtype=torch.bfloat16, device=device) for h in (4, groups, groups))
     inputs = [x.requires_grad_() for x in (q, k, v, torch.randn(4, 300, device=device))]
     grad, grad_lse = torch.randn_like(q), torch.randn(2, 4, 300, device=device)
-    results = attend_flex(*inputs, None, differentiable_lse=True)
+    results = attend_flex(*inputs, None, 1 / 8, differentiable_lse=True)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = by_definition(*exact, None, 1 / 8)
     gradients = torch.autograd.grad(results, inputs, (grad, grad_lse))

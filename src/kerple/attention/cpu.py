@@ -5,6 +5,8 @@ mask is a strided view of a vector made from the table (`kerple.attention.hankel
 scores again, tile by tile (`kerple.attention.cpu_backward`).
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -61,20 +63,13 @@ def table_attention(
 
 @torch.library.custom_op("kerple::table_attention_backward", mutates_args=(), device_types="cpu")
 def table_attention_backward(
-    grad: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    window: int | None,
-    scale: float,
-    table_needs_grad: bool,
+    tensors: Sequence[Tensor], grad: Tensor, grad_lse: Tensor, window: int | None, scale: float, learned: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and the table, each in the dtype of its tensor; see `TiledBackward`."""
-    return TiledBackward((q, k, v, table, out, lse), grad, grad_lse, window, scale, table_needs_grad).run()
+    """Return the gradients of q, k, v and the table, each in the dtype of its tensor.
+
+    The arguments are those of `TiledBackward`.
+    """
+    return TiledBackward(tensors, grad, grad_lse, window, scale, learned).run()
 
 
 @table_attention.register_fake
@@ -83,7 +78,8 @@ def _(q, k, v, table, window, scale):
 
 
 @table_attention_backward.register_fake
-def _(grad, grad_lse, q, k, v, table, out, lse, window, scale, table_needs_grad):
+def _(tensors, grad, grad_lse, window, scale, learned):
+    q, k, v, table, *_ = tensors
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(table)
 
 
@@ -94,7 +90,7 @@ def _save(ctx, inputs, output) -> None:
 
 def _backward(ctx, grad: Tensor, grad_lse: Tensor):
     options = ctx.window, ctx.scale, ctx.needs_input_grad[3]
-    return *table_attention_backward(grad, grad_lse, *ctx.saved_tensors, *options), None, None
+    return *table_attention_backward(list(ctx.saved_tensors), grad, grad_lse, *options), None, None
 
 
 table_attention.register_autograd(_backward, setup_context=_save)

@@ -14,6 +14,7 @@ of Tk keys. m is the index of a query, n that of a key, and d = m - n their dist
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -35,20 +36,14 @@ class TiledBackward:
         grad_lse: Gradient of the log-sum-exp, (B, H, Tq).
         window: Queries saw only keys at distance < window; None for all.
         scale: Factor of q·k.
-        table_needs_grad: Whether the gradient of the table is computed. If False, zeros are returned for it.
+        learned: Whether the gradient of the table is computed. If False, zeros are returned for it.
     """
 
     def __init__(
-        self,
-        tensors: tuple[Tensor, ...],
-        grad: Tensor,
-        grad_lse: Tensor,
-        window: int | None,
-        scale: float,
-        table_needs_grad: bool,
+        self, tensors: Sequence[Tensor], grad: Tensor, grad_lse: Tensor, window: int | None, scale: float, learned: bool
     ) -> None:
         self.q, self.k, self.v, table, out, lse = tensors
-        self.grad, self.window, self.scale, self.table_needs_grad = grad, window, scale, table_needs_grad
+        self.grad, self.window, self.scale, self.learned = grad, window, scale, learned
         self.length = self.k.shape[2]
         self.first_query = self.length - self.q.shape[2]  # index of the key to which the first query belongs
         self.lse = lse.unsqueeze(-1)  # (B, H, Tq, 1)
@@ -77,7 +72,7 @@ class TiledBackward:
         """Add the contribution of a block of queries and a block of keys to all gradients, for the whole batch."""
         height, width = rows.stop - rows.start, keys.stop - keys.start
         bias = toeplitz(self.bias_line[heads], self.length - rows.stop + keys.start, height, width)
-        padded = bias.new_zeros(len(bias), height + 1, height + width) if self.table_needs_grad else None
+        padded = bias.new_zeros(len(bias), height + 1, height + width) if self.learned else None
         for batch in slices(0, self.grad.shape[0], self.tile_shape[0]):
             ds = self.add_tile(batch, heads, rows, keys, bias)
             if padded is not None:
@@ -143,7 +138,10 @@ def slices(start: int, stop: int, step: int, limit: int | None = None) -> list[s
 
 
 def toeplitz(line: Tensor, offset: int, height: int, width: int) -> Tensor:
-    """Return the matrices ``line[h, offset + height - 1 - row + column]``, (H, height, width)."""
+    """Return the matrices ``line[h, offset + height - 1 - row + column]``, (H, height, width).
+
+    For large tiles this is faster than reversing the rows of `kerple.attention.hankel.hankel_view`.
+    """
     rows = line[:, None, offset : offset + height + width].expand(-1, height, -1).contiguous()
     return shift_rows(rows)[..., :width]
 

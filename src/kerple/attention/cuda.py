@@ -45,13 +45,7 @@ class AddTableGradient(torch.autograd.Function):
 
 
 def attend_flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    window: int | None,
-    scale: float | None = None,
-    differentiable_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None, scale: float, differentiable_lse: bool
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of T queries and T keys with an attention bias by distance.
 
@@ -63,28 +57,27 @@ def attend_flex(
         v: Values (B, G, T, δv).
         table: Attention bias of each head at distance d = 0, 1, …, (H, >= T); None for no bias.
         window: Queries see only keys at distance < window; None for all.
-        scale: Factor of q·k; 1/√δ if None.
+        scale: Factor of q·k.
         differentiable_lse: Whether the log-sum-exp is differentiable.
 
     Returns:
         The output (B, H, T, δv) in the dtype of q, and the log-sum-exp of the scores, (B, H, T) fp32.
     """
-    length, scale = q.shape[2], q.shape[3] ** -0.5 if scale is None else scale
+    length = q.shape[2]
     padded = padded_length(length)
     rows = [F.pad(x, (0, 0, 0, padded - length)) for x in (q, k, v)] if padded > length else [q, k, v]
     line = None
     if table is not None:
         line = table.detach()[:, :padded]
         line = F.pad(line, (0, padded - line.shape[1])).contiguous()  # (H, padded)
-    kernel_options = tiles(shared_memory(q.device), max(q.shape[3], v.shape[3]))
     with torch.autocast(q.device.type, enabled=False):  # FlexAttention would round fp32 to bf16 under autocast
         if torch.compiler.is_compiling():
             mask = build_mask(padded, window, q.device)
-            out, lse = flex(rows[0], rows[1], rows[2], line, mask, scale, differentiable_lse, kernel_options)
+            out, lse = flex(rows[0], rows[1], rows[2], line, mask, scale, differentiable_lse)
         else:
             mask = causal_mask(padded, window, q.device)
             try:
-                out, lse = compiled_flex()(*rows, line, mask, scale, differentiable_lse, kernel_options)
+                out, lse = compiled_flex()(*rows, line, mask, scale, differentiable_lse)
             except Exception as error:  # any error of the compiler or the chip
                 error.add_note("use --model.attention blocks, which computes attention without this kernel")
                 raise
@@ -95,14 +88,7 @@ def attend_flex(
 
 
 def flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    line: Tensor | None,
-    mask: BlockMask,
-    scale: float,
-    differentiable_lse: bool,
-    kernel_options: dict[str, Any],
+    q: Tensor, k: Tensor, v: Tensor, line: Tensor | None, mask: BlockMask, scale: float, differentiable_lse: bool
 ) -> tuple[Tensor, Tensor]:
     """FlexAttention with the bias ``line[h, m - n]`` for query m and key n of head h.
 
@@ -115,7 +101,8 @@ def flex(
 
     out, aux = flex_attention(  # type: ignore[call-overload]
         q, k, v, score_mod=None if line is None else add_bias, block_mask=mask, scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1], return_aux=AuxRequest(lse=True), kernel_options=kernel_options,
+        enable_gqa=q.shape[1] != k.shape[1], return_aux=AuxRequest(lse=True),
+        kernel_options=tiles(shared_memory(q.device), max(q.shape[3], v.shape[3])),
     )  # fmt: skip
     # if it were detached outside, the compiled backward pass would get a tensor of zeros as its gradient
     return out, aux.lse if differentiable_lse else aux.lse.detach()

@@ -144,14 +144,11 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         positions = TokenPositions.arange(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
         if self.places is not None:
             positions = replace(positions, places=self.places(all_tokens))
-        windowed_positions = positions  # of layers with a window, which ignore one offset per token
+        shifted = positions  # positions in layers without a window; layers with a window ignore one offset per token
         if isinstance(offset, Tensor):
-            positions = replace(positions, ids=positions.ids + F.pad(offset, (int(adds_bos), 0)), contiguous=False)
+            shifted = replace(positions, ids=positions.ids + F.pad(offset, (int(adds_bos), 0)), contiguous=False)
         arguments = all_tokens, visibility, self.attention, cached
-        contexts = [
-            prepare_context(p, positions if p.window is None else windowed_positions, *arguments)
-            for p in self.positions
-        ]
+        contexts = [prepare_context(p, shifted if p.window is None else positions, *arguments) for p in self.positions]
         x = self.embedding(tokens)  # (B, T, D)
         x = self.embedding_norm(x if self.embedding_scale == 1 else x * self.embedding_scale)
         x = self.dropout(self.positions[0].embed(x, contexts[0].queries))
