@@ -83,7 +83,7 @@ def select(
     elif device.type == "cpu":
         backend = AttentionBackend("tiles", "on a CPU torch's fused kernel takes the table as its mask")
     elif (obstacle := flex_obstacle(device, dtype, dims, queries, few_keys)) is None:
-        backend = AttentionBackend("flex", "FlexAttention and the kernel for the table's gradient support it")
+        backend = AttentionBackend("flex", "FlexAttention and the kernel for the table's gradient support the call")
     else:
         backend = AttentionBackend("blocks", obstacle)
     if option == "fused" and backend.name == "blocks" and queries == "all" and not few_keys:
@@ -116,7 +116,8 @@ def flex_obstacle(
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         name = torch.cuda.get_device_name(device)
-        return f"the fused kernels need compute capability 8.0, and {name} has {capability[0]}.{capability[1]}"
+        given = ".".join(map(str, capability))
+        return f"the fused kernels need compute capability 8.0 or higher, and {name} has {given}"
     if find_spec("triton") is None:
         return "the fused kernels need Triton, which is not installed"
     return None
