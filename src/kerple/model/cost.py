@@ -22,7 +22,7 @@ class Chip:
         name: Part of the name from `torch.cuda.get_device_name`.
         flops: Dense bf16 FLOPs per second.
         memory: Memory in bytes.
-        link: Bytes per second from a device to others in its machine.
+        link: Bytes per second from a device to the other devices of its machine.
     """
 
     name: str

@@ -56,11 +56,12 @@ class FirstTokens:
         queries, keys = positions[cached:], positions[:first]
         hidden = queries.rows[:, None] - keys.rows < window  # (Tq, F)
         if distances != "true":
-            query_rows, key_rows = queries.rows.clamp(max=first + window - 1), keys.rows
-            if distances == "capped":
-                query_rows, key_rows = torch.full_like(query_rows, window), torch.zeros_like(key_rows)
-            queries = replace(queries, ids=query_rows, contiguous=False)
-            keys = replace(keys, ids=key_rows, contiguous=False)
+            # distances of "cache": positions count only the keys in the cache
+            query_ids, key_ids = queries.rows.clamp(max=first + window - 1), keys.rows
+            if distances == "capped":  # every first token has the distance ``window``
+                query_ids, key_ids = torch.full_like(query_ids, window), torch.zeros_like(key_ids)
+            queries = replace(queries, ids=query_ids, contiguous=False)
+            keys = replace(keys, ids=key_ids, contiguous=False)
         pairs = QueryKeyBlock(queries, replace(keys, contiguous=False), ~hidden)
         bias = pairs.evaluate(position.bias) if position.uses("bias") else None
         weight = pairs.evaluate(position.score_scale) if position.uses("score_scale") else None
@@ -96,8 +97,8 @@ class FirstTokens:
 
 def is_separable(position: Position, visibility: Visibility) -> bool:
     """Whether queries see first tokens in addition to a window, and the scores of these can be computed separately."""
-    pairwise = not (position.uses("modify_scores") or position.uses("add_to_output"))
-    return pairwise and position.neighbor_window is None and visibility.window is not None and visibility.first > 0
+    joint = position.uses("modify_scores") or position.uses("add_to_output") or position.neighbor_window is not None
+    return visibility.window is not None and visibility.first > 0 and not joint
 
 
 def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:

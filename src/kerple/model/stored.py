@@ -58,7 +58,7 @@ def read_checkpoint(path: str, classes: Classes) -> StoredModel:
     return StoredModel({**options, "length": length, "vocabulary": rows}, weights)
 
 
-def transformer(
+def build_transformer(
     model: Mapping[str, Any],
     position: Callable[[Shape], Position] | None = None,
     remote: Iterable[type[Position]] = (),
@@ -104,7 +104,8 @@ class CopiedWeights:
     Args:
         copied: Entries that were copied.
         new: Entries of the network that keep their initial values.
-        not_copied: Entries of the stored model that the network does not have.
+        not_copied: Entries of the stored model that were not copied, because the network has no tensor of this name or
+            another strategy.
     """
 
     copied: dict[str, int]
