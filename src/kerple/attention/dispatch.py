@@ -72,11 +72,10 @@ def attend(
     if backend in ("sdpa", "tiles") and value_dim < dim:  # torch's kernels need equal head dimensions of q and v
         v = F.pad(v, (0, dim - value_dim))
     if backend == "sdpa":
-        grouped = k.shape[1] < q.shape[1]
-        if grouped and device == "cuda" and q.dtype == torch.float32:
+        if k.shape[1] < q.shape[1] and device == "cuda" and q.dtype == torch.float32:
             # torch's fused kernels for G < H need 16-bit input; for fp32 torch would store T × T scores
             k, v = repeat_for_query_heads(q, k, v)
-            grouped = False
+        grouped = k.shape[1] < q.shape[1]
         out = F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1, scale=scale, enable_gqa=grouped)
         return out[..., :value_dim]
     dtype, score_dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)

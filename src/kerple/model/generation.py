@@ -135,12 +135,8 @@ def fill_in(network: Any, tokens: Tensor, scored: Tensor) -> Tensor:
     Returns:
         Tensor (B, T + 1) int64.
     """
-    result = tokens.clone()
-    columns = scored.any(0).nonzero().flatten().tolist()
-    if not columns:
-        return result
-    next_logits = _NextTokenLogits(network)
-    for t in range(columns[0], columns[-1] + 1):
+    result, next_logits = tokens.clone(), _NextTokenLogits(network)
+    for t in scored.any(0).nonzero().flatten().tolist():  # targets that are generated in at least one row
         logits = next_logits(result[:, : t + 1])  # (B, V)
         result[:, t + 1] = torch.where(scored[:, t], logits.argmax(-1), tokens[:, t + 1])
     return result

@@ -145,14 +145,14 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
 
     pairwise = not keys.contiguous and (position.uses("bias") or position.uses("score_scale"))
     return AttentionSpec(
-        v.shape[-1] ** -0.5,
-        context.table,
-        context.weight,
-        visibility.window,
-        visibility.first,
-        position.sink_logit(q, context.queries),
-        modify_scores if pairwise or position.uses("modify_scores") else None,
-        add_to_output if position.uses("add_to_output") else None,
+        scale=v.shape[-1] ** -0.5,  # the scale for δ, although `Position.transform_qk` may change the head dimension
+        table=context.table,
+        weight=context.weight,
+        window=visibility.window,
+        first=visibility.first,
+        sink=position.sink_logit(q, context.queries),
+        modify_scores=modify_scores if pairwise or position.uses("modify_scores") else None,
+        add_to_output=add_to_output if position.uses("add_to_output") else None,
         neighbor_window=position.neighbor_window,
     )
 

@@ -31,13 +31,14 @@ GRAPHS = 64  # largest number of graphs of a compiled block: one per length, win
 class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInside, Embedding):
     """Decoder with any positional strategy (Chi et al. 2022, arXiv 2205.09921, section 5).
 
-    Initial weights have the distribution N(0, init²). Those of layers whose outputs are added to the residual stream
-    have N(0, init² / (2 · layers)). Initial biases are 0. Strategies initialise their own parameters.
+    Initial weights of embedding and linear layers have the distribution N(0, init²). Linear layers whose outputs are
+    added to the residual stream have N(0, init² / (2 · layers)). Initial biases are 0. Strategies initialise their own
+    parameters.
 
     Args:
         shape: Width D, number of heads H and training length.
         layers: Number of blocks.
-        vocabulary: Number of token ids V, including unused ids that round it up.
+        vocabulary: Number of token ids V. It may include unused ids, for example to be a multiple of 128.
         position: Function that builds a strategy from the shape. It is called once if all layers share the strategy.
             It is called once per layer if they do not.
         **options: Options of `kerple.model.architecture.Architecture`.
