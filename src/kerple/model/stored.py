@@ -148,7 +148,7 @@ def copy_weights(network: Transformer, source: StoredModel) -> CopiedWeights:
                 advice = f"set data.length to {source.model['length']}, or use another strategy"
             elif name in VOCABULARY_ROWS and stored is not None:
                 advice = f"set data.vocabulary to {len(stored)}"
-            raise UserError(f"weights: got {given} for {name}, expected shape {tuple(value.shape)}; {advice}")
+            raise UserError(f"weights: got {given} for {name}, expected {tuple(value.shape)}; {advice}")
         copied[name] = stored
     with torch.no_grad():
         for name, stored in copied.items():
