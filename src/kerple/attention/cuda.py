@@ -28,15 +28,14 @@ class AddTableGradient(torch.autograd.Function):
     ):
         ctx.save_for_backward(out, lse, q, k, v, table)
         ctx.scale, ctx.window = scale, window
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # the log-sum-exp often has no gradient
         return out.view_as(out), lse.view_as(lse)
 
     @staticmethod
-    def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None):
+    def backward(ctx, grad: Tensor, grad_lse: Tensor | None):
         from kerple.attention.table_gradient import table_gradient  # needs Triton, which may be missing without a GPU
 
         out, lse, q, k, v, table = ctx.saved_tensors
-        grad = torch.zeros_like(out) if grad is None else grad
         delta = (grad.float() * out.float()).sum(-1)  # (B, H, T); computed here, where torch.compile can fuse it
         if grad_lse is not None:
             delta = delta - grad_lse
