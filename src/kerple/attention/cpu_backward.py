@@ -88,8 +88,8 @@ class TiledBackward:
         # contiguous, because each product would copy a strided tensor
         q, grad = (x[batch, heads, queries].flatten(0, 1).contiguous() for x in (self.q, self.grad))
         k, v = (x[batch, heads, keys].flatten(0, 1).contiguous() for x in (self.k, self.v))  # (batch · heads, keys, δ)
-        by_head = (*dq.shape[:3], k.shape[1])
-        p_by_head, ds_by_head = self.buffers[:, : math.prod(by_head)].view(2, *by_head)
+        shape = (*dq.shape[:3], k.shape[1])  # (batch, heads, queries, keys)
+        p_by_head, ds_by_head = self.buffers[:, : math.prod(shape)].view(2, *shape)
         p, ds = p_by_head.flatten(0, 1), ds_by_head.flatten(0, 1)
 
         torch.sub(bias, lse, out=p_by_head)

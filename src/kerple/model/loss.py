@@ -1,6 +1,7 @@
-"""Loss of each target, computed in chunks, so that not all logits of a long segment are in memory at once.
+"""Loss of each target, computed in chunks of logits.
 
-N is the number of targets, D the width of the network, and V the number of token ids.
+Evaluation, and training with many logits, do not keep all logits in memory. N is the number of targets, D the width of
+the network, and V the number of token ids.
 """
 
 import math
@@ -58,7 +59,8 @@ def target_losses(
 ) -> Tensor:
     """Return the negative log-likelihood of each target, in nats.
 
-    The log-softmax is computed in fp32 (fp64 for fp64 features), also under autocast. This function is used instead of
+    The log-softmax is computed in fp32 (fp64 for fp64 features), also under autocast. Without gradients, or with more
+    than ``sizes.stored`` logits, only one chunk of logits is in memory at a time. This function is used instead of
     `torch.nn.functional.linear_cross_entropy`, which takes 1.4 times as long on a CPU in torch 2.13, and returns a bf16
     loss for bf16 input.
 

@@ -162,7 +162,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
-        """Return the negative log-likelihood of each target in nats, without all logits in memory at once.
+        """Return the negative log-likelihood of each target in nats, see `kerple.model.loss.target_losses`.
 
         Args:
             tokens: Token ids (B, T + 1) int64: the first T are inputs, and the last T are their targets.
