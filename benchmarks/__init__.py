@@ -1,1 +1,1 @@
-"""Benchmarks. Alternatives are timed in turn in one run, and their ratios are reported."""
+"""Benchmarks. The compared programs take turns in one run, and the ratios of their times are reported."""

@@ -1,7 +1,8 @@
 """Cost of each strategy of results/earlier/beyond-128: ``python -m benchmarks.cost``.
 
-Writes the seconds of each round, for a training step and for reading 16 times the training length, to
-results/cost/costs.csv, and a table with memory, parameters and perplexities of the committed runs. Claim C14 uses it.
+The seconds of each round, for a training step and for a forward pass of 16 times the training length, are written to
+results/cost/costs.csv. A table with memory, parameters and perplexities of the committed runs is written to
+results/cost/table.md.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from kerple.training.throughput import position_parameters
 
 ROOT = Path(__file__).parents[1]
 TIER = "earlier/beyond-128"
-BATCH, LENGTH, READ = 8, 128, 2048  # as configs/small.yaml trains, and 16 times that
+BATCH, LENGTH, READ = 8, 128, 2048  # batch and length of configs/small.yaml, and 16 times this length
 BASELINE = "NoPE"
 MEMORY = """
     import torch
@@ -37,25 +38,25 @@ MEMORY = """
 
 
 def compared() -> dict[str, Strategy]:
-    """The strategies of the tier by their labels, and DAPE, which was too expensive for the tier."""
+    """Return the strategies of the comparison by their labels, and DAPE, which was too expensive for it."""
     written = yaml.safe_load((ROOT / f"configs/compare/{TIER}.yaml").read_text())["strategies"] | {"DAPE": None}
     return {label: Strategy(**(what or {})) for label, what in written.items()}
 
 
 def network(label: str) -> Transformer:
-    """The demo's model with a strategy of the tier."""
+    """Build the demo's model with a strategy of the comparison."""
     torch.manual_seed(0)
     what = compared()[label]
     return build("demo", what.position or label, LENGTH, **what.options)
 
 
 def step(strategy: str) -> Callable[[], None]:
-    """A step of training in fp32."""
+    """Return a function that makes a training step in fp32."""
     return training_step(network(strategy), BATCH, LENGTH, bf16=False)
 
 
 def reading(strategy: str) -> Callable[[], None]:
-    """Reading one segment of 16 times the training length in fp32."""
+    """Return a function that computes the losses of a segment of 16 times the training length in fp32."""
     model, tokens = network(strategy).eval(), torch.randint(2048, (1, READ + 1))
 
     def run() -> None:
@@ -66,7 +67,7 @@ def reading(strategy: str) -> Callable[[], None]:
 
 
 def rounds(strategies: list[str], count: int) -> pd.DataFrame:
-    """Seconds of a step and of a reading of each strategy in each round. A slow moment of the machine affects all."""
+    """Measure the seconds of a training step and of a long forward pass of each strategy in each round."""
     runs = {f"step {strategy}": step(strategy) for strategy in strategies}
     runs |= {f"reading {strategy}": reading(strategy) for strategy in strategies}
     seconds = in_turn(runs, count)
@@ -77,11 +78,11 @@ def rounds(strategies: list[str], count: int) -> pd.DataFrame:
         for turn, (train, long) in enumerate(turns):
             rows.append((strategy, turn, BATCH * LENGTH / train, train, long, parameters))
     columns = ["strategy", "seed", "tokens_per_second", "step_seconds", "read_seconds", "position_parameters"]
-    return pd.DataFrame(rows, columns=columns)  # a round is what a seed is to a comparison
+    return pd.DataFrame(rows, columns=columns)  # the column "seed" has the index of the round
 
 
 def table(measured: pd.DataFrame, losses: pd.DataFrame) -> Table:
-    """Seconds, their ratios to the baseline with 95% intervals over rounds, memory, parameters and perplexities."""
+    """Return the table of seconds, ratios to the baseline with 95% intervals, memory, parameters and perplexities."""
     rows: dict[str, dict[str, Cell]] = {}
     for strategy, group in measured.groupby("strategy", sort=False):
         row = {"position parameters": f"{group['position_parameters'].iloc[0]:,}"}
@@ -98,9 +99,9 @@ def table(measured: pd.DataFrame, losses: pd.DataFrame) -> Table:
         f"Medians of {measured['seed'].nunique()} rounds, strategies in turn; ratios: geometric means over rounds with "
         f"95% intervals. Steps of {BATCH} × {LENGTH} tokens, forward, backward, clipping and AdamW, fp32. {at['cpu']}, "
         f"{at['threads']} of {at['cores']} cores, load {at['load']:.1f}, torch {at['torch']}. Perplexities are of "
-        f"results/{TIER}, means over as many seeds as are there."
+        f"results/{TIER}, means over its seeds."
     )
-    return Table("What each strategy costs", pd.DataFrame.from_dict(rows, orient="index"), note)
+    return Table("Cost of each strategy", pd.DataFrame.from_dict(rows, orient="index"), note)
 
 
 def _ratio(measured: pd.DataFrame, strategy: str, column: str) -> str:

@@ -1,4 +1,4 @@
-"""Interleaved timings, memory above a baseline, and the machine's description for a record."""
+"""Timings of functions that take turns, the memory of a function, and a description of the machine."""
 
 import hashlib
 import os
@@ -18,7 +18,15 @@ RECORDS = Path(__file__).parent / "records"
 
 
 def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Seconds of each repeat of each run. The runs take turns, so that a slow moment of the machine affects all."""
+    """Return the seconds of each repetition of each function, by its name.
+
+    The functions take turns, so that a slow moment of the machine affects all of them.
+
+    Args:
+        runs: Functions by name.
+        repeats: Number of repetitions of each function.
+        warm_up: Number of earlier repetitions that are not timed.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-warm_up, repeats):
         for name, run in runs.items():
@@ -30,23 +38,24 @@ def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int, warm_up: int
 
 
 def peak_above(script: str) -> float:
-    """MiB by which a script's highest memory rises while it runs ``measured()``, in a fresh process.
+    """Return the peak memory of the function ``measured``, in MiB, in a new process. It needs Linux.
 
-    The script defines ``measured`` and allocates what is not to be counted before it ends; what it has freed again by
-    then (a file that was read, a model that was translated) does not hide what ``measured`` needs.
+    Args:
+        script: Code that defines ``measured``. Memory that it holds at its end is not counted. Memory that it has freed
+            by then does not change the result.
     """
-    # Linux: memory that was freed goes back to the system, then the highest is what there is now
+    # returns freed memory to the system, and resets the peak memory of the process to its current memory
     forget = "import ctypes, gc; gc.collect(); ctypes.CDLL(None).malloc_trim(0)"
     forget += "\nopen('/proc/self/clear_refs', 'w').write('5')"
     high_water = "int(next(x for x in open('/proc/self/status') if x.startswith('VmHWM')).split()[1])"
-    # not ru_maxrss: it starts at what the parent held
+    # ru_maxrss cannot be used, because it starts at the peak memory of the parent process
     probe = f"{script}\n{forget}\nbefore = {high_water}\nmeasured()\nprint(({high_water} - before) / 1024)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 
 def machine() -> dict[str, object]:
-    """Description of the machine, on which timings depend."""
+    """Return a description of the machine, on which timings depend."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -64,8 +73,8 @@ def machine() -> dict[str, object]:
 
 
 def record() -> dict[str, object]:
-    """The first entries of a record: time, digest of the code, and machine."""
-    root = Path(__file__).parents[1]  # a checksum, because a copy of the files has no commit
+    """Return the first entries of a record: time, digest of the code, and machine."""
+    root = Path(__file__).parents[1]  # the digest of this folder, because a copy of the files has no commit
     folders = ("src", "benchmarks", "configs", "tests/gpu")
     files = sorted(path for folder in folders for end in ("py", "yaml") for path in (root / folder).rglob(f"*.{end}"))
     code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]

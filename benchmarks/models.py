@@ -13,7 +13,15 @@ SIZES = {"demo": (128, 4, 4, 2048), "162M": (768, 12, 12, 50304)}  # width, head
 
 
 def build(size: str, name: str, length: int, device: str = "cpu", **options: Any) -> Transformer:
-    """A model with a strategy; in the strategy's options, the name of another strategy stands for its class."""
+    """Build a model with a strategy.
+
+    Args:
+        size: Key of `SIZES`.
+        name: Class name of the strategy.
+        length: Training length in tokens.
+        device: Device of the model.
+        **options: Options of the strategy. The class name of another strategy is replaced by this class.
+    """
     dim, heads, layers, vocabulary = SIZES[size]
     classes = strategies()
     options = {key: classes.get(value, value) if isinstance(value, str) else value for key, value in options.items()}
@@ -21,7 +29,14 @@ def build(size: str, name: str, length: int, device: str = "cpu", **options: Any
 
 
 def training_step(network: Transformer, batch: int, length: int, bf16: bool = True) -> Callable[[], None]:
-    """One step as a fit makes it: bf16 autocast or fp32, clipping at 1, fused AdamW; to be called."""
+    """Return a function that makes one training step like `fit`: loss, gradients clipped at norm 1, and fused AdamW.
+
+    Args:
+        network: Network to train.
+        batch: Number of segments in the batch.
+        length: Number of tokens in a segment.
+        bf16: Whether autocast to bf16 is enabled.
+    """
     device = next(network.parameters()).device
     optimiser = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(network.embedding.num_embeddings, (batch, length + 1), device=device)

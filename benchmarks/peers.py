@@ -1,12 +1,13 @@
-"""A training step of this project beside hand-written blocks and other libraries: ``python -m benchmarks.peers``.
+"""Comparison of this project's training steps with hand-written blocks and other libraries.
 
-The network is the same on both sides: 4 layers of width 128 with 4 heads and 2,048 token ids, 1,048,576 weights in
-matrix products, fp32, AdamW. Each contestant is a process of its own on one thread, and two of them make steps in turn,
-so that a slow moment of the machine hits both. What is counted is processor time, which other programs lengthen far
-less than the time of day. A ratio is ours over theirs: the median over the turns, with the quartiles.
+Run it with ``python -m benchmarks.peers``. Both sides have the same network: 4 layers of width 128 with 4 heads and
+2,048 token ids, 1,048,576 weights in matrix products, fp32, AdamW. Each side is a process with one thread. The two
+processes take turns, so that a slow moment of the machine affects both. Processor time is measured, because other
+programs lengthen it far less than elapsed time. The reported ratio is our time divided by their time: the median over
+the turns, with quartiles.
 
-A column is BATCHxLENGTH, a training step, or ``read`` and a length: the losses of one text, without gradients.
-Peers that are not installed are skipped.
+A column such as 8x128 is a training step with batch size 8 and length 128. A column such as read4096 is the
+computation of the losses of one text of 4,096 tokens, without gradients. Libraries that are not installed are skipped.
 """
 
 import argparse
@@ -33,7 +34,7 @@ COLUMNS = ("8x128", "16x64", "8x512", "2x2048", "read4096")
 
 
 class PlainBlock(nn.Module):
-    """A pre-norm block as one writes it by hand."""
+    """Pre-norm block that uses only torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class PlainBlock(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x (B, T, D); the bias (H, T, T) holds -inf above the diagonal, None is plain causal attention."""
+        """Apply the block to x (B, T, D). The bias (H, T, T) is -inf for later keys; None for causal attention."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, -1))  # (B, T, 3, H, δ)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, T, δ) each
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None)
@@ -51,14 +52,14 @@ class PlainBlock(nn.Module):
 
 
 class PlainTransformer(nn.Module):
-    """Hand-written blocks without positions, or with KERPLE-log's bias as one tensor (H, T, T) a forward."""
+    """Network of `PlainBlock` without positions, or with the bias of KERPLE-log as a tensor (H, T, T)."""
 
     def __init__(self, kerple: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList([PlainBlock() for _ in range(LAYERS)])
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
-        # r1 and r2 of the kernel
+        # parameters r1 and r2 of each head
         self.kerple = nn.Parameter(torch.ones(2, HEADS, 1, 1)) if kerple else None
 
     def bias(self, length: int) -> Tensor | None:
@@ -71,7 +72,7 @@ class PlainTransformer(nn.Module):
         return bias.masked_fill(distance < 0, float("-inf"))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, V) of tokens (B, T)."""
+        """Return the logits (B, T, V) of tokens (B, T)."""
         x, bias = self.embedding(tokens), self.bias(tokens.shape[1])
         for block in self.blocks:
             x = block(x, bias)
@@ -108,13 +109,21 @@ def gpt_neox(length: int) -> nn.Module:
 
 
 class Row(NamedTuple):
-    """A strategy of ours, the peer's name, the package it needs, how it is built for a length, and our options."""
+    """Row of the table of ratios.
+
+    Attributes:
+        strategy: Class name of our strategy.
+        peer: Name of the other implementation in the table.
+        package: Package that the other implementation needs.
+        build: Function from the length to the other implementation.
+        options: Options of our strategy.
+    """
 
     strategy: str
     peer: str
     package: str
     build: Callable[[int], nn.Module]
-    options: dict[str, Any] = {}  # noqa: RUF012  # nobody changes it
+    options: dict[str, Any] = {}  # noqa: RUF012  # the default is never changed
 
 
 ROWS = [
@@ -130,7 +139,7 @@ ROWS = [
     Row("T5", "x-transformers", "x_transformers", lambda length: x_transformers(length, rel_pos_bias=True)),
     Row(
         "LearnedRelativeBias",
-        "x-transformers, projected",  # 16 curves of 1,024 distances, as Inkling
+        "x-transformers, projected",  # 16 curves of 1,024 distances, as in Inkling
         "x_transformers",
         lambda length: x_transformers(length, attn_use_rel_proj_pos_bias=True),
         {"rank": 16, "extent": 1024},
@@ -139,7 +148,7 @@ ROWS = [
 
 
 def contestant(row: Row, side: str, column: str) -> Callable[[], object]:
-    """One step, or one reading, of either side of a row."""
+    """Return a function that makes a training step, or computes losses, with ``ours`` or ``theirs`` of a row."""
     reads = column.startswith("read")
     batch, length = (1, int(column[4:])) if reads else map(int, column.split("x"))
     torch.manual_seed(0)
@@ -167,7 +176,7 @@ def contestant(row: Row, side: str, column: str) -> Callable[[], object]:
 
 
 def work(strategy: str, side: str, column: str) -> None:
-    """Run the contestant once for each line of the input, and print the seconds of processor time that it took."""
+    """Call the function of `contestant` once per line of standard input, and print its seconds of processor time."""
     torch.set_num_threads(1)
     row = next(row for row in ROWS if row.strategy == strategy)
     run = contestant(row, side, column)
@@ -179,6 +188,7 @@ def work(strategy: str, side: str, column: str) -> None:
 
 @contextmanager
 def process(strategy: str, side: str, column: str) -> Iterator[subprocess.Popen[str]]:
+    """Context manager that starts a process of `work`, and ends it."""
     command = [sys.executable, "-m", "benchmarks.peers", "--worker", strategy, side, column]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
@@ -189,7 +199,7 @@ def process(strategy: str, side: str, column: str) -> Iterator[subprocess.Popen[
 
 
 def once(worker: subprocess.Popen[str]) -> float:
-    """Seconds of one more run of a worker."""
+    """Let a worker make one call, and return its seconds."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     worker.stdin.write("\n")
@@ -198,9 +208,9 @@ def once(worker: subprocess.Popen[str]) -> float:
 
 
 def measure(strategy: str, column: str, repeats: int) -> dict[str, Any]:
-    """Ratios of one cell: median and quartiles over the turns, and the median seconds of both sides."""
+    """Return a cell of the table: median and quartiles of the ratios, and the median seconds of both sides."""
     with process(strategy, "ours", column) as ours, process(strategy, "theirs", column) as theirs:
-        turns = [(once(ours), once(theirs)) for _ in range(repeats + 2)][2:]  # two to warm up
+        turns = [(once(ours), once(theirs)) for _ in range(repeats + 2)][2:]  # without two turns to warm up
     ratios = [our / their for our, their in turns]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     seconds = [statistics.median(side) for side in zip(*turns, strict=True)]
@@ -210,9 +220,9 @@ def measure(strategy: str, column: str, repeats: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", nargs="*", default=[row.strategy for row in ROWS])
-    parser.add_argument("--columns", nargs="*", default=COLUMNS, help="such as 8x128 and read4096")
-    parser.add_argument("--repeats", type=int, default=25, help="turns of each cell")
-    parser.add_argument("--name", help="of the record in benchmarks/records: peers-NAME.json; none is written without")
+    parser.add_argument("--columns", nargs="*", default=COLUMNS, help="columns such as 8x128 and read4096")
+    parser.add_argument("--repeats", type=int, default=25, help="number of turns of each cell")
+    parser.add_argument("--name", help="write the record benchmarks/records/peers-NAME.json")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -11,7 +11,7 @@ import torch
 from kerple.hf.exporter import export
 from kerple.hf.pretrained import read_network
 from kerple.hf.translation import read_family
-from kerple.model.stored import fill, transformer
+from kerple.model.stored import build_transformer, copy_weights
 from kerple.positions import ALiBi
 from tests.hf.tiny import CONFIGS, LENGTH, hf, text, tiny
 
@@ -24,8 +24,8 @@ def main() -> None:
     for family in CONFIGS:
         model, tokens = tiny(family), text(2, 3 * LENGTH)
         expected, stored = model(tokens).logits, read_family(model.config, model.state_dict())
-        network = transformer(stored.model).eval()
-        fill(network, stored)
+        network = build_transformer(stored.model).eval()
+        copy_weights(network, stored)
         with TemporaryDirectory() as folder:
             model.save_pretrained(f"{folder}/theirs")
             architecture = export(stored, Path(folder) / "ours", None, None)

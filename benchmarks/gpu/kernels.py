@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from kerple.attention.diagonals import diagonal_kernel, tiling, width
+from kerple.attention.table_gradient import diagonal_kernel, tiling, width
 
 SHARED = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448}  # bytes a block of threads may have
 DIMS = (16, 32, 64, 80, 96, 128)

@@ -94,7 +94,6 @@ def _forward_and_backward(call: Callable[..., Tensor], arguments: list[Tensor], 
 def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
     """FlexAttention with its own gradient of the table that it is given, or with ALiBi's slopes instead."""
     mask = cuda.causal_mask(like.shape[2], None, like.device)
-    options = cuda.tiles(cuda.shared_memory(like.device), like.shape[3])
     slopes = 2.0 ** -torch.arange(1, like.shape[1] + 1, device=like.device)
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
@@ -102,8 +101,9 @@ def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
 
     if alibi:
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+        options = cuda.tiles(cuda.shared_memory(like.device), like.shape[3])
         return lambda q, k, v: compiled(q, k, v, add_bias, mask, kernel_options=options)  # type: ignore[arg-type]
-    rest = mask, like.shape[3] ** -0.5, False, options
+    rest = mask, like.shape[3] ** -0.5, False
     return lambda q, k, v, table=None: cuda.compiled_flex()(q, k, v, table, *rest)[0]
 
 

@@ -1,4 +1,4 @@
-"""Every implementation of attention against explicit attention in fp64 and its autograd."""
+"""Implementations of attention against explicit attention in fp64, with gradients by autograd."""
 
 import pytest
 import torch
@@ -13,15 +13,15 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def inputs(batch: int, heads: int, queries: int, keys: int, dtype: torch.dtype, dim: int = 16) -> list[Tensor]:
-    """q, k, v and the output's gradient, in fp64, with values that ``dtype`` can represent."""
+    """Return q, k, v and the output's gradient, in fp64, with values that ``dtype`` can represent."""
     shapes = [(batch, heads, queries, dim), *[(batch, heads, keys, dim)] * 2, (batch, heads, queries, dim)]
     return [torch.randn(shape).to(dtype).double() for shape in shapes]
 
 
-def error(got: Tensor, wanted: Tensor) -> float:
+def error(got: Tensor, expected: Tensor) -> float:
     """Return the relative error, or the absolute error if the expected value is 0 (gradients with a single key)."""
-    size = wanted.norm().item()
-    return (got.double() - wanted).norm().item() / (size if size > 1e-9 else 1.0)
+    size = expected.norm().item()
+    return (got.double() - expected).norm().item() / (size if size > 1e-9 else 1.0)
 
 
 def compare(
@@ -39,8 +39,8 @@ def compare(
         out = attention(*rows, AttentionSpec(table=leaves[3], window=window))
         assert out.dtype == kind
         results.append([out.detach(), *torch.autograd.grad(out, leaves, grad.to(kind))])
-    for name, wanted, got in zip(("out", "q", "k", "v", "table"), *results, strict=True):
-        assert error(got, wanted) < TOLERANCE[dtype], name
+    for name, expected, got in zip(("out", "q", "k", "v", "table"), *results, strict=True):
+        assert error(got, expected) < TOLERANCE[dtype], name
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -64,9 +64,9 @@ def test_gradients_are_those_of_explicit_attention(
 
 
 def test_a_steep_table_has_a_finite_gradient() -> None:
-    """Biases down to -4,000 underflow. The backward pass clamps exponents, which must not change the gradients."""
+    """With biases down to -4,000, probabilities underflow. The backward pass clamps exponents without other effects."""
     table = -torch.tensor([4.0, 0.5])[:, None] * torch.arange(1000)
-    compare(attend, torch.float32, 1, 2, 1000, 1000, None, False, table.double())  # an error of NaN is not small
+    compare(attend, torch.float32, 1, 2, 1000, 1000, None, False, table.double())  # NaN is not below the tolerance
 
 
 def test_long_inputs_use_larger_blocks() -> None:
@@ -76,20 +76,20 @@ def test_long_inputs_use_larger_blocks() -> None:
 def test_attention_to_few_keys_is_computed_in_fp32() -> None:
     q, k, v, _ = (x.bfloat16() for x in inputs(4, 3, FEW_KEYS, FEW_KEYS, torch.bfloat16))
     table = torch.randn(3, FEW_KEYS)
-    right = attend_reference(q.double(), k.double(), v.double(), AttentionSpec(table=table.double()))
-    rounded_twice = attend(q, k, v, AttentionSpec(table=table)) != right.bfloat16()
-    assert rounded_twice.double().mean() < 0.02
+    exact = attend_reference(q.double(), k.double(), v.double(), AttentionSpec(table=table.double()))
+    differs = attend(q, k, v, AttentionSpec(table=table)) != exact.bfloat16()
+    assert differs.double().mean() < 0.02  # only where fp32 rounding crosses the middle of two bf16 numbers
 
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("which", range(3))
 def test_attention_accepts_any_strides(which, window) -> None:
-    """torch's fused kernel reads wrong memory if rows are not contiguous."""
+    """torch's fused kernel reads wrong memory if the entries of a row are not contiguous."""
     tensors, table = [x.float() for x in inputs(2, 3, 70, 70, torch.float32)[:3]], torch.randn(3, 70)
     for x in (tensors[which].mT.contiguous().mT, tensors[which][..., :1].expand(tensors[which].shape)):
         strided, dense = ([*tensors[:which], y, *tensors[which + 1 :]] for y in (x, x.contiguous()))
-        wanted = attend_reference(*(y.double() for y in dense), AttentionSpec(table=table.double(), window=window))
-        assert error(attend(*strided, AttentionSpec(table=table, window=window)), wanted) < 1e-5
+        expected = attend_reference(*(y.double() for y in dense), AttentionSpec(table=table.double(), window=window))
+        assert error(attend(*strided, AttentionSpec(table=table, window=window)), expected) < 1e-5
 
 
 def test_gradients_are_deterministic() -> None:
@@ -99,41 +99,45 @@ def test_gradients_are_deterministic() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention() -> None:
+def test_weights_new_scores_sinks_and_output_terms_in_blocks_are_those_of_explicit_attention() -> None:
     batch, heads, length, dim = 2, 3, 300, 8
     q, k, v, grad = inputs(batch, heads, length, length, torch.float64, dim)
     results = []
     for attention in (attend_reference, attend):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         generator = torch.Generator().manual_seed(3)
-        table, weight, gate, turn, sink = (
+        table, weight, gate, matrix, sink = (
             torch.rand(*shape, dtype=torch.float64, generator=generator).requires_grad_()
             for shape in (*[(heads, length)] * 3, (dim, dim), (batch, heads, length))
         )
 
-        def mix(s, q_, k_, rows: slice, columns: slice, seen: Tensor, gate: Tensor = gate, turn: Tensor = turn):
-            new = s + (q_ @ turn @ k_.transpose(-1, -2)) * gate[:, rows, None] + gate[:, None, columns]
+        def modify_scores(s, q_, k_, rows: slice, columns: slice, seen: Tensor, gate=gate, matrix=matrix):
+            new = s + (q_ @ matrix @ k_.transpose(-1, -2)) * gate[:, rows, None] + gate[:, None, columns]
             return new, (s * seen).sum(-1) / 100
 
-        def values(p: Tensor, v_: Tensor, rows: slice, columns: slice, seen: Tensor, gate: Tensor = gate) -> Tensor:
+        def add_to_output(p: Tensor, v_: Tensor, rows: slice, columns: slice, seen: Tensor, gate=gate) -> Tensor:
             return (p * seen * gate[:, None, columns]) @ v_.square() * gate[:, rows, None]
 
-        functions = {"modify_scores": mix, "add_to_output": values}
+        functions = {"modify_scores": modify_scores, "add_to_output": add_to_output}
         out = attention(*leaves, AttentionSpec(table=table, weight=weight, window=170, sink=sink, **functions))
-        results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, turn, sink), grad)])
+        results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, matrix, sink), grad)])
     torch.testing.assert_close(results[1], results[0])
 
 
 def test_the_custom_operators_keep_torchs_contract() -> None:
     q, k, v, _ = (x.float().requires_grad_() for x in inputs(2, 3, 20, 20, torch.float32))
     table = torch.randn(3, 20, requires_grad=True)
-    forward = (q, k, v, table, None, True, 0.25)
+    forward = (q, k, v, table, None, 0.25)
     torch.library.opcheck(torch.ops.kerple.table_attention.default, forward)
     with torch.no_grad():
         out, lse = torch.ops.kerple.table_attention.default(*forward)
-    tensors = [x.detach() for x in (torch.randn_like(out), torch.randn_like(lse), q, k, v, table, out, lse)]
+    tensors, gradients = (
+        [x.detach() for x in (q, k, v, table, out, lse)],
+        (torch.randn_like(out), torch.randn_like(lse)),
+    )
     for learned in (True, False):
-        torch.library.opcheck(torch.ops.kerple.table_attention_backward.default, (*tensors, None, learned, 0.25))
+        arguments = (tensors, *gradients, None, 0.25, learned)
+        torch.library.opcheck(torch.ops.kerple.table_attention_backward.default, arguments)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +155,7 @@ def test_mismatched_arguments_raise(queries, change, name) -> None:
 def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: float) -> None:
     """The errors in bf16, compared with fp64, are at most 1.5 times those of torch's fused kernel."""
     q, k, v, grad = inputs(2, 4, 300, 300, torch.bfloat16, dim=64)
-    q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # ``spread`` is that of the scores
+    q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # the scores have the standard deviation ``spread``
 
     def errors(attention, spec: AttentionSpec) -> list[float]:
         results = []
@@ -159,7 +163,7 @@ def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: 
             leaves = [x.to(kind).requires_grad_() for x in (q, k, v)]
             out = (attend_reference if kind == torch.float64 else attention)(*leaves, spec)
             results.append([out, *torch.autograd.grad(out, leaves, grad.to(kind))])
-        return [error(got, wanted) for wanted, got in zip(*results, strict=True)]
+        return [error(got, expected) for expected, got in zip(*results, strict=True)]
 
     fused = errors(
         lambda q, k, v, _: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), AttentionSpec()

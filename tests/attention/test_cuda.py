@@ -1,4 +1,4 @@
-"""Parts of the CUDA backend that run on a CPU: the mask, the ladder of lengths, the kernel in Triton's interpreter."""
+"""Parts of the CUDA backend that run on a CPU: the mask, padded lengths, and the kernel in Triton's interpreter."""
 
 import json
 import os
@@ -18,32 +18,29 @@ INTERPRETED = """
 import json, torch
 from torch.library import opcheck
 from kerple.attention import cuda
-from kerple.attention.diagonals import table_gradient
-from tests.attention.test_flex_on_cpu import by_definition
+from kerple.attention.table_gradient import table_gradient
+from tests.attention.test_flex_on_cpu import by_definition, tensors
 
-def error(batch, heads, groups, length, dim, v_dim, window, dtype, strided):
+def error(heads, groups, length, dim, v_dim, window, dtype, strided):
     torch.manual_seed(0)
-    sizes = [(heads, dim), (groups, dim), (groups, v_dim), (heads, v_dim)]
-    q, k, v, grad = (torch.randn(batch, length, h, d).to(dtype).transpose(1, 2) for h, d in sizes)
-    if not strided:
-        q, k, v, grad = (x.contiguous() for x in (q, k, v, grad))
-    table = torch.randn(heads, length + 3, dtype=torch.float64, requires_grad=True)
-    out, lse = by_definition(q.double(), k.double(), v.double(), table, window, 0.3)
-    grad_lse = torch.randn(lse.shape)
-    wanted, = torch.autograd.grad((out, lse), table, (grad.double(), grad_lse.double()))
-    fp32 = table.detach().float().requires_grad_()
-    passed = [x.detach().to(d).requires_grad_() for x, d in ((out, dtype), (lse, torch.float32))]
-    same = cuda.AddTableGradient.apply(*passed, q, k, v, fp32, 0.3, window)
-    *back, got = torch.autograd.grad(same, (*passed, fp32), (grad, grad_lse))
-    assert all(map(torch.equal, back, (grad, grad_lse))) and all(map(torch.equal, same, passed))
-    delta = (grad.float() * passed[0].float()).sum(-1) - grad_lse
-    again = (grad, q, k, v, fp32.detach(), passed[1].detach(), delta.detach(), 0.3, window)
-    assert torch.equal(got, table_gradient(*again))
+    (q, k, v, table), grad = tensors(length, heads, groups, dim, v_dim, getattr(torch, dtype), strided)
+    q, k, v = (x.detach() for x in (q, k, v))
+    exact = table.detach().double().requires_grad_()
+    results = by_definition(q.double(), k.double(), v.double(), exact, window, 0.3)
+    grad_lse = torch.randn(results[1].shape)
+    expected, = torch.autograd.grad(results, exact, (grad.double(), grad_lse.double()))
+    out, lse = (x.detach().to(d).requires_grad_() for x, d in zip(results, (q.dtype, torch.float32)))
+    same = cuda.AddTableGradient.apply(out, lse, q, k, v, table, 0.3, window)
+    *passed, got = torch.autograd.grad(same, (out, lse, table), (grad, grad_lse))
+    assert all(map(torch.equal, passed, (grad, grad_lse))) and all(map(torch.equal, same, (out, lse)))
+    delta = (grad.float() * out.detach().float()).sum(-1) - grad_lse
+    arguments = (grad, q, k, v, table.detach(), lse.detach(), delta, 0.3, window)
+    assert torch.equal(got, table_gradient(*arguments))
     if strided:
-        opcheck(table_gradient, again)
-    return ((got.double() - wanted).norm() / wanted.norm().clamp(min=1e-6)).item()
+        opcheck(table_gradient, arguments)
+    return ((got.double() - expected).norm() / expected.norm().clamp(min=1e-6)).item()
 
-print(json.dumps([error(*case[:7], getattr(torch, case[7]), case[8]) for case in json.loads(CASES)]))
+print(json.dumps([error(*case) for case in json.loads(CASES)]))
 """
 
 
@@ -52,33 +49,35 @@ def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None
     triton = pytest.importorskip("triton", reason="Triton has no wheel for this system")
     if Version(triton.__version__) < Version("3.7") and Version(np.__version__) >= Version("2.4"):
         pytest.xfail("Triton 3.6's interpreter converts arrays to numbers as numpy 2.4 no longer allows")
-    cases = [  # batch, heads, key heads, T, δ, δv, window, dtype, strided
-        (2, 1, 1, 70, 16, 20, None, "float32", False),
-        (1, 2, 1, 70, 20, 16, 40, "float32", True),
-        (1, 1, 1, 64, 16, 16, None, "float32", False),  # a full tile needs no mask
-        (1, 1, 1, 40, 80, 128, None, "float16", True),  # tiles of 32; the interpreter uses numpy, without bfloat16
+    cases = [  # heads, key heads, T, δ, δv, window, dtype, strided
+        (1, 1, 70, 16, 20, None, "float32", False),
+        (2, 1, 70, 20, 16, 40, "float32", True),
+        (1, 1, 64, 16, 16, None, "float32", False),  # a full tile needs no mask
+        (1, 1, 40, 80, 128, None, "float16", True),  # tiles of 32; the interpreter uses numpy, without bfloat16
     ]
     code = f"CASES = {json.dumps(json.dumps(cases))}\n" + INTERPRETED
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     for case, error in zip(cases, json.loads(done.stdout), strict=True):
-        assert error < (1e-5 if case[7] == "float32" else 2e-2), case
+        assert error < (1e-5 if "float32" in case else 2e-2), case
 
 
 @pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 300])
 def test_the_block_mask_is_the_one_torch_builds(window) -> None:
-    length, reach = 768, window or 768
+    length, largest = 768, window or 768
     mask = cuda.build_mask(length, window, torch.device("cpu"))
-    wanted = create_block_mask(lambda b, h, m, n: (m >= n) & (m - n < reach), None, None, length, length, device="cpu")
+    wanted = create_block_mask(
+        lambda b, h, m, n: (m >= n) & (m - n < largest), None, None, length, length, device="cpu"
+    )
     torch.testing.assert_close(mask.to_dense(), wanted.to_dense())
     assert torch.equal(mask.kv_num_blocks, wanted.kv_num_blocks)
     assert torch.equal(mask.full_kv_num_blocks, wanted.full_kv_num_blocks)
 
 
-def test_the_ladder_covers_all_lengths_with_few_steps() -> None:
-    steps = sorted({cuda.ladder(length) for length in range(1, 16385)})
-    assert all(cuda.ladder(length) >= length for length in range(1, 16385))
-    assert all(cuda.ladder(step) == step for step in steps)
-    assert len(steps) < 24
-    assert all(b <= 1.5 * a for a, b in pairwise(steps[1:]))
+def test_all_lengths_are_padded_to_few_lengths() -> None:
+    padded = {length: cuda.padded_length(length) for length in range(1, 16385)}
+    assert all(length <= target == padded[target] for length, target in padded.items())
+    targets = sorted(set(padded.values()))
+    assert len(targets) < 24
+    assert all(longer <= 1.5 * shorter for shorter, longer in pairwise(targets[1:]))

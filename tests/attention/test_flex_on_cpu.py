@@ -1,7 +1,7 @@
 """`attend_flex`, the attention of a GPU, compiled and run forward and backward on the CPU.
 
-FlexAttention refuses to train on the CPU. Its reference implementation can train there if two private checks are
-removed. Inductor has no kernels for it, so that the graph of AOTAutograd is run.
+FlexAttention refuses to train on the CPU. Its reference implementation can train there after changes of two private
+functions. Inductor has no CPU kernels for training with FlexAttention. Therefore the graphs of AOTAutograd are run.
 """
 
 from collections.abc import Iterator
@@ -34,16 +34,22 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBacken
     torch._dynamo.reset()
 
 
-def tensors(length: int, heads: int, groups: int, dim: int, v_dim: int, dtype: torch.dtype, view: bool) -> list[Tensor]:
-    """Return q, k, v, a table with more than T entries, and a gradient."""
+def tensors(
+    length: int, heads: int, groups: int, dim: int, v_dim: int, dtype: torch.dtype, view: bool, device=None
+) -> tuple[list[Tensor], Tensor]:
+    """Return q, k, v and a table of more than ``length`` distances, all with gradients, and the output's gradient.
+
+    With ``view`` the first four have the layout of a model, (batch, tokens, heads, dimension) in memory.
+    """
     shapes = [(heads, dim), (groups, dim), (groups, v_dim), (heads, v_dim)]
-    rows = [torch.randn(2, length, h, d).to(dtype).transpose(1, 2) for h, d in shapes]
+    rows = [torch.randn(2, length, h, d, device=device).to(dtype).transpose(1, 2) for h, d in shapes]
     q, k, v, grad = rows if view else (x.contiguous() for x in rows)
-    return [q, k, v, torch.randn(heads, length + 3), grad]
+    table = torch.randn(heads, length + 3, device=device)
+    return [x.requires_grad_() for x in (q, k, v, table)], grad
 
 
 def by_definition(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float) -> list[Tensor]:
-    """Return output and log-sum-exp of explicit attention."""
+    """Return output and log-sum-exp of attention, computed from explicit scores."""
     index = torch.arange(q.shape[2], device=q.device)
     distance = index[:, None] - index
     hidden = (distance < 0) | (distance >= (window or len(index)))
@@ -56,7 +62,7 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | 
 @pytest.mark.parametrize(
     ("length", "heads", "groups", "dim", "v_dim", "window", "dtype", "view"),
     [
-        (200, 4, 2, 32, 16, 129, torch.float32, True),  # padded to the next length of the ladder
+        (200, 4, 2, 32, 16, 129, torch.float32, True),  # padded to 256
         (65, 2, 1, 20, 20, 1, torch.float32, False),
         (130, 2, 2, 16, 16, None, torch.bfloat16, True),
     ],
@@ -64,41 +70,37 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | 
 def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     length, heads, groups, dim, v_dim, window, dtype, view, monkeypatch
 ) -> None:
-    added = []
-    # `test_cuda` tests this kernel
-    monkeypatch.setattr(cuda.AddTableGradient, "apply", lambda out, lse, *rest: added.append(rest) or (out, lse))
-    *inputs, grad = tensors(length, heads, groups, dim, v_dim, dtype, view)
+    calls = []  # instead of calls of the kernel for the table's gradient, which `test_cuda` tests
+    monkeypatch.setattr(cuda.AddTableGradient, "apply", lambda out, lse, *rest: calls.append(rest) or (out, lse))
+    inputs, grad = tensors(length, heads, groups, dim, v_dim, dtype, view)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    inputs = [x.requires_grad_() for x in inputs]
     grad_lse = torch.randn(grad.shape[:3])
-    out, lse = cuda.attend_flex(*inputs, window, scale=0.3, differentiable_lse=True)
-    theirs = by_definition(*exact, window, 0.3)
+    out, lse = cuda.attend_flex(*inputs, window, 0.3, differentiable_lse=True)
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     got = torch.autograd.grad((out, lse), inputs[:3], (grad, grad_lse))
-    expected = torch.autograd.grad(theirs, exact[:3], (grad.double(), grad_lse.double()))
+    expected = by_definition(*exact, window, 0.3)
+    expected_gradients = torch.autograd.grad(expected, exact[:3], (grad.double(), grad_lse.double()))
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    for ours, right in zip((out, lse, *got), (*theirs, *expected), strict=True):
-        assert (ours.double() - right).norm() <= tolerance * right.norm()
-    assert len(added) == 1
-    assert [x.shape for x in added[0][:3]] == [x.shape for x in inputs[:3]]
-    assert not any(x.requires_grad for x in added[0][:3])
+    for ours, theirs in zip((out, lse, *got), (*expected, *expected_gradients), strict=True):
+        assert (ours.double() - theirs).norm() <= tolerance * theirs.norm()
+    assert len(calls) == 1
+    assert [(x.shape, x.requires_grad) for x in calls[0][:3]] == [(x.shape, False) for x in inputs[:3]]
 
 
-def test_each_length_of_the_ladder_compiles_one_graph(graphs) -> None:
+def test_each_padded_length_and_window_compiles_one_graph(graphs) -> None:
     for length, window in ((40, None), (40, 100), (128, None), (200, None)):
-        q, k, v, table, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)
-        with torch.no_grad():
-            cuda.attend_flex(q, k, v, table, window)
+        inputs, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)
+        cuda.attend_flex(*(x.detach() for x in inputs), window, 0.25, False)
     assert graphs.frame_count == 3
 
 
 def test_more_graphs_than_the_limit_raise() -> None:
-    torch._dynamo.reset()  # graphs of other tests would count
-    # the message of torch depends on earlier compilations with fullgraph
-    limit = r"(fullgraph=True|fail_on_recompile_limit_hit)\n--model.attention blocks"
-    inputs = [tensors(length, 1, 1, 16, 16, torch.float32, False)[:4] for length in (128, 256, 384)]
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for tensors_of_length in inputs[:2]:
-            cuda.attend_flex(*tensors_of_length, None)
+    torch._dynamo.reset()  # removes the graphs of other tests
+    # torch's message depends on earlier compilations with fullgraph
+    limit = r"(fullgraph=True|fail_on_recompile_limit_hit)\nuse --model.attention blocks"
+    short, medium, long = (tensors(length, 1, 1, 16, 16, torch.float32, False)[0] for length in (128, 256, 384))
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=2):
+        for inputs in (short, medium):
+            cuda.attend_flex(*inputs, None, 0.25, False)
         with pytest.raises(Exception, match=limit):
-            cuda.attend_flex(*inputs[2], None)
+            cuda.attend_flex(*long, None, 0.25, False)

@@ -44,7 +44,7 @@ def config(folder, **sections):
         (["--model.position=mine.Broken"], ["got mine.Broken: No module named 'nowhere' (", "mine.py:1)"]),
         (["--model.position=ours.Mine"], ["expected a subclass of kerple.positions.Position"]),
         (["--model.position=ours.Wrong"], ["ours.py:4: ZeroDivisionError"]),
-        (["--model.position=ours.OneRow"], ["ours.OneRow.bias: got shape (1, 6), expected (2 heads, distances)"]),
+        (["--model.position=ours.OneRow"], ["ours.OneRow.bias: got shape (1, 6), expected (2, 6), one row per head"]),
         (["--model.position=Kerple1og"], ["model.position: got Kerple1og, did you mean KerpleLog?"]),
         (["--model.position=my_gaus.X"], ["error: model.position: got my_gaus.X: No module named 'my_gaus'"]),
         (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),

@@ -7,25 +7,16 @@ from torch import Tensor
 from kerple.attention import AttentionSpec, attend, backend
 from kerple.attention.cuda import attend_flex
 from kerple.attention.reference import attend_reference
-from tests.attention.test_flex_on_cpu import by_definition
+from tests.attention.test_flex_on_cpu import by_definition, tensors
 from tests.gpu.conftest import memory_below
 
-TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # relative to a norm; rounding of one entry is 4e-3 and 5e-4
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of norms; one entry is rounded by 4e-3 and 5e-4 at most
 HEADS = 3
 
 
 @pytest.fixture(autouse=True)
-def _new_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_earlier_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "backends_used", {})
-
-
-def tensors(length: int, dim: int, dtype: torch.dtype, view: bool, device: torch.device) -> tuple[list[Tensor], Tensor]:
-    """Return q, k, v and a table with more than T entries, all with gradients, and the gradient of the output."""
-    shape = (4, 2, length, HEADS, dim) if view else (4, 2, HEADS, length, dim)
-    rows = torch.randn(shape, dtype=torch.float64, device=device).to(dtype)
-    q, k, v, grad = rows.transpose(2, 3) if view else rows
-    table = torch.randn(HEADS, length + 3, device=device)
-    return [x.detach().requires_grad_() for x in (q, k, v, table)], grad
 
 
 def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = None, attention=attend) -> list[Tensor]:
@@ -40,7 +31,7 @@ def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = No
 @pytest.mark.parametrize("dim", [16, 32, 64, 80, 96, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, view, device) -> None:
-    inputs, grad = tensors(length, dim, dtype, view, device)
+    inputs, grad = tensors(length, HEADS, HEADS, dim, dim, dtype, view, device)
     results = forward_backward(inputs, grad, window)
     assert [b.name for b in backend.backends_used] == ["flex" if device.type == "cuda" else "tiles"]
     exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -56,10 +47,9 @@ def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, v
 def test_query_heads_that_share_a_key_head_need_no_copies_of_it(groups: int, device) -> None:
     if device.type != "cuda":
         pytest.skip("FlexAttention does not train on a CPU; tests/attention/test_flex_on_cpu.py tests it there")
-    q, k, v = (torch.randn(2, h, 300, 64, dtype=torch.bfloat16, device=device) for h in (4, groups, groups))
-    inputs = [x.requires_grad_() for x in (q, k, v, torch.randn(4, 300, device=device))]
-    grad, grad_lse = torch.randn_like(q), torch.randn(2, 4, 300, device=device)
-    results = attend_flex(*inputs, None, differentiable_lse=True)
+    inputs, grad = tensors(300, 4, groups, 64, 64, torch.bfloat16, False, device)
+    grad_lse = torch.randn(2, 4, 300, device=device)
+    results = attend_flex(*inputs, None, 1 / 8, differentiable_lse=True)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = by_definition(*exact, None, 1 / 8)
     gradients = torch.autograd.grad(results, inputs, (grad, grad_lse))
@@ -70,14 +60,14 @@ def test_query_heads_that_share_a_key_head_need_no_copies_of_it(groups: int, dev
 
 @pytest.mark.parametrize("length", [300, 2048])
 def test_two_calls_are_equal_in_every_bit(length: int, device) -> None:
-    inputs, grad = tensors(length, 64, torch.bfloat16, True, device)
-    for ours, again in zip(forward_backward(inputs, grad), forward_backward(inputs, grad), strict=True):
-        assert torch.equal(ours, again)
+    inputs, grad = tensors(length, HEADS, HEADS, 64, 64, torch.bfloat16, True, device)
+    assert all(map(torch.equal, forward_backward(inputs, grad), forward_backward(inputs, grad)))
 
 
 def test_memory_of_16384_tokens_grows_with_the_length_and_not_its_square(device) -> None:
-    inputs, grad = tensors(16384 if device.type == "cuda" else 1024, 64, torch.bfloat16, False, device)
-    forward_backward(inputs, grad)  # compiles
+    length = 16384 if device.type == "cuda" else 1024
+    inputs, grad = tensors(length, HEADS, HEADS, 64, 64, torch.bfloat16, False, device)
+    forward_backward(inputs, grad)  # compiles the kernels
     with memory_below(20 * grad.nbytes, device):  # ``grad`` has 12 MiB, one head's scores in bf16 would have 512
         forward_backward(inputs, grad)
 

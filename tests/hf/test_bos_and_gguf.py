@@ -13,7 +13,7 @@ from kerple.hf.pretrained import read_network
 from kerple.hf.source import bos_token, find_model, read_model_config
 from kerple.hf.translation import read_family
 from kerple.measure.receptive_field import gradient_by_distance
-from kerple.model.stored import fill, transformer
+from kerple.model.stored import build_transformer, copy_weights
 from kerple.positions.visibility import EVERYTHING, Visibility
 from tests.hf.tiny import LENGTH, VOCABULARY, hf, saved, small, text, tiny
 
@@ -23,8 +23,8 @@ BOS = 3
 def networks(model):
     """A model with BOS as a model of transformers, and as our own network."""
     read = read_family(model.config, model.state_dict())
-    ours = transformer(read.model).eval()
-    fill(ours, read)
+    ours = build_transformer(read.model).eval()
+    copy_weights(ours, read)
     ours.bos = BOS
     return {"theirs": hugging_face_network(model, bos=BOS), "ours": ours}
 

@@ -20,7 +20,7 @@ from kerple.measure import results
 from kerple.measure.extrapolation import Extrapolation
 from kerple.model import Transformer
 from kerple.model.generation import generate
-from kerple.model.stored import StoredModel, fill, transformer
+from kerple.model.stored import StoredModel, build_transformer, copy_weights
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, VOCABULARY, arguments, hf, saved, text
 from tests.toy import QUIET
@@ -47,15 +47,15 @@ STOCK = {"Llama": LLAMA | {"position": rope(base=500.0)}, "Qwen2": LLAMA | {"pos
 def written(options: dict[str, Any], folder: Path) -> tuple[Transformer, str]:
     """A random network, and the name of the architecture as which it was exported."""
     torch.manual_seed(0)
-    network = transformer(SIZES | options).eval()
+    network = build_transformer(SIZES | options).eval()
     name = export(StoredModel(SIZES | options, dict(network.state_dict())), folder, None, None)
     return network, name
 
 
 def read_again(folder: Path) -> Transformer:
     stored = read_stored_model(str(folder))
-    network = transformer(stored.model)
-    assert not fill(network, stored).new
+    network = build_transformer(stored.model)
+    assert not copy_weights(network, stored).new
     return network.eval()
 
 

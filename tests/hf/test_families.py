@@ -9,20 +9,20 @@ from kerple.hf.exporter import export
 from kerple.hf.pretrained import read_stored_model
 from kerple.hf.translation import read_family
 from kerple.model import Transformer
-from kerple.model.stored import fill, transformer
+from kerple.model.stored import build_transformer, copy_weights
 from kerple.positions import ALiBi
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, hf, text, tiny
 
 
 def imported(model) -> Transformer:
     read = read_family(model.config, model.state_dict())
-    network = transformer(read.model)
-    account = fill(network, read)
+    network = build_transformer(read.model)
+    account = copy_weights(network, read)
     assert not account.new
     # a tied head counts once; Cohere 2 has one norm where ours are two
     twice = sum(w.numel() for name, w in read.weights.items() if "mlp_norm" in name and read.model["parallel"])
     twice = twice if model.config.model_type == "cohere2" else 0
-    assert sum(account.carried.values()) == sum(p.numel() for p in model.parameters()) + twice
+    assert sum(account.copied.values()) == sum(p.numel() for p in model.parameters()) + twice
     return network.eval()
 
 
@@ -61,25 +61,25 @@ def test_logits_are_theirs_beyond_the_training_length_with_a_cache_and_after_exp
     export(read, tmp_path, None, None)
     again = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(again(tokens).logits, expected, atol=1e-4, rtol=1e-4)
-    other = transformer(read.model, ALiBi)
-    fill(other, read)
+    other = build_transformer(read.model, ALiBi)
+    copy_weights(other, read)
     assert other(tokens).isfinite().all()
 
 
 def test_an_embedding_may_have_rows_to_spare_and_other_sizes_change_nothing():
     theirs = tiny("llama")
     read = read_family(theirs.config, theirs.state_dict())
-    network = transformer({**read.model, "vocabulary": VOCABULARY + 4})
+    network = build_transformer({**read.model, "vocabulary": VOCABULARY + 4})
     spare = network.embedding.weight[VOCABULARY:].clone()
-    assert fill(network, read).new["embedding.weight"] == 4 * 48
+    assert copy_weights(network, read).new["embedding.weight"] == 4 * 48
     assert torch.equal(network.embedding.weight, torch.cat([theirs.model.embed_tokens.weight, spare]))
     too_small = "got shape .96, 48. for embedding.weight, expected .50, 48..*set data.vocabulary to 96"
     other_width = "got shape .64, 48. for blocks.0.mlp.gate.weight, expected .32, 48."
     for changes, message in (({"vocabulary": 50}, too_small), ({"hidden": 32}, other_width)):
-        network = transformer(read.model | changes)
+        network = build_transformer(read.model | changes)
         before = {name: value.clone() for name, value in network.state_dict().items()}
         with pytest.raises(ValueError, match=message):
-            fill(network, read)
+            copy_weights(network, read)
         assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
@@ -87,7 +87,7 @@ def test_a_file_may_name_no_strategies_but_ours_and_a_checkpoint_without_a_model
     theirs = tiny("llama")
     model = read_family(theirs.config, theirs.state_dict()).model
     with pytest.raises(ValueError, match=r"position: names the class os.system, not one of this project"):
-        transformer({**model, "position": {"class_path": "os.system"}})
+        build_transformer({**model, "position": {"class_path": "os.system"}})
     config = {"model": {"position": "NoPE"}, "data": {"class_path": "TokenShards"}, "trainer": {"callbacks": []}}
     whole = {"config": config, "hyper_parameters": {"length": 16}}
     whole["state_dict"] = {"network.embedding.weight": torch.zeros(9, 4)}

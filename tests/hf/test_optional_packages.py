@@ -18,7 +18,7 @@ from kerple.data import TokenShards
 from kerple.data.tokenizer import train_tokenizer
 from kerple.hf.exporter import export
 from kerple.measure import results
-from kerple.model.stored import StoredModel, transformer
+from kerple.model.stored import StoredModel, build_transformer
 from tests.hf.tiny import hf
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ TASK = """
 def test_the_harness_reads_an_exported_model(tmp_path):
     torch.manual_seed(0)
     options = {"dim": 16, "heads": 2, "length": LENGTH, "layers": 1, "vocabulary": 257, "position": "KerpleLog"}
-    network = transformer(options | {"init": 0.3}).eval()
+    network = build_transformer(options | {"init": 0.3}).eval()
     tokenizer = train_tokenizer(TEXTS, 257)
     end = tokenizer.token_to_id("<|endoftext|>")
     export(StoredModel(options, dict(network.state_dict())), tmp_path / "model", tokenizer, end)
@@ -98,7 +98,7 @@ from importlib import import_module
 import kerple
 from kerple.cli.main import main
 
-optional = ("kerple.hf.modeling", "kerple.hf.exporter", "kerple.attention.cuda", "kerple.attention.diagonals")
+optional = ("kerple.hf.modeling", "kerple.hf.exporter", "kerple.attention.cuda", "kerple.attention.table_gradient")
 for module in pkgutil.walk_packages(kerple.__path__, "kerple."):
     if module.name not in (*optional, "kerple.__main__"):  # the last one runs
         import_module(module.name)

@@ -9,7 +9,7 @@ from kerple.data.text import Text
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.translation import read_family
 from kerple.measure.gap import GapCurve, _kept_fraction
-from kerple.model.stored import fill, transformer
+from kerple.model.stored import build_transformer, copy_weights
 from tests.hf.tiny import LENGTH, VOCABULARY, tiny
 from tests.probe.models import build
 
@@ -27,8 +27,8 @@ def tokens():
 def test_a_jump_is_one_of_the_angles_and_rows_in_transformers_and_in_our_network(family, bos):
     model, read = tiny(family), tokens()
     stored = read_family(model.config, model.state_dict())
-    ours = transformer(stored.model).eval()
-    fill(ours, stored)
+    ours = build_transformer(stored.model).eval()
+    copy_weights(ours, stored)
     ours.bos = bos
     inputs = read[:, :-1] if bos is None else torch.nn.functional.pad(read[:, :-1], (1, 0), value=bos)
     ids = torch.arange(inputs.shape[1]) + torch.nn.functional.pad(JUMP, (inputs.shape[1] - len(JUMP), 0))

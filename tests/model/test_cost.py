@@ -1,4 +1,4 @@
-"""Computed costs against torch's counters."""
+"""Computed costs against those of real forward and backward passes."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def on_meta(name: str, **options: object) -> Transformer:
 
 
 @pytest.mark.parametrize("options", [{}, {"hidden": 48, "bias": False}, {"tied": True}])
-def test_flops_are_those_torch_counts(options: dict) -> None:
+def test_flops_are_those_that_torch_counts(options: dict) -> None:
     model = network(attention="reference", **options)
     tokens = torch.randint(50, (2, 25))
     with FlopCounterMode(display=False) as forward:
@@ -27,9 +27,9 @@ def test_flops_are_those_torch_counts(options: dict) -> None:
     with FlopCounterMode(display=False) as backward:
         losses.sum().backward()
     counted = flops(model, 24)
-    whole = 48 * (counted.products + 2 * counted.attention)  # torch counts all T × T pairs, `flops` only half of them
-    assert forward.get_total_flops() == whole
-    assert backward.get_total_flops() == 2 * whole
+    total = 48 * (counted.products + 2 * counted.attention)  # torch counts all T × T pairs, `flops` only half of them
+    assert forward.get_total_flops() == total
+    assert backward.get_total_flops() == 2 * total
     assert counted.training == 3 * (counted.products + counted.attention)
 
 
@@ -47,11 +47,8 @@ def test_memory_equals_that_of_a_real_step(name: str, precision: torch.dtype | N
     model = network(name)
     tokens = torch.randint(50, (2, 25))
     optimiser = torch.optim.AdamW(model.parameters(), fused=True)
-    counted_storages = {p.untyped_storage()._cdata for p in model.parameters()}
-    with (
-        torch.autocast("cpu", precision, enabled=precision is not None),
-        stored_for_backward(counted_storages) as sizes,
-    ):
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    with torch.autocast("cpu", precision, enabled=precision is not None), stored_for_backward(weights) as sizes:
         losses = model.losses(tokens)
     losses.mean().backward()
     optimiser.step()

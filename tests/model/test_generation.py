@@ -10,7 +10,7 @@ from kerple.positions import Shape, strategies
 from kerple.positions.visibility import Visibility
 
 VOCABULARY = 30
-# with each kind of cache, and without; a property of every strategy tests that a cache changes no logit
+# with each kind of cache, and without a cache; `kerple.testing` checks for all strategies that a cache changes no logit
 KINDS = ("KerpleLog", "FoX", "LayerPattern", "RandomizedPositions")
 
 
@@ -24,22 +24,21 @@ def network(name: str) -> Transformer:
 @pytest.mark.parametrize("name", KINDS)
 def test_fill_in_equals_generation_row_by_row(name: str) -> None:
     """Prompts of different lengths with copied tokens inside the answer, against single rows without a cache."""
-    model, random = network(name), torch.Generator().manual_seed(2)
-    tokens = torch.randint(VOCABULARY, (4, 16), generator=random)
+    model, tokens = network(name), torch.randint(VOCABULARY, (4, 16), generator=torch.Generator().manual_seed(2))
     scored = torch.zeros(4, 15, dtype=torch.bool)
     scored[0, 3:9] = scored[1, 6:15] = scored[2, [4, 6, 8]] = True
-    filled = fill_in(model, tokens, scored)
+    result = fill_in(model, tokens, scored)
     for row in range(4):
         expected = tokens[row].tolist()
         for t in range(15):
             if scored[row, t]:
                 expected[t + 1] = int(model(torch.tensor([expected[: t + 1]]))[0, -1].argmax())
-        assert filled[row].tolist() == expected
-    assert (filled != tokens).any()
+        assert result[row].tolist() == expected
+    assert (result != tokens).any()
 
 
 class Successor(nn.Module):
-    """Minimal network without a cache that predicts t + 1 after t."""
+    """Minimal network without a cache that predicts token t + 1 after token t."""
 
     prefix_consistent = False
 
@@ -54,22 +53,20 @@ def test_each_row_stops_at_its_stop_token() -> None:
 
 
 def test_sampling_follows_the_probabilities() -> None:
-    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    logits, draws = probabilities.log().expand(20_000, 4), 20_000
-    random = torch.Generator().manual_seed(0)
-
-    def frequencies(**options: float) -> Tensor:
-        return choose(logits, generator=random, **options).bincount(minlength=4) / draws
-
-    close = {"rtol": 0, "atol": 0.015}
-    torch.testing.assert_close(frequencies(temperature=1.0), probabilities, **close)
-    torch.testing.assert_close(frequencies(temperature=0.5), probabilities**2 / (probabilities**2).sum(), **close)
-    torch.testing.assert_close(frequencies(temperature=1.0, top_k=2), torch.tensor([0.625, 0.375, 0, 0]), **close)
-    torch.testing.assert_close(frequencies(temperature=1.0, top_p=0.7), torch.tensor([0.625, 0.375, 0, 0]), **close)
-    torch.testing.assert_close(frequencies(temperature=1.0, top_p=0.4), torch.tensor([1.0, 0, 0, 0]), **close)
-    assert frequencies()[0] == 1
+    probabilities, draws, random = torch.tensor([0.5, 0.3, 0.15, 0.05]), 20_000, torch.Generator().manual_seed(0)
+    squares = probabilities**2
+    for options, expected in (
+        ({"temperature": 1.0}, probabilities),
+        ({"temperature": 0.5}, squares / squares.sum()),
+        ({"temperature": 1.0, "top_k": 2}, torch.tensor([0.625, 0.375, 0, 0])),
+        ({"temperature": 1.0, "top_p": 0.7}, torch.tensor([0.625, 0.375, 0, 0])),
+        ({"temperature": 1.0, "top_p": 0.4}, torch.tensor([1.0, 0, 0, 0])),
+        ({}, torch.tensor([1.0, 0, 0, 0])),
+    ):
+        chosen = choose(probabilities.log().expand(draws, 4), generator=random, **options)
+        torch.testing.assert_close(chosen.bincount(minlength=4) / draws, expected, rtol=0, atol=0.015)
 
 
-def test_a_temperature_close_to_0_takes_the_most_likely_token() -> None:
+def test_a_temperature_close_to_0_selects_the_most_likely_token() -> None:
     logits = torch.tensor([[-40.0, 60.0, 59.0], [3.0, -1e4, 2.0]])
     assert choose(logits, 1e-40).tolist() == choose(logits, top_p=0.9).tolist() == [1, 0]

@@ -1,4 +1,4 @@
-"""Windows that keep the first tokens, against loops over pairs of tokens and against forward passes without a cache."""
+"""Windows with first tokens, against loops over pairs of tokens and against forward passes without a cache."""
 
 from functools import partial
 from itertools import product
@@ -37,12 +37,12 @@ def distance(kind: str, m: int, n: int) -> int:
 def score(position: Position, q: Tensor, k: Tensor, m: int, n: int, d: int) -> Tensor:
     """Return the scaled score (B, H) of query m and key n at distance d, given all queries and keys (B, H, T, δ)."""
 
-    def at(row: int, where: int) -> TokenPositions:
-        rows, where = torch.tensor([row]), torch.tensor([where])
-        return TokenPositions(rows, where, contiguous=False, visibility=Visibility(WINDOW, FIRST))
+    def token(row: int, place: int) -> TokenPositions:
+        rows, ids = torch.tensor([row]), torch.tensor([place])
+        return TokenPositions(rows, ids, contiguous=False, visibility=Visibility(WINDOW, FIRST))
 
     q, k = q[:, :, m : m + 1], k[:, :, n : n + 1]
-    q, k = position.transform_qk(q, k, None, at(m, d))[0], position.transform_qk(q, k, None, at(n, 0))[1]
+    q, k = position.transform_qk(q, k, None, token(m, d))[0], position.transform_qk(q, k, None, token(n, 0))[1]
     s = (q * k).sum((-2, -1)) * SHAPE.head_dim**-0.5
     distances = torch.tensor([float(d)])
     weight, bias = position.score_scale(distances), position.bias(distances)
@@ -71,8 +71,9 @@ def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: st
     leaves, grad = [x, attention.qkv.weight, *position.parameters()], torch.randn_like(expected)
     gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
     for option in ("auto", "reference"):
-        at, tokens = TokenPositions.arange(LENGTH, 40), torch.zeros(2, LENGTH, dtype=torch.int64)
-        out = attention(x, position, prepare_context(position, at, tokens, Visibility(WINDOW, FIRST, kind), option))
+        tokens, visibility = torch.zeros(2, LENGTH, dtype=torch.int64), Visibility(WINDOW, FIRST, kind)
+        context = prepare_context(position, TokenPositions.arange(LENGTH, 40), tokens, visibility, option)
+        out = attention(x, position, context)
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
         got = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
         torch.testing.assert_close(got, gradients)
@@ -84,25 +85,22 @@ def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: st
 @torch.no_grad()
 def test_generation_is_equal_without_a_cache_and_the_cache_does_not_grow(name: str, kind: str) -> None:
     torch.manual_seed(0)
-    build = (BUILD | {"LayerPattern": partial(positions.LayerPattern, windows={"local": 3})}).get(
-        name
-    ) or positions.strategies()[name]
+    layers = {"LayerPattern": partial(positions.LayerPattern, windows={"local": 3})}
+    build = (positions.strategies() | BUILD | layers)[name]
     network = Transformer(Shape(16, 2, 64), 2, 30, build, kv_heads=1, init=0.16).double().eval()
     visibility, tokens = Visibility(WINDOW, FIRST, kind), torch.randint(30, (2, 40))
-    expected, cache, sizes = network(tokens, visibility), network.new_cache(visibility), []
-    pieces = tokens.split([2, 6, 12, *[1] * 20], 1)  # the first tokens come in two calls
-    got = []
-    for piece in pieces:
+    expected, cache, got, sizes = network(tokens, visibility), network.new_cache(visibility), [], []
+    for piece in tokens.split([2, 6, 12, *[1] * 20], 1):  # the first tokens come in two calls
         got.append(network(piece, visibility, cache=cache))
         kept = [x for layer in cache.layers for part in (layer, layer.first) if part for x in (part.keys, part.values)]
         sizes.append(sum(x.untyped_storage().nbytes() for x in kept))
     torch.testing.assert_close(torch.cat(got, 1), expected, atol=1e-10, rtol=1e-10)
-    assert len(set(sizes[4:])) == 1 or network.positions[0].uses("modify_scores")  # such scores may need any token
+    assert len(set(sizes[4:])) == 1 or network.positions[0].uses("modify_scores")  # such scores may need all tokens
     assert not torch.allclose(expected, network(tokens, Visibility(WINDOW)), atol=1e-3)
-    written = tokens[:, :12]
-    for new in generate(network, written, 8, visibility=visibility):
-        assert torch.equal(new, network(written, visibility)[:, -1].argmax(-1))
-        written = torch.cat([written, new[:, None]], 1)
+    text = tokens[:, :12]
+    for new in generate(network, text, 8, visibility=visibility):
+        assert torch.equal(new, network(text, visibility)[:, -1].argmax(-1))
+        text = torch.cat([text, new[:, None]], 1)
 
 
 @pytest.mark.parametrize("name", ["CoPE", "FoX", "PaTH", "Sinusoidal", "RandomizedPositions", "DAPE"])

@@ -1,7 +1,7 @@
-"""Causal attention that a positional strategy can modify: one function, `attend`, with several implementations.
+"""Causal attention with the modifications of a positional strategy.
 
-`AttentionSpec` lists the modifications: a table of attention biases by distance (H, T), factors by distance, a window,
-a sink, new scores, and additions to the output.
+`attend` selects one of several implementations (`kerple.attention.backend`) and calls it. `AttentionSpec` lists the
+modifications, such as a table of attention biases by distance, a window, or a function that computes new scores.
 """
 
 from kerple.attention.backend import AttentionOption

@@ -1,4 +1,4 @@
-"""Selection of the implementation of attention. Each implementation is logged once, with the reason."""
+"""Selection of the implementation of attention. Each implementation is logged at its first use, with the reason."""
 
 import logging
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from kerple.base.errors import UserError
 AttentionOption = Literal["auto", "fused", "blocks", "reference"]
 """Values of the option `model.attention`; see `kerple.model.architecture.Architecture`."""
 
-FEW_KEYS = 16  # up to this number of keys attention is computed in fp32, because bf16 would save no time
-HEAD_DIMS = (16, 128)  # FlexAttention raises below 16; above 128 its kernels exceed the chip's shared memory
+FEW_KEYS = 16  # attention to at most this number of keys is computed in fp32, because bf16 would save no time
+HEAD_DIMS = (16, 128)  # FlexAttention raises below 16, and its kernels exceed the chip's shared memory above 128
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +22,12 @@ logger = logging.getLogger(__name__)
 class AttentionBackend:
     """Implementation of attention, and the reason for its selection.
 
-    - ``sdpa``: torch's fused attention without a table.
-    - ``tiles``: torch's fused kernel with the table as its mask, and a backward pass in tiles; for the CPU (`cpu`).
-    - ``flex``: FlexAttention, and a kernel for the table's gradient; for GPUs (`cuda`).
-    - ``blocks``: explicit scores for one block of queries at a time, on any device (`blocks`).
-    - ``reference``: explicit scores of T × T.
+    - ``sdpa``: `torch.nn.functional.scaled_dot_product_attention`, for causal attention without modifications.
+    - ``tiles``: On the CPU, torch's fused kernel with table and window as its mask, and a backward pass in tiles
+      (`kerple.attention.cpu`).
+    - ``flex``: On GPUs, FlexAttention, and a kernel for the gradient of the table (`kerple.attention.cuda`).
+    - ``blocks``: On any device, explicit scores for one block of queries at a time (`kerple.attention.blocks`).
+    - ``reference``: On any device, explicit scores of all queries and keys (`kerple.attention.reference`).
     """
 
     name: Literal["sdpa", "tiles", "flex", "blocks", "reference"]
@@ -34,10 +35,10 @@ class AttentionBackend:
 
 
 backends_used: dict[AttentionBackend, None] = {}
-"""Backends in the order of their first use. After ``clear()`` each is logged again."""
+"""Backends in the order of their first use. After ``clear()`` each is logged again at its next use."""
 
 
-# keyword arguments, because torch.compile cannot pass a dataclass to a function with a constant result (see below)
+# keyword arguments, because torch.compile cannot pass a dataclass to a function marked as constant (see below)
 def select(
     option: AttentionOption,
     *,
@@ -52,24 +53,26 @@ def select(
 ) -> str:
     """Return the name of the backend of a call, and log the backend at its first use.
 
-    In a compiled network this runs during tracing.
+    In a compiled network this function runs during tracing.
 
     Args:
-        option: ``auto`` for the fastest possible backend. ``fused`` is an error if training or evaluation would use
-            blocks. ``blocks`` and ``reference`` force these.
+        option: ``auto`` selects the fastest possible backend. ``fused`` does the same, but raises an error if that
+            backend is ``blocks``. Calls with fewer queries than keys or with few keys raise no error, because
+            generation with a cache needs them. ``blocks`` and ``reference`` select these backends.
         device: Device of the tensors.
         dtype: Dtype of q, k and v after autocast.
-        dims: Dimensions δ of q and k, and δ' of v.
-        queries: Whether the queries are all rows, one row, or some of the last rows.
+        dims: Head dimension of q and k, and head dimension of v.
+        queries: Which tokens are queries: ``all``, ``one`` (only the last token) or ``last`` (several last tokens).
         few_keys: Whether there are at most `FEW_KEYS` keys.
-        table: Whether an attention bias by distance is added.
+        table: Whether the kernel must add a bias by distance, or return the log-sum-exp.
         window: Whether a window hides some keys.
-        explicit: Whether the strategy needs explicit scores: weights by distance, or its own scores or output.
+        explicit: Whether the call needs explicit scores: for factors by distance, for scores or output of the strategy,
+            or for first tokens that queries see in addition to a window.
 
     Raises:
         UserError: If the option is ``fused``, and no fused implementation is possible.
     """
-    # torch's causal mask takes the queries for the first rows, not the last
+    # not for several last tokens, because the causal mask of torch's kernel assumes that queries are the first tokens
     plain = not table and not window and queries in ("all", "one")
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
@@ -80,25 +83,25 @@ def select(
     elif device.type == "cpu":
         backend = AttentionBackend("tiles", "on a CPU torch's fused kernel takes the table as its mask")
     elif (obstacle := flex_obstacle(device, dtype, dims, queries, few_keys)) is None:
-        backend = AttentionBackend("flex", "FlexAttention and the kernel of the table's gradient take it")
+        backend = AttentionBackend("flex", "FlexAttention and the kernel for the table's gradient support the call")
     else:
         backend = AttentionBackend("blocks", obstacle)
     if option == "fused" and backend.name == "blocks" and queries == "all" and not few_keys:
-        raise UserError(f"model.attention: got 'fused', but {backend.reason}; use auto, which computes in blocks")
+        raise UserError(f"model.attention: got 'fused', but {backend.reason}; use auto, which selects blocks")
     if backend not in backends_used:
         backends_used[backend] = None
         logger.info("attention: %s, because %s", backend.name, backend.reason)
     return backend.name
 
 
-# what torch.compiler.assume_constant_result does; that function would import the compiler here
+# sets the mark that torch.compiler.assume_constant_result sets, without its slow import of the compiler
 select._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def flex_obstacle(
     device: torch.device, dtype: torch.dtype, dims: tuple[int, int], queries: str, few_keys: bool
 ) -> str | None:
-    """Return why FlexAttention and the kernel of the table's gradient cannot be used, or None if they can."""
+    """Return why FlexAttention and the kernel for the table's gradient cannot be used, or None if they can."""
     if device.type != "cuda":
         return f"there is no fused kernel with a table on {device.type}"
     if few_keys:
@@ -113,7 +116,8 @@ def flex_obstacle(
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         name = torch.cuda.get_device_name(device)
-        return f"the fused kernels need compute capability 8.0, and {name} has {capability[0]}.{capability[1]}"
+        given = ".".join(map(str, capability))
+        return f"the fused kernels need compute capability 8.0 or higher, and {name} has {given}"
     if find_spec("triton") is None:
         return "the fused kernels need Triton, which is not installed"
     return None

@@ -1,7 +1,7 @@
 """Attention in blocks of queries, for modifications that no fused kernel supports, such as scores computed from tokens.
 
-A tensor of scores has at most the shape (B, H, block, T). In training, a call of more than `LARGEST_STORED` scores
-does not store its blocks, but computes them again in the backward pass. Memory is then O(block · T).
+The scores of a block of queries are one tensor (batch, heads, `QUERIES_AT_ONCE`, keys). In training, a call with more
+than `LARGEST_STORED` scores does not store them, but computes each block again in the backward pass.
 """
 
 import math
@@ -27,17 +27,18 @@ LARGEST_STORED = 2**22  # largest number of scores of a call (16 MiB in fp32) th
 
 
 def attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED) -> Tensor:
-    """Causal attention with all modifications of `AttentionSpec`, on any device; see `kerple.attention.attend`.
+    """Causal attention with all modifications of `AttentionSpec`, on any device.
 
-    Scores and softmax are fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of ``v``. Time is
-    O(Tq · min(Tk, window + `QUERIES_AT_ONCE`)).
+    Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. Scores and softmax are
+    fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of ``v``. A query is compared with at most window +
+    `QUERIES_AT_ONCE` keys, but with all keys if ``spec.first`` is not 0.
     """
     k, v = repeat_for_query_heads(q, k, v)
     length, first = k.shape[2], k.shape[2] - q.shape[2]
     blocks = query_blocks(q.shape[2], length, QUERIES_AT_ONCE, None if spec.first else spec.window)
     recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
     out = []
-    # the largest block comes first, so that each later block fits into the memory freed by the one before it
+    # the block with the most keys comes first, so that each later block fits into memory that was freed before it
     for rows, columns in reversed(blocks):
         queries = slice(rows.start - first, rows.stop - first)
         block_spec = spec.select_queries(queries)
@@ -47,11 +48,20 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIF
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: slice, columns: slice) -> Tensor:
-    """Return the output (B, H, rows, δ) of one block: q (B, H, rows, δ), k and v (B, H, columns, δ)."""
+    """Return the output (B, H, queries, δ') of one block.
+
+    Args:
+        q: Queries (B, H, queries, δ).
+        k: Keys (B, H, keys, δ).
+        v: Values (B, H, keys, δ').
+        spec: Modifications for these queries.
+        rows: Rows of the queries.
+        columns: Rows of the keys.
+    """
     queries, keys = q.shape[2], k.shape[2]
     seen = visible_keys(rows, columns, spec, q.device)
     scale = q.shape[-1] ** -0.5 if spec.scale is None else spec.scale
-    s = scores(q, k, spec, rows, columns, lambda a, b: _products(a, b, scale))  # (B, H, rows, columns)
+    s = scores(q, k, spec, rows, columns, lambda a, b: _products(a, b, scale))  # (B, H, queries, keys)
     if spec.weight is not None:
         s = s * table_block(spec.weight, queries, keys)
     if spec.table is not None:
@@ -76,7 +86,7 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
             p = (s - torch.logaddexp(s.logsumexp(-1), sink_of_queries(sink))[..., None]).exp()
     p = p.to(v.dtype)
     with torch.autocast(v.device.type, enabled=False):
-        out = torch.matmul(p, v)  # (B, H, rows, δ)
+        out = torch.matmul(p, v)  # (B, H, queries, δ')
     if spec.add_to_output is None:
         return out
     return (out + spec.add_to_output(p, v, rows, columns, seen)).to(out.dtype)
@@ -85,5 +95,5 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
     if k.dtype.itemsize > 2:
         return product(precise(q) * scale, k.mT)  # scaling q takes fewer multiplications than scaling the scores
-    with torch.autocast(q.device.type, enabled=False):  # TF32 does not round 16-bit numbers
+    with torch.autocast(q.device.type, enabled=False):  # without `product`, because TF32 does not round 16-bit numbers
         return torch.matmul(q.float(), k.float().mT).mul_(scale)

@@ -1,9 +1,11 @@
 """Causal attention on the CPU with a table of biases by distance, (H, T), without a T × T tensor.
 
-The forward pass calls torch's fused kernel for each block of queries. The queries of a block are in reversed order, so
-that the mask is a strided view of a vector made from the table (`hankel`). The backward pass computes the scores
-again, tile by tile (`cpu_backward`).
+The forward pass calls torch's fused kernel once per block of queries. The queries of a block are reversed, so that its
+mask is a strided view of a vector made from the table (`kerple.attention.hankel`). The backward pass computes the
+scores again, tile by tile (`kerple.attention.cpu_backward`).
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,38 +16,38 @@ from kerple.attention.spec import query_blocks
 
 
 def forward_block(queries: int, window: int | None) -> int:
-    """Return the number of queries per call of the fused kernel.
+    """Return the number of queries per call of the fused kernel: 768 for long inputs and windows, and 256 for others.
 
-    Larger blocks are faster in the kernel, but compute more scores that the causal mask hides. They are worth it for
-    long inputs without a short window.
+    The kernel divides 768 or more queries into larger tiles, which are faster. A larger block also computes more scores
+    that causal mask and window hide, which costs more than it saves if input or window is short.
     """
     return 768 if queries >= 2048 and (window is None or window >= 4096) else 256
 
 
 @torch.library.custom_op("kerple::table_attention", mutates_args=(), device_types="cpu")
 def table_attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, learned: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Forward pass of causal attention with an attention bias by distance.
+    """Causal attention with an attention bias by distance.
 
     Args:
-        q: (B, H, Tq, δ), the last Tq of the Tk rows.
-        k: (B, H, Tk, δ) in the dtype of q.
-        v: (B, H, Tk, δ) in the dtype of q.
-        table: (H, >= Tk), fp32 (fp64 for fp64 queries).
-        window: Only keys at distance < window are seen; None for all.
-        learned: Whether the table needs a gradient.
+        q: Queries (B, H, Tq, δ): batch, heads, queries, head dimension. They belong to the last Tq of the Tk keys.
+        k: Keys (B, H, Tk, δ) in the dtype of q.
+        v: Values (B, H, Tk, δ) in the dtype of q.
+        table: Attention bias of each head at distance d = 0, 1, …, (H, >= Tk), fp32 (fp64 for fp64 queries).
+        window: Queries see only keys at distance < window; None for all.
         scale: Factor of q·k.
 
     Returns:
-        The output (B, H, Tq, δ) in the dtype of q, and the log-sum-exp (B, H, Tq) in the dtype of the table. Both are
-        differentiable.
+        The output (B, H, Tq, δ) in the dtype of q, and the log-sum-exp of the scores, (B, H, Tq), in the dtype of the
+        table. Both are differentiable.
     """
     batch, heads, queries, dim = q.shape
     length = k.shape[2]
     block = forward_block(queries, window)
     line = hankel_line(table, length, block, window)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # the kernel does not check strides
+    # the kernel reads wrong memory, without an error, if the entries of a row are not contiguous
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out = q.new_empty(batch, heads, queries, dim)
     lse = table.new_empty(batch, heads, queries)
     for rows, columns in query_blocks(queries, length, block, window):
@@ -61,40 +63,34 @@ def table_attention(
 
 @torch.library.custom_op("kerple::table_attention_backward", mutates_args=(), device_types="cpu")
 def table_attention_backward(
-    grad: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    window: int | None,
-    learned: bool,
-    scale: float,
+    tensors: Sequence[Tensor], grad: Tensor, grad_lse: Tensor, window: int | None, scale: float, learned: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and the table, each in the dtype of its tensor; see `TiledBackward`."""
-    return TiledBackward((q, k, v, table, out, lse), grad, grad_lse, window, learned, scale).run()
+    """Return the gradients of q, k, v and the table, each in the dtype of its tensor.
+
+    The arguments are those of `TiledBackward`.
+    """
+    return TiledBackward(tensors, grad, grad_lse, window, scale, learned).run()
 
 
 @table_attention.register_fake
-def _(q, k, v, table, window, learned, scale):
+def _(q, k, v, table, window, scale):
     return q.new_empty(q.shape), table.new_empty(q.shape[:3])
 
 
 @table_attention_backward.register_fake
-def _(grad, grad_lse, q, k, v, table, out, lse, window, learned, scale):
+def _(tensors, grad, grad_lse, window, scale, learned):
+    q, k, v, table, *_ = tensors
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(table)
 
 
 def _save(ctx, inputs, output) -> None:
-    *tensors, ctx.window, ctx.learned, ctx.scale = inputs
+    *tensors, ctx.window, ctx.scale = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def _backward(ctx, grad: Tensor, grad_lse: Tensor):
-    grads = table_attention_backward(grad, grad_lse, *ctx.saved_tensors, ctx.window, ctx.learned, ctx.scale)
-    return *grads, None, None, None
+    options = ctx.window, ctx.scale, ctx.needs_input_grad[3]
+    return *table_attention_backward(list(ctx.saved_tensors), grad, grad_lse, *options), None, None
 
 
 table_attention.register_autograd(_backward, setup_context=_save)

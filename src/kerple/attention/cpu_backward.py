@@ -1,69 +1,69 @@
 """Backward pass of attention with a table of biases by distance, (H, T), on the CPU, tile by tile.
 
-O is the output, D the sum over each row of dO ∘ O minus the gradient of the log-sum-exp (lse)::
+O is the output, and lse the log-sum-exp of the scores. D is the sum of each row of dO ∘ O, minus the gradient of lse::
 
     S = scale·Q·Kᵀ + bias    P = exp(S - lse)
     dV = Pᵀ·dO               dP = dO·Vᵀ           dS = P ∘ (dP - D)
     dQ = scale·dS·K          dK = scale·dSᵀ·Q     dtable[h, d] = sum of dS over the batch and all pairs with m - n = d
 
-Source: Dao et al. 2022, arXiv 2205.14135, appendix B.2, extended by a bias. A tile contains a block of queries, a block
-of keys, and as many heads and batch elements as fit the cache. Its scores stay in the cache.
+Source: Dao et al. 2022, arXiv 2205.14135, appendix B.2. The bias and the gradient of lse are added here. A tile
+contains a block of queries, a block of keys, and as many heads and batch elements as fit the processor's cache.
+
+Letters in shapes: B is the batch size, H the number of heads and δ the head dimension. Tq queries belong to the last Tq
+of Tk keys. m is the index of a query, n that of a key, and d = m - n their distance.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from kerple.attention.hankel import hankel_line
+from kerple.positions.token_positions import shift_rows
 
-MIN_EXPONENT = -80  # exp is many times slower close to underflow, and e^-80 changes no sum
+MIN_EXPONENT = -80  # smaller exponents are clamped: exp is many times slower near underflow, and e^-80 changes no sum
 
 
 class TiledBackward:
-    """Gradients of one call of `cpu.table_attention`: `run` returns those of q, k, v and the table.
+    """Backward pass of one call of `kerple.attention.cpu.table_attention`.
 
-    Sums have the dtype of the table. The gradients of q, k and v are then cast to the dtype of q.
+    Gradients are summed in the dtype of the table. Those of q, k and v are then cast to the dtype of q.
 
     Args:
         tensors: q, k, v, table, output and log-sum-exp of the call, with the shapes given there.
         grad: Gradient of the output, (B, H, Tq, δ).
         grad_lse: Gradient of the log-sum-exp, (B, H, Tq).
-        window: Only keys at distance < window were seen; None for all.
-        learned: Whether the gradient of the table is computed; it is zero if False.
+        window: Queries saw only keys at distance < window; None for all.
         scale: Factor of q·k.
+        learned: Whether the gradient of the table is computed. If False, zeros are returned for it.
     """
 
     def __init__(
-        self,
-        tensors: tuple[Tensor, ...],
-        grad: Tensor,
-        grad_lse: Tensor,
-        window: int | None,
-        learned: bool,
-        scale: float,
+        self, tensors: Sequence[Tensor], grad: Tensor, grad_lse: Tensor, window: int | None, scale: float, learned: bool
     ) -> None:
         self.q, self.k, self.v, table, out, lse = tensors
-        self.grad, self.window, self.learned, self.scale = grad, window, learned, scale
+        self.grad, self.window, self.scale, self.learned = grad, window, scale, learned
         self.length = self.k.shape[2]
-        self.first = self.length - self.q.shape[2]  # row index of the first query
+        self.first_query = self.length - self.q.shape[2]  # index of the key to which the first query belongs
         self.lse = lse.unsqueeze(-1)  # (B, H, Tq, 1)
         self.delta = (grad.to(table.dtype) * out.to(table.dtype)).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)  # D
         self.dq, self.dk, self.dv = (x.new_zeros(x.shape, dtype=table.dtype) for x in tensors[:3])
         self.dtable = torch.zeros_like(table)
         self.tile_shape = batch, heads, queries, keys = choose_tile_shape(self.q, self.length, window)
         self.bias_line = hankel_line(table, self.length, queries, window, hidden=0.0)
-        # allocated once, because fresh pages of memory cost as much time as the arithmetic
+        # P and dS of a tile; allocated once, because new pages of memory would cost as much time as the arithmetic
         self.buffers = table.new_empty(2, batch * heads * queries * keys)
 
     def run(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the gradients of q, k, v and the table."""
-        _, heads_at_once, queries_at_once, keys_at_once = self.tile_shape
-        for heads in slices(0, self.q.shape[1], heads_at_once):
-            for keys in slices(0, self.length, keys_at_once):
-                begin = self.first + max(0, keys.start - self.first) // queries_at_once * queries_at_once
+        _, heads_per_tile, queries_per_tile, keys_per_tile = self.tile_shape
+        for heads in slices(0, self.q.shape[1], heads_per_tile):
+            for keys in slices(0, self.length, keys_per_tile):
+                # blocks of queries, of which at least one query sees at least one of the keys
+                begin = self.first_query + max(0, keys.start - self.first_query) // queries_per_tile * queries_per_tile
                 end = self.length if self.window is None else min(self.length, keys.stop - 1 + self.window)
-                for rows in reversed(slices(begin, end, queries_at_once, self.length)):
+                for rows in reversed(slices(begin, end, queries_per_tile, self.length)):
                     self.add_query_block(heads, rows, slice(keys.start, min(keys.stop, rows.stop)))
         dq, dk, dv = (x.to(self.q.dtype) for x in (self.dq, self.dk, self.dv))
         return dq, dk, dv, self.dtable
@@ -81,16 +81,15 @@ class TiledBackward:
             add_by_distance(padded, self.dtable[heads], rows.start - keys.start)
 
     def add_tile(self, batch: slice, heads: slice, rows: slice, keys: slice, bias: Tensor) -> Tensor:
-        """Add the contribution of one tile to dQ, dK and dV, and return its dS (B, H, queries, keys)."""
-        queries = slice(rows.start - self.first, rows.stop - self.first)
+        """Add the contribution of one tile to dQ, dK and dV, and return its dS (batch, heads, queries, keys)."""
+        queries = slice(rows.start - self.first_query, rows.stop - self.first_query)
         dq, lse, delta = (x[batch, heads, queries] for x in (self.dq, self.lse, self.delta))
         dk, dv = (x[batch, heads, keys] for x in (self.dk, self.dv))
-        # contiguous, because each product would make a copy
-        # (B·H, queries, δ) and (B·H, keys, δ)
+        # contiguous, because each product would copy a strided tensor
         q, grad = (x[batch, heads, queries].flatten(0, 1).contiguous() for x in (self.q, self.grad))
-        k, v = (x[batch, heads, keys].flatten(0, 1).contiguous() for x in (self.k, self.v))
-        by_head = (*dq.shape[:3], k.shape[1])
-        p_by_head, ds_by_head = self.buffers[:, : math.prod(by_head)].view(2, *by_head)
+        k, v = (x[batch, heads, keys].flatten(0, 1).contiguous() for x in (self.k, self.v))  # (batch · heads, keys, δ)
+        shape = (*dq.shape[:3], k.shape[1])  # (batch, heads, queries, keys)
+        p_by_head, ds_by_head = self.buffers[:, : math.prod(shape)].view(2, *shape)
         p, ds = p_by_head.flatten(0, 1), ds_by_head.flatten(0, 1)
 
         torch.sub(bias, lse, out=p_by_head)
@@ -105,9 +104,10 @@ class TiledBackward:
         return ds_by_head
 
     def hide(self, p: Tensor, first_distance: int) -> None:
-        """Set hidden probabilities (B·H, queries, keys) to 0; the first entry has the distance ``first_distance``.
+        """Set the probabilities ``p`` (batch · heads, queries, keys) of hidden keys to 0.
 
-        Zeros after exp are faster than -inf before exp.
+        The first query and the first key have the distance ``first_distance``. Zeros after exp are faster than -inf
+        before exp.
         """
         queries, keys = p.shape[1:]
         if first_distance < keys - 1:
@@ -117,9 +117,9 @@ class TiledBackward:
 
 
 def choose_tile_shape(q: Tensor, length: int, window: int | None) -> tuple[int, int, int, int]:
-    """Return the largest number of batch elements, heads, queries and keys in a tile.
+    """Return the largest numbers of batch elements, heads, queries and keys in a tile.
 
-    It is the fastest of twenty choices, timed with two threads on cores with 2 MB of cache each.
+    They are the fastest of twenty choices, timed with two threads on cores with 2 MB of cache each.
     """
     batch, heads, queries, _ = q.shape
     scores = (512 if q.dtype.itemsize > 2 or length <= 256 else 1024) * 1024
@@ -130,29 +130,32 @@ def choose_tile_shape(q: Tensor, length: int, window: int | None) -> tuple[int, 
 
 
 def slices(start: int, stop: int, step: int, limit: int | None = None) -> list[slice]:
-    """Return consecutive slices of ``step`` that cover start..stop, the last one cut at ``limit`` (default: stop)."""
+    """Return consecutive slices of ``step`` entries that cover start to stop; the last may end later, up to ``limit``.
+
+    Without ``limit`` the last slice ends at ``stop``.
+    """
     return [slice(i, min(i + step, limit or stop)) for i in range(start, stop, step)]
 
 
 def toeplitz(line: Tensor, offset: int, height: int, width: int) -> Tensor:
     """Return the matrices ``line[h, offset + height - 1 - row + column]``, (H, height, width).
 
-    Each row is a copy of the same part of ``line``. Reading it at a pitch one shorter shifts each row by one entry.
+    For large tiles this is faster than reversing the rows of `kerple.attention.hankel.hankel_view`.
     """
-    heads, pitch = line.shape[0], height + width
-    rows = line[:, None, offset : offset + pitch].expand(-1, height, -1).contiguous()
-    return rows.as_strided((heads, height, width), (height * pitch, pitch - 1, 1), height - 1)
+    rows = line[:, None, offset : offset + height + width].expand(-1, height, -1).contiguous()
+    return shift_rows(rows)[..., :width]
 
 
 def add_by_distance(padded: Tensor, total: Tensor, first_distance: int) -> None:
-    """Add a tile (H, height, width) to ``total`` (H, T) by distance.
+    """Add the sum of each diagonal of a tile to ``total`` (H, >= Tk) at the distance of the diagonal.
 
-    Entry (row, column) has the distance ``first_distance`` + row - column, and is 0 if that is negative. In ``padded``
-    (H, height + 1, height + width) each row of the tile follows ``height`` zeros, and a row of zeros is the last. Read
-    at a pitch one longer, diagonals are columns, so that one sum without atomic additions is enough.
+    Entry (row, column) of the tile (H, height, width) has the distance ``first_distance`` + row - column. It is 0 if
+    this distance is negative. In ``padded`` (H, height + 1, height + width), each row of the tile follows ``height``
+    zeros, and the last row is zero. If the rows are read at a pitch one longer, the diagonals become columns. One sum
+    over rows is then enough, without atomic additions.
     """
     height, pitch = padded.shape[1] - 1, padded.shape[2]
     skewed = padded.flatten(1)[:, : height * (pitch + 1)].unflatten(1, (height, pitch + 1))
-    sums = skewed.sum(1)  # at index i the distance first_distance + height - i; index 0 is empty
+    sums = skewed.sum(1)  # entry i is the sum at distance first_distance + height - i; entry 0 is 0
     largest, smallest = first_distance + height - 1, max(0, first_distance - (pitch - height) + 1)
     total[:, smallest : largest + 1] += sums[:, 1 : largest - smallest + 2].flip(-1)

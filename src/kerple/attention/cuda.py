@@ -1,8 +1,8 @@
-"""Attention with a learned table on a GPU: FlexAttention, and a separate kernel for the gradient of the table.
+"""Attention with a table of biases by distance on a GPU: FlexAttention, and a separate kernel for the table's gradient.
 
-FlexAttention's own gradient of a captured table takes one atomic addition per score. Here FlexAttention gets the
-detached table and returns the log-sum-exp. `AddTableGradient` adds the gradient of the table (`diagonals`). Its speed
-has not been measured.
+FlexAttention's own gradient of a captured table needs one atomic addition per score. Here FlexAttention gets the
+detached table and returns the log-sum-exp. `AddTableGradient` adds the gradient of the table
+(`kerple.attention.table_gradient`). The speed of this implementation has not been measured.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-MASK_BLOCK = 128  # side of the blocks of FlexAttention's masks
-RECOMPILATIONS = 64  # after torch's limit, 8 by default, FlexAttention runs uncompiled, with T × T scores
+MASK_BLOCK = 128  # number of queries and of keys in a block of FlexAttention's mask
+RECOMPILATIONS = 64  # limit of compiled graphs; torch's default of 8 is too low for many lengths and windows
 
 
 class AddTableGradient(torch.autograd.Function):
-    """Identity function of output and log-sum-exp, whose backward pass also returns the gradient of the table."""
+    """Identity function of output and log-sum-exp whose backward pass also returns the gradient of the table."""
 
     @staticmethod
     def forward(
@@ -28,65 +28,57 @@ class AddTableGradient(torch.autograd.Function):
     ):
         ctx.save_for_backward(out, lse, q, k, v, table)
         ctx.scale, ctx.window = scale, window
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # the log-sum-exp often has no gradient
         return out.view_as(out), lse.view_as(lse)
 
     @staticmethod
-    def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None):
-        from kerple.attention.diagonals import table_gradient  # needs Triton, which may be missing without a GPU
+    def backward(ctx, grad: Tensor, grad_lse: Tensor | None):
+        from kerple.attention.table_gradient import table_gradient  # needs Triton, which may be missing without a GPU
 
         out, lse, q, k, v, table = ctx.saved_tensors
-        grad = torch.zeros_like(out) if grad is None else grad
-        delta = (grad.float() * out.float()).sum(-1)  # (B, H, T), outside the kernel's op, so that torch can fuse it
+        delta = (grad.float() * out.float()).sum(-1)  # (B, H, T); computed here, where torch.compile can fuse it
         if grad_lse is not None:
             delta = delta - grad_lse
-        added = table_gradient(grad, q, k, v, table, lse, delta, ctx.scale, ctx.window)
-        return grad, grad_lse, None, None, None, added, None, None
+        grad_table = table_gradient(grad, q, k, v, table, lse, delta, ctx.scale, ctx.window)
+        return grad, grad_lse, None, None, None, grad_table, None, None
 
 
 def attend_flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    window: int | None,
-    scale: float | None = None,
-    differentiable_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None, scale: float, differentiable_lse: bool
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of T queries and T keys with an attention bias by distance.
 
-    T is padded to the next of a few fixed lengths (`ladder`), so that FlexAttention is compiled once for each of them.
+    T is padded to one of a few lengths (`padded_length`), so that FlexAttention is compiled for these lengths only.
 
     Args:
-        q: (B, H, T, δ). The dtype of q, k and v is used under autocast too.
-        k: (B, G, T, δ), G a divisor of H: consecutive query heads share a key head, which is not copied.
-        v: (B, G, T, δv).
-        table: (H, >= T), added to the scaled score at distance d; None for no bias.
-        window: Only keys at distance < window are seen; None for all.
-        scale: Factor of q·k; 1/√δ if None.
+        q: Queries (B, H, T, δ): batch, heads, tokens, head dimension. Autocast does not change the dtype of q, k and v.
+        k: Keys (B, G, T, δ). G divides H. Consecutive query heads share a key head, which is not copied.
+        v: Values (B, G, T, δv).
+        table: Attention bias of each head at distance d = 0, 1, …, (H, >= T); None for no bias.
+        window: Queries see only keys at distance < window; None for all.
+        scale: Factor of q·k.
         differentiable_lse: Whether the log-sum-exp is differentiable.
 
     Returns:
         The output (B, H, T, δv) in the dtype of q, and the log-sum-exp of the scores, (B, H, T) fp32.
     """
-    length, scale = q.shape[2], q.shape[3] ** -0.5 if scale is None else scale
-    padded = ladder(length)
+    length = q.shape[2]
+    padded = padded_length(length)
     rows = [F.pad(x, (0, 0, 0, padded - length)) for x in (q, k, v)] if padded > length else [q, k, v]
     line = None
     if table is not None:
         line = table.detach()[:, :padded]
         line = F.pad(line, (0, padded - line.shape[1])).contiguous()  # (H, padded)
-    kernel_options = tiles(shared_memory(q.device), max(q.shape[3], v.shape[3]))
     with torch.autocast(q.device.type, enabled=False):  # FlexAttention would round fp32 to bf16 under autocast
         if torch.compiler.is_compiling():
             mask = build_mask(padded, window, q.device)
-            out, lse = flex(rows[0], rows[1], rows[2], line, mask, scale, differentiable_lse, kernel_options)
+            out, lse = flex(rows[0], rows[1], rows[2], line, mask, scale, differentiable_lse)
         else:
             mask = causal_mask(padded, window, q.device)
             try:
-                out, lse = compiled_flex()(*rows, line, mask, scale, differentiable_lse, kernel_options)
-            except Exception as error:  # of the compiler or the chip
-                error.add_note("--model.attention blocks computes attention without this kernel")
+                out, lse = compiled_flex()(*rows, line, mask, scale, differentiable_lse)
+            except Exception as error:  # any error of the compiler or the chip
+                error.add_note("use --model.attention blocks, which computes attention without this kernel")
                 raise
     out, lse = out[:, :, :length], lse[:, :, :length]
     if table is not None and table.requires_grad and torch.is_grad_enabled():
@@ -95,38 +87,36 @@ def attend_flex(
 
 
 def flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    line: Tensor | None,
-    mask: BlockMask,
-    scale: float,
-    differentiable_lse: bool,
-    kernel_options: dict[str, Any],
+    q: Tensor, k: Tensor, v: Tensor, line: Tensor | None, mask: BlockMask, scale: float, differentiable_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    """FlexAttention with the bias ``line[h, m - n]``. It must be compiled: uncompiled, it stores T × T scores."""
+    """FlexAttention with the bias ``line[h, m - n]`` for query m and key n of head h.
+
+    It must be compiled, because uncompiled FlexAttention stores T × T scores.
+    """
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
-        # the function is also called for hidden pairs, where m - n may be negative
+        # FlexAttention also calls this function for hidden pairs, for which m - n may be negative
         return score + line[h, torch.clamp(m - n, min=0)]  # type: ignore[index]
 
     out, aux = flex_attention(  # type: ignore[call-overload]
         q, k, v, score_mod=None if line is None else add_bias, block_mask=mask, scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1], return_aux=AuxRequest(lse=True), kernel_options=kernel_options,
+        enable_gqa=q.shape[1] != k.shape[1], return_aux=AuxRequest(lse=True),
+        kernel_options=tiles(shared_memory(q.device), max(q.shape[3], v.shape[3])),
     )  # fmt: skip
-    # detached inside the compiled function: outside, the backward pass would get a tensor of zeros for it
+    # if it were detached outside, the compiled backward pass would get a tensor of zeros as its gradient
     return out, aux.lse if differentiable_lse else aux.lse.detach()
 
 
 def tiles(shared: int, dim: int) -> dict[str, Any]:
-    """Return kernel options with large tiles that fit the chip's shared memory and spill no register.
+    """Return options of FlexAttention's kernels with large tiles that fit the chip's shared memory and registers.
 
-    Torch's default for bf16 and δ = 64 needs 245,760 bytes of shared memory. An H100 has 232,448, so that the kernel
-    does not launch (pytorch issue 133254). These sizes come from ahead-of-time compilations (`benchmarks.gpu.kernels`).
+    Torch's default for bf16 and head dimension 64 needs 245,760 bytes of shared memory. An H100 has 232,448, so that
+    this kernel does not launch (pytorch issue 133254). The sizes returned here come from ahead-of-time compilations
+    (`benchmarks.gpu.kernels`).
 
     Args:
         shared: Bytes of shared memory available to a block of threads.
-        dim: The larger of δ and δv.
+        dim: The larger of the head dimensions of keys and values.
     """
     wide = dim > 64
     if shared >= 232_448:  # H100, H200, B200
@@ -136,25 +126,27 @@ def tiles(shared: int, dim: int) -> dict[str, Any]:
         backward = (64, 64, 64, 64, 8, 2) if wide else (32, 128, 128, 32, 8, 2)
         if shared >= 166_912:  # A100
             forward = (128, 64, 8, 3) if wide else (128, 64, 4, 3)
-        else:  # smaller chips of these families have 101,376 bytes
+        else:  # chips of capability 8.6 and 8.9 have 101,376 bytes
             forward = (64, 64, 4, 2) if wide else (128, 64, 8, 2)
-    names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
-    more = ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "num_warps", "num_stages")
+    forward_names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+    backward_names = ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "num_warps", "num_stages")
     return {
-        "ROWS_GUARANTEED_SAFE": True,  # every row sees itself
-        **{f"fwd_{name}": size for name, size in zip(names, forward, strict=True)},
-        **{f"bwd_{name}": size for name, size in zip(more, backward, strict=True)},
+        "ROWS_GUARANTEED_SAFE": True,  # every query sees at least its own key
+        **{f"fwd_{name}": size for name, size in zip(forward_names, forward, strict=True)},
+        **{f"bwd_{name}": size for name, size in zip(backward_names, backward, strict=True)},
     }
 
 
 @torch.compiler.assume_constant_result
 def shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory available to a block of threads; 0 on other devices than GPUs."""
-    properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    return 0 if properties is None else properties.shared_memory_per_block_optin
+    """Return the bytes of shared memory available to a block of threads; 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack the attribute
+    return properties.shared_memory_per_block_optin
 
 
-def ladder(length: int) -> int:
+def padded_length(length: int) -> int:
     """Return the smallest of 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, … that is at least ``length``."""
     step = MASK_BLOCK
     while 4 * step < length:
@@ -164,30 +156,37 @@ def ladder(length: int) -> int:
 
 @cache
 def compiled_flex() -> Callable[..., Any]:
-    """Return `flex`, compiled once per process, for networks that are not compiled."""
+    """Return `flex`, compiled; the same function in all calls, so that its graphs are reused."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
-    # fullgraph raises after the limit, instead of running uncompiled with T × T scores
+    # at the limit torch runs a function uncompiled; with fullgraph it raises an error
     return torch.compile(flex, dynamic=False, fullgraph=True)
 
 
 @lru_cache(maxsize=32)
 def causal_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
     """Return the cached result of `build_mask`."""
-    # training may reuse a mask from evaluation, and autograd does not save tensors made in inference mode
+    # training may reuse a mask from evaluation, and autograd cannot save tensors created in inference mode
     with torch.inference_mode(False), torch.no_grad():
         return build_mask(length, window, device)
 
 
 def build_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
-    """Build a causal mask from blocks of 128 × 128, without a T × T tensor; ``length`` must be a multiple of 128."""
+    """Build a causal mask with a window from blocks of 128 × 128, without a T × T tensor.
+
+    Args:
+        length: Number of tokens T, a multiple of 128.
+        window: Queries see only keys at distance < window; None for all.
+        device: Device of the mask.
+    """
     blocks = length // MASK_BLOCK
     window = length if window is None else window
     i = torch.arange(blocks, device=device)
-    offset = i[:, None] - i  # distance in blocks, (query block, key block)
-    visited = (offset >= 0) & ((offset - 1) * MASK_BLOCK + 1 < window)
-    whole = visited & (offset > 0) & ((offset + 1) * MASK_BLOCK - 1 < window)
+    offset = i[:, None] - i  # distance in blocks, (query blocks, key blocks)
+    visited = (offset >= 0) & ((offset - 1) * MASK_BLOCK + 1 < window)  # blocks with at least one visible pair
+    whole = visited & (offset > 0) & ((offset + 1) * MASK_BLOCK - 1 < window)  # blocks in which all pairs are visible
 
     def counts_and_indices(selected: Tensor) -> tuple[Tensor, Tensor]:
+        """Return, for each query block, the number of selected key blocks, and all key blocks, selected ones first."""
         order = selected.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
         return selected.sum(-1).to(torch.int32)[None, None], order.to(torch.int32)[None, None]
 

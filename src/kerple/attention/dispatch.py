@@ -22,113 +22,120 @@ def attend(
 ) -> Tensor:
     """Causal attention, softmax(q·k/√δ + bias)·v, with the modifications of a strategy.
 
-    The distance from query row m to key row n is d = m - n. The queries are the last Tq of the Tk rows: all rows in
-    training, the newest rows when keys come from a cache. Scores, softmax and the table's gradient are fp32 (fp64 for
-    fp64 input). Gradients are deterministic, except on CUDA with torch's ``sdpa``, or if a strategy gathers or
-    scatters. Under autocast, q, k, v are cast to its dtype, unless they are fp64. No backend rounds q·k to bf16 before
-    the softmax.
+    B is the batch size, H the number of query heads, and G the number of key heads. Tq queries attend to Tk keys. The
+    queries belong to the last Tq keys: to all keys in training, and to the newest keys in generation with a cache.
+
+    Scores, softmax and the gradient of the table are fp32 (fp64 for fp64 input). No implementation rounds q·k to bf16
+    before the softmax. Under autocast, q, k and v are cast to its dtype, except fp64. On CUDA, gradients may differ in
+    the last bit between runs if torch's ``sdpa`` is used, or if functions of the strategy gather or scatter values. All
+    other gradients are deterministic.
 
     Args:
-        q: (B, H, Tq, δ), Tq <= Tk. Any strides.
-        k: (B, G, Tk, δ) in the dtype of ``q``; query head h uses key head h // (H / G).
-        v: (B, G, Tk, δ') in the dtype of ``q``, δ' <= δ.
+        q: Queries (B, H, Tq, δ), Tq <= Tk, with any strides. With `AttentionSpec.neighbor_window` the last dimension
+            contains two halves.
+        k: Keys (B, G, Tk, δ) in the dtype of ``q``. G divides H, and query head h uses key head h // (H / G).
+        v: Values (B, G, Tk, δ') in the dtype of ``q``, δ' <= δ.
         spec: Modifications of the strategy.
         option: ``auto``, or the implementation to use; see `kerple.attention.backend.select`.
 
     Returns:
-        (B, H, Tq, δ') in the dtype of ``q``, or of autocast if it is enabled.
+        Tensor (B, H, Tq, δ') in the dtype of ``q`` after autocast.
 
     Raises:
         ValueError: If shapes or dtypes do not fit together.
+        UserError: If ``option`` is ``fused``, and no fused implementation supports this call.
     """
     check_inputs(q, k, v, spec)
     device = q.device.type
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
-    queries, length, width = q.shape[2], k.shape[2], v.shape[3]
+    queries, length, value_dim = q.shape[2], k.shape[2], v.shape[3]
     scale = q.shape[3] ** -0.5 if spec.scale is None else spec.scale
     window = None if spec.window is None or spec.window >= length else spec.window
-    neighbors, views = spec.neighbor_window, 1 if spec.neighbor_window is None else 2
-    if neighbors is not None and neighbors >= (length if spec.first else window or length):  # no key is far
-        q, k, neighbors, views = q.chunk(2, -1)[0], k.chunk(2, -1)[0], None, 1
+    neighbors = spec.neighbor_window
+    if neighbors is not None and neighbors >= (length if spec.first else window or length):
+        q, k, neighbors = q.chunk(2, -1)[0], k.chunk(2, -1)[0], None  # all keys are near: the first halves are enough
+    dim = q.shape[3] if neighbors is None else q.shape[3] // 2
     explicit = (spec.weight, spec.more_keys, spec.modify_scores, spec.add_to_output)
     backend = select(
         option,
         device=q.device,
         dtype=q.dtype,
-        dims=(q.shape[3] // views, width),
+        dims=(dim, value_dim),
         queries="all" if queries == length else "one" if queries == 1 else "last",
         few_keys=length <= FEW_KEYS,
-        # torch's own attention does not return the log-sum-exp, which a sink and two views need
+        # a sink and two halves need the log-sum-exp, which the kernels for tables return and torch's sdpa does not
         table=spec.table is not None or spec.sink is not None or neighbors is not None,
         window=window is not None,
         explicit=any(x is not None for x in explicit) or spec.first > 0,
     )
-    if backend in ("sdpa", "tiles") and width < q.shape[3] // views:  # torch's kernels need v as wide as q
-        v = F.pad(v, (0, q.shape[3] // views - width))
+    if backend in ("sdpa", "tiles") and value_dim < dim:  # torch's kernels need equal head dimensions of q and v
+        v = F.pad(v, (0, dim - value_dim))
     if backend == "sdpa":
-        grouped = k.shape[1] < q.shape[1]
-        if grouped and device == "cuda" and q.dtype == torch.float32:
-            # torch's kernels for grouped heads need half precision; for fp32 torch would store T × T scores
+        if k.shape[1] < q.shape[1] and device == "cuda" and q.dtype == torch.float32:
+            # torch's fused kernels for G < H need 16-bit input; for fp32 torch would store T × T scores
             k, v = repeat_for_query_heads(q, k, v)
-            grouped = False
+        grouped = k.shape[1] < q.shape[1]
         out = F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1, scale=scale, enable_gqa=grouped)
-        return out[..., :width]
-    dtype, precise = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        return out[..., :value_dim]
+    dtype, score_dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
     if length <= FEW_KEYS or backend == "reference":
-        q, k, v = (x.to(precise) for x in (q, k, v))
-    table, weight, sink = (None if x is None else x.to(precise) for x in (spec.table, spec.weight, spec.sink))
+        q, k, v = (x.to(score_dtype) for x in (q, k, v))
+    table, weight, sink = (None if x is None else x.to(score_dtype) for x in (spec.table, spec.weight, spec.sink))
     spec = replace(spec, scale=scale, window=window, table=table, weight=weight, sink=sink, neighbor_window=neighbors)
 
     def fused(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None) -> tuple[Tensor, Tensor]:
         if backend == "flex":
-            from kerple.attention.cuda import attend_flex  # slow to import, and not available on every machine
+            from kerple.attention.cuda import attend_flex  # imported here because the import is slow
 
             return attend_flex(q, k, v, table, window, scale, sink is not None or neighbors is not None)
         k, v = repeat_for_query_heads(q, k, v)
         if table is None:
-            table = q.new_zeros(q.shape[1], k.shape[2], dtype=precise)
-        return table_attention(q, k, v, table, window, table.requires_grad, scale)
+            table = q.new_zeros(q.shape[1], k.shape[2], dtype=score_dtype)
+        return table_attention(q, k, v, table, window, scale)
 
     if backend in ("flex", "tiles"):
-        attention = fused if neighbors is None else partial(two_views, fused, neighbors)
+        attention = fused if neighbors is None else partial(attend_halves, fused, neighbors)
         out, lse = attention(q, k, v, table, window)
-        if sink is not None:  # the total probability of the keys, (B, H, Tq, 1), multiplies the output
-            out = (out * torch.sigmoid(lse - sink_of_queries(sink))[..., None]).to(out.dtype)
+        if sink is not None:
+            key_probability = torch.sigmoid(lse - sink_of_queries(sink))[..., None]  # sum over keys, (B, H, Tq, 1)
+            out = (out * key_probability).to(out.dtype)
     elif backend == "blocks":
         out = attend_blocks(q, k, v, spec)
     else:
         with torch.autocast(device, enabled=False):
             out = attend_reference(q, k, v, spec)
-    return out[..., :width].to(dtype)
+    return out[..., :value_dim].to(dtype)
 
 
-def two_views(
+def attend_halves(
     attention: Fused, neighbors: int, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention to the last ``neighbors`` keys and attention to earlier keys, merged by their log-sum-exps.
+    """Attention to near keys with the first halves of q and k, and to far keys with the second halves.
 
-    Attention to the earlier (far) keys is causal too: query m sees the keys up to m - neighbors.
+    Near keys are the last ``neighbors`` keys up to the query, and far keys are earlier. The two outputs are merged by
+    their log-sum-exps. Attention to far keys is causal attention too, in which query m sees the keys up to
+    m - neighbors.
 
     Args:
         attention: Function of q, k, v, table and window that returns an output and a log-sum-exp.
         neighbors: Number of near keys.
-        q: (B, H, Tq, 2δ): the halves for near keys, followed by the halves for far keys.
-        k: (B, G, Tk, 2δ) likewise, Tk > neighbors.
-        v: (B, G, Tk, δ').
-        table: (H, >= Tk) or None.
+        q: Queries (B, H, Tq, 2δ).
+        k: Keys (B, G, Tk, 2δ), Tk > neighbors.
+        v: Values (B, G, Tk, δ').
+        table: Attention bias by distance, (H, >= Tk), or None.
         window: Number of near and far keys that a query sees, more than ``neighbors``; None for all.
 
     Returns:
-        (B, H, Tq, δ') in the dtype of q, and the log-sum-exp (B, H, Tq) over both views.
+        The output (B, H, Tq, δ') in the dtype of q, and the log-sum-exp (B, H, Tq) over all keys.
     """
     (near_q, far_q), (near_k, far_k) = q.chunk(2, -1), k.chunk(2, -1)
     near, near_lse = attention(near_q, near_k, v, table, neighbors)
     keys = k.shape[2] - neighbors
     queries = min(q.shape[2], keys)  # only the last queries see far keys
-    tables = None if table is None else table[:, neighbors:]
-    windows = None if window is None else window - neighbors
-    far, far_lse = attention(far_q[:, :, -queries:], far_k[:, :, :keys], v[:, :, :keys], tables, windows)
+    far_table = None if table is None else table[:, neighbors:]
+    far_window = None if window is None else window - neighbors
+    far, far_lse = attention(far_q[:, :, -queries:], far_k[:, :, :keys], v[:, :, :keys], far_table, far_window)
     far = F.pad(far, (0, 0, q.shape[2] - queries, 0))
     far_lse = F.pad(far_lse, (q.shape[2] - queries, 0), value=-torch.inf)
     fraction = torch.sigmoid(far_lse - near_lse)[..., None]  # probability of all far keys, (B, H, Tq, 1)
@@ -142,7 +149,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
     shapes = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
     alike = q.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
     _expect(alike and v.shape[3] <= q.shape[3], "q, k, v", shapes, "(B, H, Tq, δ), (B, G, Tk, δ), (B, G, Tk, δ' <= δ)")
-    # torch's fused kernel would divide by 0
+    # with an empty dimension torch's fused kernel would divide by 0
     _expect(0 not in (*q.shape, k.shape[1]), "q, k, v", shapes, "at least 1 sequence, head, row and dimension")
     _expect(heads % k.shape[1] == 0, "q, k, v", f"{heads} heads of q", f"a multiple of the {k.shape[1]} of k")
     _expect(queries <= length, "q", f"{queries} queries for {length} keys", "at most as many queries as keys")

@@ -1,8 +1,9 @@
-"""Blocks of attention biases as strided (Hankel) views of a table by distance (H, T), without a copy.
+"""Matrices of attention biases as strided views of a table of biases by distance, without a copy.
 
-Query m and key n have the distance d = m - n. If the *order of the queries is reversed*, the distance is constant along
-anti-diagonals. Then a block is a view with strides (1, 1) of one vector, called a Hankel matrix.
-`kerple.positions.token_positions.table_block` returns the same block as an explicit tensor.
+The table (H, T) has one row per head. Query m and key n have the distance d = m - n. If the order of the queries is
+reversed, the distance is constant along the anti-diagonals of the matrix. A matrix with this property is called a
+Hankel matrix. It is a view with strides (1, 1) of a vector. `kerple.positions.token_positions.table_block` returns the
+same matrix with the queries in their usual order.
 """
 
 import math
@@ -11,17 +12,18 @@ from torch import Tensor
 
 
 def hankel_line(table: Tensor, length: int, block: int, window: int | None, hidden: float = -math.inf) -> Tensor:
-    """Return the vector of which every block is a view.
+    """Return the vector of each head of which `hankel_view` returns views.
 
     Args:
-        table: (H, >= length); entry d is the bias at distance d.
-        length: Number of keys T.
-        block: Largest number of queries in a block.
+        table: Bias of each head at distance d = 0, 1, …, (H, >= length).
+        length: Number of keys.
+        block: Largest number of queries in a view.
         window: Distances >= window are hidden; None hides none.
-        hidden: Value at hidden distances and for future keys.
+        hidden: Value for hidden distances and for future keys.
 
     Returns:
-        (H, length + block) in the dtype of ``table``: distances length - 1 to 0, then entries for future keys.
+        Tensor (H, length + block) in the dtype of ``table``: the biases at distances length - 1 to 0, followed by
+        ``block`` entries for future keys.
     """
     line = table.new_full((table.shape[0], length + block), hidden)
     seen = length if window is None else min(length, window)
@@ -30,6 +32,13 @@ def hankel_line(table: Tensor, length: int, block: int, window: int | None, hidd
 
 
 def hankel_view(line: Tensor, length: int, rows: slice, columns: slice) -> Tensor:
-    """Return a view (H, rows, columns) of the vector of `hankel_line`; its first row is the *last* of ``rows``."""
+    """Return the biases of a block, (H, queries, keys), as a view of the result of `hankel_line`.
+
+    Args:
+        line: Result of `hankel_line`.
+        length: Number of keys that `hankel_line` got.
+        rows: Indices of the queries of the block. The first row of the result belongs to the *last* of them.
+        columns: Indices of the keys of the block.
+    """
     height, width = rows.stop - rows.start, columns.stop - columns.start
     return line.narrow(1, length - rows.stop + columns.start, height + width - 1).unfold(1, width, 1)

@@ -1,4 +1,4 @@
-"""Explicit attention with T × T tensors: the oracle of every test."""
+"""Explicit attention, which the tests compare with every other implementation."""
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ from kerple.positions.token_positions import AttentionWeights
 
 
 def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED) -> Tensor:
-    """Causal attention in the precision of its arguments, with explicit scores and probabilities.
+    """Causal attention in the precision of its arguments, with explicit scores (B, H, Tq, Tk) and probabilities.
 
-    Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. Tests compare every
-    other implementation with this one in fp64. Memory is O(B·H·T²).
+    Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. Tests of other
+    implementations call this function in fp64.
     """
     k, v = repeat_for_query_heads(q, k, v)
     length = k.shape[2]
@@ -49,5 +49,5 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMO
             s, v = torch.cat([spec.more_keys[0], s], -1), torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
         weights = torch.cat([s, *logits], -1).softmax(-1)[..., : v.shape[2]]
     p = weights.to(q.dtype)
-    out = p @ v  # (B, H, Tq, δ)
+    out = p @ v  # (B, H, Tq, δ')
     return out if spec.add_to_output is None else out + spec.add_to_output(p, v, rows, columns, seen)

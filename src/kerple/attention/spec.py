@@ -1,4 +1,10 @@
-"""`AttentionSpec`: the modifications of attention by a strategy, an argument of all implementations."""
+"""`AttentionSpec`, the modifications of attention by a strategy, and functions that several implementations use.
+
+Letters in shapes: B is the batch size. H is the number of query heads, and G the number of key heads, a divisor of H.
+Tq and Tk are the numbers of queries and keys. δ is the head dimension of queries and keys, and δ' that of values. The
+*row* of a token is its index among the Tk keys; the queries have the last Tq rows. d = m - n is the distance from a
+query in row m to a key in row n.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,24 +24,28 @@ class AttentionSpec:
     """Modifications of attention by a strategy; none by default.
 
     Args:
-        scale: Factor of q·k; 1/√δ if None.
-        table: Attention bias (H, >= Tk), added to the scaled score at distance d. Fused implementations expand neither
-            the table nor its gradient to T × T.
-        weight: (H, >= Tk), multiplies the scaled score at distance d, before the table is added.
-        window: Only keys at distance d < window are seen; None for all. Time and memory are O(T · window).
-        first: Number of first keys that every query sees in addition to its window.
-        sink: (H,) or (B, H, Tq), an additional logit in the softmax, without a value.
-        modify_scores: Function ``f(s, q, k, rows, columns, seen)`` that is called for each block of queries, and again
-            in the backward pass. Its arguments are the scores s (B, H, rows, columns) after weight and table; the
-            queries; the keys, repeated for the query heads; the slices of their row indices; and which keys each query
-            sees, bool (rows, columns). It returns new scores, or new scores and a sink (B, H, rows), or
-            `kerple.positions.AttentionWeights`. The last excludes a ``sink``.
-        add_to_output: Function ``f(p, v, rows, columns, seen)`` of the probabilities (B, H, rows, columns) of a block
-            and the values of its keys. It returns a term that is added to the output, (B, H, rows, δ').
-        more_keys: Scores (B, H, Tq, F) of additional keys, -inf for hidden keys, and their values (B, H, F, δ'). They
-            join the same softmax, and exclude ``modify_scores`` and ``add_to_output``.
-        neighbor_window: If given, scores are products of the first halves of queries and keys at distances below it,
-            and of the second halves at other distances.
+        scale: Factor of q·k; 1/√(last dimension of q) if None.
+        table: Attention bias of each head at distance d = 0, 1, …, (H, >= Tk). It is added to the scaled scores. Fused
+            implementations expand neither the table nor its gradient to Tq × Tk.
+        weight: Factor of the scaled scores at distance d = 0, 1, …, (H, >= Tk), applied before ``table`` is added.
+        window: Queries see only keys at distance d < window; None for all.
+        first: Number of first keys that later queries see in addition to their window. Without a window it has no
+            effect.
+        sink: Additional logit in the softmax, without a value, (H,) or (B, H, Tq).
+        modify_scores: Function ``f(s, q, k, rows, columns, seen)`` that changes the scores of a block of queries. It
+            may be called again in the backward pass. ``s`` are the scores (B, H, queries, keys) after ``weight`` and
+            ``table``. ``q`` are the queries, and ``k`` the keys, repeated for the query heads. ``rows`` and ``columns``
+            are slices with the rows of queries and keys. ``seen`` says which keys each query sees, bool (queries,
+            keys). The result is new scores, or new scores and a sink (B, H, queries), or
+            `kerple.positions.AttentionWeights`, which replace the softmax and ignore ``sink``.
+        add_to_output: Function ``f(p, v, rows, columns, seen)`` that returns a term (B, H, queries, δ'), which is added
+            to the output of a block of queries. ``p`` are the probabilities (B, H, queries, keys), and ``v`` the values
+            of these keys.
+        more_keys: Scores (B, H, Tq, F) of F additional keys, -inf for hidden keys, and their values (B, H, F, δ'). The
+            scores join the softmax after ``modify_scores``. They cannot be combined with ``add_to_output`` or with
+            `kerple.positions.AttentionWeights`.
+        neighbor_window: Scores at distances below it are products of the first halves of queries and keys. Scores at
+            other distances are products of the second halves. None if there are no halves.
     """
 
     scale: float | None = None
@@ -50,7 +60,7 @@ class AttentionSpec:
     neighbor_window: int | None = None
 
     def select_queries(self, queries: slice) -> "AttentionSpec":
-        """Return the specification for a block of queries."""
+        """Return the specification for a block of queries: ``sink`` and ``more_keys`` of only these queries."""
         sink = self.sink[:, :, queries] if self.sink is not None and self.sink.ndim == 3 else self.sink
         more_keys = None if self.more_keys is None else (self.more_keys[0][:, :, queries], self.more_keys[1])
         return replace(self, sink=sink, more_keys=more_keys)
@@ -62,7 +72,11 @@ UNMODIFIED = AttentionSpec()
 def query_blocks(queries: int, length: int, block: int, window: int | None) -> list[tuple[slice, slice]]:
     """Return, for each block of queries, its rows and the rows of the keys that at least one of its queries sees.
 
-    The queries are the last of ``length`` rows.
+    Args:
+        queries: Number of queries, which have the last of all rows.
+        length: Number of keys.
+        block: Largest number of queries in a block.
+        window: Queries see only keys at distance < window; None for all.
     """
     starts = range(length - queries, length, block)
     rows = [slice(start, min(length, start + block)) for start in starts]
@@ -70,7 +84,10 @@ def query_blocks(queries: int, length: int, block: int, window: int | None) -> l
 
 
 def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch.device) -> Tensor:
-    """Return which keys each query sees, bool (rows, columns): past keys in its window or among the first keys."""
+    """Return which keys each query sees, bool (queries, keys).
+
+    It sees its own and earlier keys, if they are in its window or among the ``spec.first`` first keys.
+    """
     queries = torch.arange(rows.start, rows.stop, device=device)
     keys = torch.arange(columns.start, columns.stop, device=device)
     distance = queries[:, None] - keys
@@ -82,23 +99,29 @@ def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch
 def scores(
     q: Tensor, k: Tensor, spec: AttentionSpec, rows: slice, columns: slice, product: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Return the products (B, H, rows, columns) of queries (B, H, rows, δ) and keys (B, H, columns, δ).
+    """Return the products (B, H, queries, keys) of queries (B, H, queries, δ) and keys (B, H, keys, δ).
 
-    With a ``neighbor_window`` they are products of the first halves for near keys, and of the second halves for others.
+    Args:
+        q: Queries.
+        k: Keys, repeated for all query heads.
+        spec: With ``neighbor_window``, the products are those of the halves that it defines.
+        rows: Rows of the queries.
+        columns: Rows of the keys.
+        product: Function that multiplies queries and keys of any equal last dimension.
     """
     if spec.neighbor_window is None:
-        return product(q, k)  # (B, H, rows, columns)
+        return product(q, k)
     near, far = map(product, q.chunk(2, -1), k.chunk(2, -1))
     all_pairs = torch.ones(near.shape[-2:], dtype=torch.bool, device=q.device)
     return torch.where(all_pairs.tril(rows.start - columns.start - spec.neighbor_window), far, near)
 
 
 def sink_of_queries(sink: Tensor) -> Tensor:
-    """Return a sink (H,) or (B, H, Tq) in a shape that broadcasts with (B, H, Tq)."""
+    """Return a sink (H,) as (H, 1), and a sink (B, H, Tq) unchanged; both broadcast with (B, H, Tq)."""
     return sink if sink.ndim == 3 else sink[:, None]
 
 
 def repeat_for_query_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Repeat keys and values (B, G, Tk, δ) for all query heads; (B, H, Tk, δ)."""
+    """Repeat keys (B, G, Tk, δ) and values (B, G, Tk, δ') for all H heads of ``q``; (B, H, Tk, δ), (B, H, Tk, δ')."""
     repeats = q.shape[1] // k.shape[1]
     return k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)

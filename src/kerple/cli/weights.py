@@ -13,7 +13,7 @@ from kerple.cli.arguments import peek
 from kerple.cli.classes import classes
 from kerple.data import TokenShards
 from kerple.model import Transformer
-from kerple.model.stored import fill
+from kerple.model.stored import copy_weights
 
 DATA_OPTIONS = ("length", "vocabulary")  # options of the model that the data determines
 
@@ -63,5 +63,5 @@ def start_from(network: Transformer, data: LightningDataModule, path: str, trust
             data.load_state_dict(states.get(type(data).__qualname__) or states.get("TokenShards") or {})
         else:
             check_tokenizer(data.folder, find_model(path))
-    print(f"weights of {path}:\n{fill(network, _read(path, trust or ''))}", flush=True)
+    print(f"weights of {path}:\n{copy_weights(network, _read(path, trust or ''))}", flush=True)
     _read.cache_clear()

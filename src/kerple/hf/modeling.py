@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from kerple.base.errors import UserError
 from kerple.model.cache import Cache
-from kerple.model.stored import transformer
+from kerple.model.stored import build_transformer
 from kerple.positions import Position
 
 REMOTE_PACKAGE = "transformers_modules."  # the package into which transformers imports the code of a model
@@ -27,7 +27,7 @@ class KerpleConfig(PreTrainedConfig):
     """Configuration of our network.
 
     Args:
-        network: Options of `kerple.model.stored.transformer`, including the strategy with its options.
+        network: Options of `kerple.model.stored.build_transformer`, including the strategy with its options.
     """
 
     model_type = "kerple"
@@ -87,7 +87,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: KerpleConfig) -> None:
         super().__init__(config)
-        self.network = transformer(config.network, remote=self.remote)
+        self.network = build_transformer(config.network, remote=self.remote)
         self.post_init()
         MODELS.add(self)
 
@@ -96,7 +96,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         """Load a model as transformers does, and compute the buffers that files do not hold, such as ALiBi's slopes."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        initial = transformer(model.config.network | {"vocabulary": 1, "hidden": 1}, remote=cls.remote)
+        initial = build_transformer(model.config.network | {"vocabulary": 1, "hidden": 1}, remote=cls.remote)
         stored = model.network.state_dict()
         for name, value in initial.named_buffers():
             if name not in stored:

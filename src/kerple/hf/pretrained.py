@@ -12,7 +12,7 @@ from kerple.hf.adapter import config_length, hugging_face_network
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.hf.source import bos_token, find_model, has_tokenizer, read_model, read_model_config
 from kerple.hf.translation import read_family
-from kerple.model.stored import StoredModel, fill, read_checkpoint, transformer
+from kerple.model.stored import StoredModel, build_transformer, copy_weights, read_checkpoint
 from kerple.positions import Position, Shape
 
 
@@ -53,8 +53,8 @@ def read_network(
     if position is None and config.model_type != "kerple":
         return hugging_face_network(model, length, None if scaling is None else STRATEGIES[scaling], begin)
     stored = read_family(config, model.state_dict())
-    network = transformer(stored.model, position)
-    if new := [name for name in fill(network, stored).new if name.startswith("positions.")]:
+    network = build_transformer(stored.model, position)
+    if new := [name for name in copy_weights(network, stored).new if name.startswith("positions.")]:
         reason = f"which has weights that the model lacks, such as {new[0]}"
         raise UserError(f"model.position: got {network.name}, {reason}; train them with `fit --weights`")
     network.bos = begin

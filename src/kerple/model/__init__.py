@@ -1,4 +1,4 @@
-"""The transformer: embedding, blocks, head, cache, generation, and cost."""
+"""The transformer, its options, loss, cache and generation of text, and estimates of its cost."""
 
 from kerple.model.batch import Batch
 from kerple.model.transformer import Transformer

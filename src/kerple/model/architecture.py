@@ -19,7 +19,10 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """Options of a decoder. The defaults are those of GPT-2; other values give Llama, GPT-NeoX or BLOOM.
+    """Options of a decoder of width D with H query heads.
+
+    The defaults give the blocks of GPT-2, but with exact GELU, without dropout, and with separate matrices of embedding
+    and head. Other values give Llama, GPT-NeoX or BLOOM.
 
     Args:
         head_dim: Head dimension; null for D / H.
@@ -27,29 +30,31 @@ class Architecture:
         per_layer: Whether each layer has its own instance of the positional strategy; null for the default of the
             strategy.
         hidden: Width of the hidden layer in each block's feed-forward network; null for 4·D.
-        bias: Whether linear layers and LayerNorms have biases. The head has none.
-        qkv_bias: Whether the projection of queries, keys and values has a bias; null for the value of ``bias``.
-        qk_norm: Whether queries and keys of each head are normalised by an RMSNorm before the strategy is applied. It
-            bounds the scores (Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442, section 2).
-            The gain has one number per dimension and is shared by the heads. ``all`` normalises all heads together, and
-            the gain has one number per head and dimension, as in OLMo 2 (arXiv 2501.00656).
-        tied: Whether input and output embeddings share one matrix.
-        norm: Normalisation, ``layer`` or ``rms``.
+        bias: Whether linear layers and LayerNorms have biases. The head never has one.
+        qkv_bias: Whether the projection to queries, keys and values has a bias; null for the value of ``bias``.
+        qk_norm: Whether an RMSNorm normalises queries and keys of each head before the strategy is applied. This bounds
+            the scores (Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442, section 2). The
+            heads share one gain per dimension. ``all`` normalises all heads together, with one gain per head and
+            dimension, as in OLMo 2 (arXiv 2501.00656).
+        tied: Whether embedding and head share one matrix.
+        norm: ``layer`` for LayerNorm, ``rms`` for RMSNorm.
         norm_placement: ``pre`` normalises the inputs of attention and feed-forward network. ``post`` normalises their
             outputs before they are added to the residual stream (OLMo 2). ``both`` does both (Gemma 3).
-        eps: Epsilon of the norms.
-        init: Standard deviation of the initial weights. 0.02 suits widths near 768; a width of 64 trains faster with
+        eps: Epsilon of all norms.
+        init: Standard deviation of the initial weights. 0.02 suits widths near 768. A width of 64 trains faster with
             1/√64.
         activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation), ``relu`` or ``silu``.
-        gated: Whether a second layer of the feed-forward network multiplies the activations, as in SwiGLU.
+        gated: Whether a second linear layer of the input multiplies the activations of the feed-forward network, as in
+            SwiGLU.
         parallel: Whether attention and feed-forward network of a block have the same input, as in GPT-NeoX.
         embedding_norm: Whether the token embeddings are normalised before positions are added, as in BLOOM.
-        embedding_scale: Factor of the token embeddings, √D in Gemma.
-        logit_cap: Logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2); null for no cap.
+        embedding_scale: Factor of the token embeddings; √D in Gemma.
+        logit_cap: Positive number c; logits x become c · tanh(x / c) (Gemma 2, arXiv 2408.00118, section 2). Null for
+            unchanged logits.
         dropout: Dropout probability of the embeddings and of the outputs of attention and feed-forward network.
         attention: Implementation of attention. ``auto`` selects the fastest one that supports the strategy, and logs
-            it. ``fused`` is an error if this would be attention in blocks of queries. ``blocks`` and ``reference``
-            force these implementations (`kerple.attention.backend`).
+            the choice. ``fused`` does the same, but raises an error if the choice is attention in blocks of queries.
+            ``blocks`` and ``reference`` select these implementations (`kerple.attention.backend`).
 
     Raises:
         UserError: If an option is unknown or out of range.
@@ -77,21 +82,24 @@ class Architecture:
     attention: AttentionOption = "auto"
 
     def __post_init__(self) -> None:
-        if self.hidden is not None and self.hidden < 1:
-            raise UserError(f"hidden: got {self.hidden}, expected a positive width")
-        if self.init <= 0:
-            raise UserError(f"init: got {self.init}, expected a positive standard deviation such as 0.02")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout: got {self.dropout}, expected a probability in [0, 1)")
-        places = ("pre", "post", "both")
-        for name, accepted in (("activation", ACTIVATIONS), ("norm", ("layer", "rms")), ("norm_placement", places)):
-            if getattr(self, name) not in accepted:
-                raise UserError(f"{name}: got {getattr(self, name)!r}, expected one of {', '.join(accepted)}")
+        for name, valid, expected in (
+            ("hidden", self.hidden is None or self.hidden >= 1, "a positive width"),
+            ("init", self.init > 0, "a positive standard deviation such as 0.02"),
+            ("dropout", 0 <= self.dropout < 1, "a probability in [0, 1)"),
+            ("activation", self.activation in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
+            ("norm", self.norm in ("layer", "rms"), "layer or rms"),
+            ("norm_placement", self.norm_placement in ("pre", "post", "both"), "pre, post or both"),
+        ):
+            if not valid:
+                raise UserError(f"model.{name}: got {getattr(self, name)!r}, expected {expected}")
 
     def make_norm(self, dim: int) -> nn.Module:
         """Return a LayerNorm or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) of width ``dim``."""
         return nn.RMSNorm(dim, self.eps) if self.norm == "rms" else nn.LayerNorm(dim, self.eps, bias=self.bias)
 
     def make_block_norm(self, dim: int, place: Literal["pre", "post"]) -> nn.Module:
-        """Return the norm before (``pre``) or after (``post``) a sublayer, or the identity if there is none."""
+        """Return the norm before (``pre``) or after (``post``) attention and feed-forward network.
+
+        It is the identity if ``norm_placement`` has no norm there.
+        """
         return self.make_norm(dim) if self.norm_placement in (place, "both") else nn.Identity()

@@ -1,4 +1,4 @@
-"""Attention probabilities of one layer, computed in addition to the network's own attention."""
+"""Attention probabilities of a layer, computed in addition to the attention in its forward pass."""
 
 import copy
 from dataclasses import replace
@@ -14,13 +14,19 @@ from kerple.positions import Position
 def attention_probabilities(
     attention: SelfAttention, x: Tensor, position: Position, context: PositionContext
 ) -> Tensor:
-    """Return the probabilities (B, H, T, T) of a layer, given the arguments of its forward pass.
+    """Return the probabilities (B, H, queries, keys) of all T tokens as queries and keys.
 
-    They are computed in fp32 (fp64 in an fp64 network) by explicit attention to one-hot values, whose output is the
-    probabilities. They are 0 for future keys. With a sink, rows sum to less than 1.
+    They are computed in fp32 (fp64 in an fp64 network), as the output of explicit attention to one-hot values. They are
+    0 for keys that a query does not see. With a sink, the probabilities of a query sum to less than 1.
+
+    Args:
+        attention: The layer.
+        x: Input of the layer, (B, T, D).
+        position: Strategy of the layer.
+        context: Contribution of the strategy to the forward pass, without a cache.
     """
     dtype = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
     with torch.autocast(x.device.type, enabled=False):
         q, k, _, spec = copy.deepcopy(attention).to(dtype).prepare(x.to(dtype), position, context)
-        one_hot = torch.eye(x.shape[1], device=x.device, dtype=dtype).expand(*k.shape[:2], -1, -1)  # (B, G, T, T)
-        return attend_reference(q, k, one_hot, replace(spec, add_to_output=None))
+        values = torch.eye(x.shape[1], device=x.device, dtype=dtype).expand(*k.shape[:2], -1, -1)  # (B, G, T, T)
+        return attend_reference(q, k, values, replace(spec, add_to_output=None))

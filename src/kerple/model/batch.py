@@ -3,10 +3,10 @@
 from torch import Tensor
 
 Batch = dict[str, Tensor]
-"""Tensors by name.
+"""Tensors by name. Only ``tokens`` is always present.
 
-- ``tokens`` (B, T + 1) int64: inputs are all tokens except the last, targets all tokens except the first.
-- ``scored`` (B, T) bool: which targets count; missing if all do.
-- ``index`` (B,) int64: numbers of blocks in evaluation, -1 for rows that only fill the batch.
-- ``sizes`` (B, axes) int64: sizes of the problems of a task.
+- ``tokens`` (B, T + 1) int64: inputs are all tokens except the last, and targets are all tokens except the first.
+- ``scored`` (B, T) bool: which targets contribute to the loss; without it all targets do.
+- ``index`` (B,) int64: in evaluation, the index of each block; -1 for rows that only complete the batch.
+- ``sizes`` (B, axes) int64: sizes of each problem of a task, one for each axis of its test grid.
 """

@@ -21,14 +21,14 @@ class GatedMLP(nn.Module):
         self.down = nn.Linear(hidden, dim, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Apply the feed-forward network, (B, T, D) -> (B, T, D)."""
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), followed by x + mlp(norm(x)); ``norm_placement`` names other places of the norms.
+    """Block x ← x + attention(norm(x)), then x ← x + mlp(norm(x)). `Architecture` has options for other norms.
 
-    With ``parallel`` it is x + attention(norm(x)) + mlp(norm(x)) (Black et al. 2022, arXiv 2204.06745).
+    With ``parallel`` the block is x + attention(norm(x)) + mlp(norm(x)) (Black et al. 2022, arXiv 2204.06745).
     """
 
     def __init__(self, shape: Shape, architecture: Architecture) -> None:
@@ -49,16 +49,16 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(architecture.dropout)
 
     @property
-    def into_residual(self) -> tuple[nn.Linear, nn.Linear]:
-        """The layers that write into the residual stream."""
+    def residual_layers(self) -> tuple[nn.Linear, nn.Linear]:
+        """Linear layers whose outputs are added to the residual stream."""
         down = self.mlp.down if isinstance(self.mlp, GatedMLP) else self.mlp[-1]
         return self.attention.out, cast(nn.Linear, down)
 
     def forward(
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
     ) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        attended = self.attention_out_norm(self.attention(self.attention_norm(x), position, context, cache))
-        middle = x + self.dropout(attended)
-        mixed = self.mlp_out_norm(self.mlp(self.mlp_norm(x if self.parallel else middle)))
-        return middle + self.dropout(mixed)
+        """Apply the block, (B, T, D) -> (B, T, D)."""
+        attention_out = self.attention_out_norm(self.attention(self.attention_norm(x), position, context, cache))
+        residual = x + self.dropout(attention_out)
+        mlp_out = self.mlp_out_norm(self.mlp(self.mlp_norm(x if self.parallel else residual)))
+        return residual + self.dropout(mlp_out)

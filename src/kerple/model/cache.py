@@ -1,4 +1,7 @@
-"""Cache of keys and values for generation."""
+"""Cache of keys and values for generation.
+
+B is the batch size, H the number of query heads, G the number of key heads, and T the number of tokens in the cache.
+"""
 
 from dataclasses import dataclass, field
 
@@ -13,11 +16,12 @@ class LayerCache:
     """Cache of one layer.
 
     Args:
-        window: Number of last rows that the cache keeps; None for all.
-        keys: Keys (B, G, T, ·) after `Position.transform_qk`, None before the first call.
-        values: Values (B, G, T, δ), None before the first call.
-        state: `Position.token_state` of these tokens, (B, H, T, c), or None.
-        first: Separate cache of the first tokens, for queries whose window does not contain them; None without one.
+        window: Number of last tokens that the cache keeps; None for all.
+        keys: Keys (B, G, T, δ') after `Position.transform_qk`; None before the first call.
+        values: Values (B, G, T, δ); None before the first call.
+        state: `Position.token_state` of the tokens in the cache, (B, H, T, c); None if the strategy has no state.
+        first: Cache of the first tokens of the input, for queries whose window does not contain them; None if such
+            queries do not see the first tokens, or if ``window`` is None.
     """
 
     window: int | None = None
@@ -27,7 +31,10 @@ class LayerCache:
     first: "LayerCache | None" = None
 
     def append(self, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append new rows, (B, ·, t, ·) each. Return the earlier rows and the new rows, (B, ·, T + t, ·) each."""
+        """Append keys, values and state of t new tokens.
+
+        Return those of the T tokens that were in the cache and of the new tokens. The cache then keeps only its window.
+        """
         if self.keys is not None and self.values is not None:
             k, v = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
             state = state if state is None or self.state is None else torch.cat([self.state, state], 2)
@@ -44,7 +51,7 @@ class Cache:
     Args:
         visibility: Keys that a query sees in calls with this cache.
         layers: Cache of each layer.
-        tokens: Tokens so far (B, T), None before the first call.
+        tokens: All earlier tokens (B, T); None before the first call.
     """
 
     visibility: Visibility = EVERYTHING
@@ -53,7 +60,7 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Number of tokens so far."""
+        """Number of earlier tokens."""
         return 0 if self.tokens is None else self.tokens.shape[1]
 
     def append(self, tokens: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class Chip:
         name: Part of the name from `torch.cuda.get_device_name`.
         flops: Dense bf16 FLOPs per second.
         memory: Memory in bytes.
-        link: Bytes per second from a device to others in its machine.
+        link: Bytes per second from a device to the other devices of its machine.
     """
 
     name: str
@@ -40,7 +40,7 @@ CHIPS = (
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations per token of a forward pass. A product of a × b and b × c matrices counts 2abc.
+    """Floating-point operations per token of a forward pass. A product of a × b and b × c matrices has 2abc.
 
     Args:
         products: Operations of the linear layers, including the head.
@@ -57,14 +57,17 @@ class Flops:
 
 
 def flops(network: Transformer, length: int) -> Flops:
-    """Return the FLOPs per token for segments of ``length`` tokens, without the positional strategy."""
+    """Return the FLOPs per token for segments of ``length`` tokens, without those of the positional strategy."""
     excluded = {m for p in network.positions for m in p.modules()}
     weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear) and m not in excluded)
     return Flops(2 * weights, len(network.blocks) * 2 * network.shape.heads * network.shape.head_dim * length)
 
 
 def count_parameters(network: Transformer) -> dict[str, int]:
-    """Return the number of parameters of each part; a matrix of both embedding and head counts as embedding."""
+    """Return the number of parameters of each part of the network, such as ``embedding``, ``blocks`` and ``head``.
+
+    The strategies are the part ``positions``. A matrix that embedding and head share is counted as ``embedding``.
+    """
     parts: dict[str, int] = {}
     strategies = set(network.positions.parameters())
     for name, p in network.named_parameters():  # each parameter once, under its first name
@@ -77,7 +80,9 @@ def count_parameters(network: Transformer) -> dict[str, int]:
 def memory(
     network: Transformer, batch: int, length: int, precision: torch.dtype | None, moments: float = 2.0
 ) -> dict[str, int]:
-    """Compute the memory of a training step on each device, from tensors without data that autograd saves.
+    """Compute the memory of a training step on a GPU.
+
+    The forward pass runs on fake tensors, which have no data. The tensors that autograd saves in it are counted.
 
     Args:
         network: Network on the meta device. It cannot be used afterwards.
@@ -88,22 +93,22 @@ def memory(
 
     Returns:
         Bytes of ``weights``, ``gradients``, moments of the ``optimiser``, ``activations``, ``logits`` and ``total``.
-        Activations are tensors saved by the blocks of a network that is not compiled, including copies of weights in a
-        lower precision. Logits are tensors saved by head and loss. Processes that exchange gradients in buckets need
-        twice the bytes of ``gradients``.
+        ``activations`` are the tensors saved by embedding, blocks and last norm of a network that is not compiled,
+        including copies of weights in a lower precision. ``logits`` are the tensors saved by head and loss. Processes
+        that exchange gradients in buckets need twice the bytes of ``gradients``.
     """
     tied = network.head.weight is network.embedding.weight
     with FakeTensorMode(allow_non_fake_inputs=True):
-        network.to_empty(device="cpu")  # a fake CPU
+        network.to_empty(device="cpu")  # replaces parameters by fake tensors, which have a device and no data
         if tied:
             network.head.weight = network.embedding.weight
         weights = sum(p.numel() * p.element_size() for p in network.parameters())
-        counted = {p.untyped_storage()._cdata for p in network.parameters()}
+        excluded = {p.untyped_storage()._cdata for p in network.parameters()}
         tokens = torch.zeros(batch, length, dtype=torch.int64)
         with torch.autocast("cpu", precision, enabled=precision is not None):
-            with stored_for_backward(counted) as activations:
+            with stored_for_backward(excluded) as activations:
                 features = network.features(tokens).flatten(0, 1)
-            with stored_for_backward(counted) as logits:
+            with stored_for_backward(excluded) as logits:
                 sizes = ChunkSizes.of_device(torch.device("cuda"))
                 target_losses(network.head, features, tokens.flatten(), sizes=sizes)
     parts: dict[str, int] = {"weights": weights, "gradients": weights, "optimiser": int(moments * weights)}
@@ -112,18 +117,19 @@ def memory(
 
 
 @contextmanager
-def stored_for_backward(counted: set[int]) -> Iterator[dict[int, int]]:
-    """Context that records the bytes of each storage that autograd saves.
+def stored_for_backward(excluded: set[int]) -> Iterator[dict[int, int]]:
+    """Context manager that yields a dict with the bytes of each storage that autograd saves, by its address.
 
-    Storages in ``counted`` are not recorded; recorded storages are added to it.
+    Args:
+        excluded: Addresses of storages that are not counted. Counted storages are added to it.
     """
     sizes: dict[int, int] = {}
-    alive: list[Any] = []  # keeps the storages alive, so that addresses stay unique
+    alive: list[Any] = []  # keeps the storages alive, so that no address is used again
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if storage._cdata not in counted:
-            counted.add(storage._cdata)
+        if storage._cdata not in excluded:
+            excluded.add(storage._cdata)
             sizes[storage._cdata] = storage.nbytes()
             alive.append(storage)
         return x

@@ -1,4 +1,9 @@
-"""`FirstTokens`: scores of the first tokens of an input for queries whose window does not contain them."""
+"""`FirstTokens`: scores of the first tokens of an input for queries whose window does not contain them.
+
+With a `Visibility` that has a window and F first tokens, these scores are computed separately if there is a cache, or
+if the distances of the first tokens are not the true ones. B is the batch size, H the number of query heads, G the
+number of key heads, δ the head dimension, and Tq the number of queries.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,7 +19,7 @@ from kerple.positions.base import HOOKS
 from kerple.positions.products import precise, product
 from kerple.positions.visibility import Visibility
 
-# hooks that allow changed distances of the first tokens
+# hooks of strategies that can be evaluated at any distance; with other hooks, distances must be the true ones
 DISTANCE_HOOKS = ("bias", "score_scale", "transform_qk", "sink_logit", "transform_output")
 
 
@@ -23,11 +28,11 @@ class FirstTokens:
     """First tokens as keys of queries whose window does not contain them.
 
     Args:
-        queries: Positions of the queries for scores of the first tokens.
-        keys: Positions of the first tokens that are not in the cache.
-        hidden: Which first tokens are in the window of each query or in its future, (Tq, F) bool.
-        bias: `Position.bias` at their distances, (H, Tq, F) fp32, or None.
-        weight: `Position.score_scale` at their distances, (H, Tq, F) fp32, or None.
+        queries: Positions of the queries, with the distances to the first tokens that `Visibility` defines.
+        keys: Positions of the first tokens that are not yet in the cache.
+        hidden: Which first tokens a query does not see here, because they are in its window or later, (Tq, F) bool.
+        bias: `Position.bias` for each query and first token, (H, Tq, F) fp32; None if the strategy has none.
+        weight: `Position.score_scale` for each query and first token, (H, Tq, F) fp32; None if the strategy has none.
     """
 
     queries: TokenPositions
@@ -38,18 +43,25 @@ class FirstTokens:
 
     @classmethod
     def of(cls, position: Position, positions: TokenPositions, cached: int | None) -> "FirstTokens":
-        """Compute the attributes for a forward pass; the arguments are those of `prepare_context`."""
+        """Compute the attributes for a forward pass.
+
+        Args:
+            position: The strategy.
+            positions: Positions of all tokens, including tokens in the cache, with their visibility.
+            cached: Number of tokens in the cache, which are not queries; None without a cache.
+        """
         visibility = positions.visibility
         window, first, distances = visibility.window, visibility.first, visibility.distances
         assert window is not None
         queries, keys = positions[cached:], positions[:first]
         hidden = queries.rows[:, None] - keys.rows < window  # (Tq, F)
         if distances != "true":
-            query_rows, key_rows = queries.rows.clamp(max=first + window - 1), keys.rows
-            if distances == "capped":
-                query_rows, key_rows = torch.full_like(query_rows, window), torch.zeros_like(key_rows)
-            queries = replace(queries, ids=query_rows, contiguous=False)
-            keys = replace(keys, ids=key_rows, contiguous=False)
+            # distances of "cache": positions count only the keys in the cache
+            query_ids, key_ids = queries.rows.clamp(max=first + window - 1), keys.rows
+            if distances == "capped":  # every first token has the distance ``window``
+                query_ids, key_ids = torch.full_like(query_ids, window), torch.zeros_like(key_ids)
+            queries = replace(queries, ids=query_ids, contiguous=False)
+            keys = replace(keys, ids=key_ids, contiguous=False)
         pairs = QueryKeyBlock(queries, replace(keys, contiguous=False), ~hidden)
         bias = pairs.evaluate(position.bias) if position.uses("bias") else None
         weight = pairs.evaluate(position.score_scale) if position.uses("score_scale") else None
@@ -58,15 +70,15 @@ class FirstTokens:
     def scores_and_values(
         self, position: Position, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor]:
-        """Return `AttentionSpec.more_keys`.
+        """Return scores (B, H, Tq, F) and values (B, H, F, δ) of the first tokens, for `AttentionSpec.more_keys`.
 
         Args:
             position: The strategy.
             q: Queries (B, H, Tq, δ) before `Position.transform_qk`.
-            k: Keys (B, G, Tq, δ) before `Position.transform_qk`.
-            v: Values (B, G, Tq, δ).
-            state: `Position.token_state` of these tokens, (B, H, Tq, c), or None.
-            cache: The layer's cache, to which new first tokens are added, or None.
+            k: Keys (B, G, Tq, δ) of the same tokens, before `Position.transform_qk`.
+            v: Values (B, G, Tq, δ) of the same tokens.
+            state: `Position.token_state` of the same tokens, (B, H, Tq, c), or None.
+            cache: The layer's cache, or None. First tokens among these tokens are added to it.
         """
         far_q, _ = position.transform_qk(q, k, state, self.queries)
         first = LayerCache() if cache is None or cache.first is None else cache.first
@@ -84,13 +96,13 @@ class FirstTokens:
 
 
 def is_separable(position: Position, visibility: Visibility) -> bool:
-    """Whether the scores of the first tokens can be computed separately from those of the window."""
-    pairwise = not (position.uses("modify_scores") or position.uses("add_to_output"))
-    return pairwise and position.neighbor_window is None and visibility.window is not None and visibility.first > 0
+    """Whether queries see first tokens in addition to a window, and the scores of these can be computed separately."""
+    joint = position.uses("modify_scores") or position.uses("add_to_output") or position.neighbor_window is not None
+    return visibility.window is not None and visibility.first > 0 and not joint
 
 
 def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
-    """Create the cache of a layer, which keeps the tokens that its queries may see."""
+    """Create the cache of a layer. It keeps the tokens that later queries may see."""
     visibility = visibility.narrow(position.window)
     if is_separable(position, visibility):
         return LayerCache(visibility.window, first=LayerCache())
@@ -98,10 +110,16 @@ def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
 
 
 def check_distances(position: Position, visibility: Visibility) -> None:
-    """Raise a UserError if the scores of a strategy need true distances, and ``visibility`` changes distances."""
-    others = (hook for hook in HOOKS if hook not in DISTANCE_HOOKS and position.uses(hook))
-    other_distances = position.neighbor_window is not None or not position.prefix_consistent
-    if visibility.distances != "true" and (other_distances or any(others)):
+    """Check that a strategy supports the distances of the first tokens in ``visibility``.
+
+    Raises:
+        UserError: If the distances are not the true ones, but the strategy needs these.
+    """
+    needs_true = position.neighbor_window is not None or not position.prefix_consistent
+    needs_true = needs_true or any(hook not in DISTANCE_HOOKS and position.uses(hook) for hook in HOOKS)
+    if visibility.distances != "true" and needs_true:
+        name = type(position).__name__
         raise UserError(
-            f"distances: got {visibility.distances!r}, expected true for {type(position).__name__}, which needs it"
+            f"distances: got {visibility.distances!r}, expected true for {name}, whose scores cannot be computed at "
+            "other distances; set true, or use another strategy"
         )

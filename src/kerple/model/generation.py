@@ -11,11 +11,15 @@ from kerple.positions.visibility import EVERYTHING, Visibility
 
 
 class _NextTokenLogits:
-    """Computes the logits after the last token, with a cache if the strategy allows it."""
+    """Function from all tokens so far, (B, T) int64, to the logits of the next token, (B, V).
+
+    It keeps a cache between calls if the strategy allows one. The tokens of a call must be those of the call before,
+    followed by at least one new token.
+    """
 
     def __init__(self, network: Any, visibility: Visibility = EVERYTHING) -> None:
         self.network, self.visibility = network, visibility
-        # if angles depend on the length of the input, cached keys would be wrong
+        # without a cache if keys depend on the length of the input, because cached keys would be wrong
         self.cache = network.new_cache(visibility) if network.prefix_consistent else None
         self.cached = 0
 
@@ -35,29 +39,29 @@ def choose(
     """Draw one token for each row.
 
     Args:
-        logits: (B, V).
+        logits: Logits (B, V) of V tokens for each row of the batch.
         temperature: Divisor of the logits; 0 selects the most likely token.
         top_k: Draw only from the k most likely tokens, k >= 1; None for all.
-        top_p: Draw only from the smallest set of most likely tokens whose probabilities sum to at least this number in
-            (0, 1] (Holtzman et al. 2020, arXiv 1904.09751); None for all.
-        generator: Generator of the random numbers.
+        top_p: Draw only from the smallest set of most likely tokens whose probabilities, after ``top_k``, sum to at
+            least this number in (0, 1] (Holtzman et al. 2020, arXiv 1904.09751); None for all.
+        generator: Generator of the random numbers; None for torch's default generator.
 
     Returns:
-        (B,) int64.
+        The token of each row, (B,) int64.
 
     Raises:
         UserError: If a number is out of range.
     """
-    if not temperature >= 0:  # true for NaN
-        raise UserError(f"temperature: got {temperature}, expected 0 (the most likely token) or more")
+    if not temperature >= 0:  # refuses NaN too
+        raise UserError(f"temperature: got {temperature}, expected 0 (selects the most likely token) or more")
     if top_k is not None and top_k < 1:
-        raise UserError(f"top_k: got {top_k}, expected at least 1")
+        raise UserError(f"top_k: got {top_k}, expected at least 1, or none for all tokens")
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"top_p: got {top_p}, expected a probability in (0, 1]")
     if temperature == 0:
         return logits.argmax(-1)
     ordered, order = logits.float().sort(-1, descending=True)  # (B, V) each
-    # differences from the largest logit, because a temperature near 0 makes logits infinite, and ∞ - ∞ is NaN
+    # differences from the largest logit: divided by a temperature near 0, logits become infinite, and ∞ - ∞ is NaN
     scaled = (ordered - ordered[:, :1]) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None:
         scaled[:, top_k:] = float("-inf")
@@ -80,24 +84,25 @@ def generate(
     visibility: Visibility = EVERYTHING,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """Continue prompts of equal length, and yield each new token.
+    """Continue prompts of equal length, one token at a time.
 
     Args:
         network: A `kerple.model.Transformer` in evaluation mode.
-        prompt: (B, T) int64, T >= 1.
-        steps: Largest number of new tokens.
+        prompt: Tokens (B, T) int64, T >= 1.
+        steps: Largest number of new tokens in each row.
         temperature: See `choose`.
         top_k: See `choose`.
         top_p: See `choose`.
-        stop: Stop token. A row that has generated it repeats it. The iterator ends when all rows have generated it.
-        visibility: Keys that a query sees.
-        generator: Generator of the random numbers.
+        stop: Stop token; None for none. A row that has generated it repeats it. Generation ends when all rows have
+            generated it.
+        visibility: Keys that a query sees in every layer.
+        generator: See `choose`.
 
     Yields:
         The next token of each row, (B,) int64.
 
     Raises:
-        UserError: If the prompt is empty, or the strategy cannot reach a position.
+        UserError: If a prompt is empty, or the strategy cannot represent a position.
     """
     if prompt.shape[1] < 1:
         raise UserError("prompt: got no tokens, expected at least one to continue")
@@ -117,25 +122,21 @@ def generate(
 
 @torch.inference_mode()
 def fill_in(network: Any, tokens: Tensor, scored: Tensor) -> Tensor:
-    """Generate the scored targets greedily; other targets are copied from ``tokens``.
+    """Return ``tokens`` with the scored targets replaced by the most likely tokens, generated from left to right.
 
-    Prompts may have different lengths, and copied tokens may interrupt an answer. Padding is on the right, so that it
-    does not change positions.
+    Rows may have prompts of different lengths. Tokens that are not generated may follow generated ones. Padding must be
+    on the right, so that it does not change positions.
 
     Args:
         network: A `kerple.model.Transformer` in evaluation mode.
-        tokens: (B, T + 1) int64; the values of scored targets are not used.
-        scored: Whether the network generates each target, (B, T) bool.
+        tokens: Tokens (B, T + 1) int64. The values of scored targets do not influence the result.
+        scored: Which targets are generated, (B, T) bool; target t is token t + 1.
 
     Returns:
-        (B, T + 1) int64: ``tokens`` with the scored targets replaced by the generated ones.
+        Tensor (B, T + 1) int64.
     """
-    written = tokens.clone()
-    columns = scored.any(0).nonzero().flatten().tolist()
-    if not columns:
-        return written
-    next_logits = _NextTokenLogits(network)
-    for t in range(columns[0], columns[-1] + 1):
-        logits = next_logits(written[:, : t + 1])  # (B, V)
-        written[:, t + 1] = torch.where(scored[:, t], logits.argmax(-1), tokens[:, t + 1])
-    return written
+    result, next_logits = tokens.clone(), _NextTokenLogits(network)
+    for t in scored.any(0).nonzero().flatten().tolist():  # targets that are generated in at least one row
+        logits = next_logits(result[:, : t + 1])  # (B, V)
+        result[:, t + 1] = torch.where(scored[:, t], logits.argmax(-1), tokens[:, t + 1])
+    return result

@@ -1,4 +1,8 @@
-"""The loss of each target, computed in chunks, so that not all logits of a long segment are in memory at once."""
+"""Loss of each target, computed in chunks of logits.
+
+Evaluation, and training with many logits, do not keep all logits in memory. N is the number of targets, D the width of
+the network, and V the number of token ids.
+"""
 
 import math
 from collections.abc import Callable
@@ -17,12 +21,13 @@ from kerple.positions.products import precise
 
 @dataclass(frozen=True)
 class ChunkSizes:
-    """Sizes of the chunks of logits.
+    """Sizes of the chunks of logits. A logit counts as one number, not as a row of V numbers.
 
     Args:
-        logits: Number of logits per chunk.
-        stored: Largest number of logits stored for the backward pass. More logits are computed again.
-        rows: Smallest number of rows per chunk, because products of few rows with a large matrix are slow.
+        logits: Approximate number of logits per chunk.
+        stored: Largest number of logits that are stored for the backward pass. If there are more, none is stored, and
+            the backward pass computes each chunk again.
+        rows: Smallest number of targets per chunk, because products of few rows with a large matrix are slow.
     """
 
     logits: int
@@ -31,11 +36,12 @@ class ChunkSizes:
 
     @classmethod
     def of_device(cls, device: torch.device) -> "ChunkSizes":
-        """Return the sizes for a device.
+        """Return the default sizes for a device.
 
-        On a CPU, chunks of 8 MiB of fp32 logits stay in the cache. At the size of the demo this takes half the time of
-        a single chunk. On a GPU, up to 2 GiB of bf16 logits are stored, because computing them again takes a seventh of
-        the operations of a step. Larger numbers of logits have chunks of 2²⁸, to limit the number of kernel launches.
+        On a CPU, chunks of 8 MiB of fp32 logits stay in the processor's cache. For the network of ``make demo`` this
+        takes half the time of a single chunk. On a GPU, up to 2 GiB of bf16 logits are stored, because computing them
+        again takes a seventh of the operations of a step. If there are more, chunks have 2²⁸ logits, which limits the
+        number of kernel launches.
         """
         return cls(2**21, 2**26) if device.type == "cpu" else cls(2**28, 2**30)
 
@@ -53,28 +59,28 @@ def target_losses(
 ) -> Tensor:
     """Return the negative log-likelihood of each target, in nats.
 
-    The log-softmax is computed in fp32 or better, also under autocast. Logits are computed chunk by chunk. If there are
-    too many to store for the backward pass, each chunk is computed again.
-    `torch.nn.functional.linear_cross_entropy` of torch 2.13 is slower on a CPU (1.4 times), and returns a bf16 loss for
-    bf16 input.
+    The log-softmax is computed in fp32 (fp64 for fp64 features), also under autocast. Without gradients, or with more
+    than ``sizes.stored`` logits, only one chunk of logits is in memory at a time. This function is used instead of
+    `torch.nn.functional.linear_cross_entropy`, which takes 1.4 times as long on a CPU in torch 2.13, and returns a bf16
+    loss for bf16 input.
 
     Args:
-        head: Linear layer from D to the vocabulary V, without bias.
-        features: (N, D).
-        targets: (N,) int64, below V.
-        losses_of_rows: `row_losses`, or a compiled version of it.
+        head: Linear layer from D features to V logits, without bias.
+        features: Inputs of the head, (N, D).
+        targets: Token ids (N,) int64, below V.
+        losses_of_rows: `row_losses`, or a compiled version of it; None for `row_losses`.
         sizes: Sizes of the chunks; None for the default of the device.
-        cap: Cap of the logits, see `cap_logits`.
+        cap: Cap of the logits, see `cap_logits`; None for no cap.
 
     Returns:
-        (N,) fp32, or fp64 for fp64 features.
+        Tensor (N,) fp32, or fp64 for fp64 features.
     """
     sizes, losses_of_rows = sizes or ChunkSizes.of_device(features.device), losses_of_rows or row_losses
     logits, training = len(targets) * head.out_features, torch.is_grad_enabled()
     recompute = training and logits > sizes.stored
-    # if all logits are stored, chunks save no memory; on a GPU one chunk casts the weight only once
+    # if all logits are stored, chunks save no memory; a single chunk on a GPU casts the weight only once
     logits_per_chunk = logits if training and not recompute and features.is_cuda else sizes.logits
-    # chunks of nearly equal size, so that a compiled loss has one graph
+    # `Tensor.chunk` makes chunks of nearly equal size, so that a compiled loss needs few graphs
     chunks = max(1, math.ceil(len(targets) / max(sizes.rows, logits_per_chunk // head.out_features)))
     losses_of = partial(checkpoint, losses_of_rows, use_reentrant=False) if recompute else losses_of_rows
     pairs = zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
@@ -87,7 +93,14 @@ def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
 
 
 def row_losses(features: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
-    """Return the losses (N,) of one chunk, from features (N, D), the head's weight (V, D) and targets (N,)."""
+    """Return the losses (N,) of the targets (N,) of one chunk.
+
+    Args:
+        features: Inputs of the head, (N, D).
+        weight: Weight of the head, (V, D).
+        targets: Token ids (N,) int64.
+        cap: Cap of the logits; None for no cap.
+    """
     logits = cap_logits(precise(F.linear(features, weight)), cap)  # (N, V)
     if torch.compiler.is_compiling() or logits.device.type != "cpu":
         return F.cross_entropy(logits, targets, reduction="none")
@@ -95,10 +108,10 @@ def row_losses(features: Tensor, weight: Tensor, targets: Tensor, cap: float | N
 
 
 class CrossEntropyInPlace(torch.autograd.Function):
-    """`torch.nn.functional.cross_entropy` that overwrites the logits.
+    """Cross entropy of each target that overwrites the logits.
 
     The memory of the logits (N, V) is reused for the log-probabilities, and then for the gradient. On a CPU this takes
-    0.65 times as long as `cross_entropy`, which allocates three tensors of this size.
+    0.65 times as long as `torch.nn.functional.cross_entropy`, which allocates three tensors of this size.
     """
 
     @staticmethod
@@ -111,6 +124,7 @@ class CrossEntropyInPlace(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         log_probabilities, targets = ctx.saved_tensors
-        logit_gradient = log_probabilities.exp_()  # (softmax - onehot(target)) · gradient of the loss
+        # the gradient of a row of logits is (softmax - onehot(target)) · gradient of the loss
+        logit_gradient = log_probabilities.exp_()
         logit_gradient[torch.arange(len(targets), device=targets.device), targets] -= 1
         return logit_gradient.mul_(gradient[:, None]), None

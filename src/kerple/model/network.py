@@ -1,7 +1,7 @@
-"""`Network`: the protocol of models that can be measured, and optional capabilities for some measurements.
+"""`Network`, the protocol of models that can be measured, and optional capabilities that some measurements need.
 
-Any object with the three members of `Network` can be measured. Capabilities are base classes, so that a measurement can
-test for them with `isinstance`.
+Any object with the three members of `Network` can be measured. A capability is a base class, so that a measurement can
+test for it with `isinstance`. B is the batch size and T the number of tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -25,9 +25,11 @@ class Network(Protocol):
     training_length: int | None
 
     def losses(self, tokens: Tensor, last: int | None = None) -> Tensor:
-        """Return the losses (B, T) of the targets of tokens (B, T + 1) int64, in nats, fp32 or fp64.
+        """Return the losses (B, T) of the targets, in nats, fp32 or fp64.
 
-        With ``last``, only the losses of the last targets, (B, last).
+        Args:
+            tokens: Tokens (B, T + 1) int64: the first T are inputs, and the last T are their targets.
+            last: Number of last targets whose losses are returned, (B, last); None for all.
         """
         ...
 
@@ -42,11 +44,11 @@ class Limited(ABC):
 
 
 class Windows(ABC):
-    """Network whose attention can be limited to some keys."""
+    """Network whose queries can be limited to some keys, for example to a window."""
 
     @abstractmethod
     def losses(self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING) -> Tensor:
-        """`Network.losses`, if each query sees only the keys of ``visibility``."""
+        """Return the losses of `Network.losses` if each query sees only the keys of ``visibility``."""
 
 
 class Offset(ABC):
@@ -56,10 +58,10 @@ class Offset(ABC):
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
-        """`Windows.losses`, with ``offset`` added to every position.
+        """Return the losses of `Windows.losses` with ``offset`` added to every position.
 
-        An offset for each input token, (T,) int64, is ignored in layers with a window. There it would cause distances
-        that do not occur in training.
+        ``offset`` may also be a tensor (T,) int64 with one number per input token. Layers with a window ignore such a
+        tensor, because their window would contain distances that do not occur in training.
         """
 
 
@@ -68,7 +70,7 @@ class Generation(ABC):
 
     @abstractmethod
     def continued(self, tokens: Tensor, steps: int) -> list[int]:
-        """Return the ids of at most ``steps`` tokens, generated greedily after the tokens (1, T) int64."""
+        """Return the ids of at most ``steps`` tokens after ``tokens`` (1, T) int64, the most likely token each time."""
 
 
 class AttentionInside(ABC):
@@ -76,14 +78,18 @@ class AttentionInside(ABC):
 
     @abstractmethod
     def visit_attention(self, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
-        """Process the tokens (B, T) int64; call ``visit`` with each layer's index and probabilities (B, H, T, T)."""
+        """Call ``visit(layer, probabilities)`` for each layer in a forward pass of the tokens (B, T) int64.
+
+        ``probabilities`` (B, H, T, T) have the dimensions batch, heads, queries and keys.
+        """
 
 
 class Embedding:
-    """Network with a layer for token embeddings, whose gradients can be computed.
+    """Network with a layer of token embeddings, for gradients with respect to its output.
 
     Attributes:
-        embedding: Layer of the token embeddings. It is not a property, which would hide a submodule of this name.
+        embedding: Layer of the token embeddings. It is an annotation and not a property, because a property would hide
+            a submodule of the same name.
     """
 
     embedding: nn.Embedding

@@ -1,4 +1,8 @@
-"""Causal multi-head attention that calls the hooks of a positional strategy."""
+"""Causal multi-head attention that calls the hooks of a positional strategy.
+
+B is the batch size, T the number of tokens, D the width of the network, and δ the head dimension. H is the number of
+query heads, and G the number of heads of keys and values. Tq and Tk are the numbers of queries and keys.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -16,15 +20,16 @@ from kerple.positions.visibility import EVERYTHING, Visibility
 
 @dataclass(frozen=True)
 class PositionContext:
-    """Contribution of a strategy to one forward pass. It is computed once for all layers with the strategy.
+    """Contribution of a strategy to one forward pass. It is computed once for all layers that share the strategy.
 
     Args:
         positions: Positions of all tokens, including tokens in the cache.
         queries: Positions of the queries, which are the last tokens.
-        table: `Position.bias` at all distances, (H, T) fp32, or None.
-        weight: `Position.score_scale` at all distances, (H, T) fp32, or None.
+        table: `Position.bias` at distances 0 to T - 1, (H, T) fp32. None if the strategy has no bias, or if positions
+            are not contiguous, so that the bias is evaluated for each pair.
+        weight: `Position.score_scale` at distances 0 to T - 1, (H, T) fp32, or None for the same reasons.
         attention: Option for the implementation of attention, see `kerple.attention.backend`.
-        first: First tokens, if their scores are computed separately.
+        first: First tokens, if their scores are computed separately; None if not.
     """
 
     positions: TokenPositions
@@ -39,8 +44,8 @@ class SelfAttention(nn.Module):
     """Attention with H query heads and G heads of keys and values; query head h uses key head h // (H / G).
 
     Args:
-        shape: Width D and number of heads H.
-        architecture: Options of the network; kv_heads is G.
+        shape: Width D, number of heads H and head dimension δ.
+        architecture: Options of the network; ``kv_heads`` is G.
 
     Raises:
         UserError: If G does not divide H.
@@ -51,7 +56,7 @@ class SelfAttention(nn.Module):
         heads, kv_heads, head_dim = shape.heads, architecture.kv_heads, shape.head_dim
         kv_heads = heads if kv_heads is None else kv_heads
         if kv_heads < 1 or heads % kv_heads:
-            raise UserError(f"kv_heads: got {kv_heads}, expected a divisor of the {heads} heads")
+            raise UserError(f"model.kv_heads: got {kv_heads}, expected a divisor of model.heads, which is {heads}")
         bias, qkv_bias, eps = architecture.bias, architecture.qkv_bias, architecture.eps
         self.heads, self.kv_heads = heads, kv_heads
         self.widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
@@ -63,10 +68,10 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
     ) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Apply the layer, (B, T, D) -> (B, T, D)."""
         q, k, v, spec = self.prepare(x, position, context, cache)
-        mixed = position.transform_output(attend(q, k, v, spec, context.attention), x)  # (B, H, T, δ)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        out = position.transform_output(attend(q, k, v, spec, context.attention), x)  # (B, H, T, δ)
+        return self.out(out.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the output of ``qkv``, (B, T, (H + 2·G)·δ), into queries (B, H, T, δ), keys and values (B, G, T, δ)."""
@@ -79,9 +84,9 @@ class SelfAttention(nn.Module):
     def prepare(
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
     ) -> tuple[Tensor, Tensor, Tensor, AttentionSpec]:
-        """Return the arguments of `kerple.attention.attend`, after the hooks of the strategy."""
+        """Return queries, keys, values and modifications for `kerple.attention.attend`; update the cache."""
         q, k, v = self.split(self.qkv(x))
-        q, k = _normalised(self.q_norm, q), _normalised(self.k_norm, k)
+        q, k = _normalise(self.q_norm, q), _normalise(self.k_norm, k)
         state = position.token_state(x, context.queries, None if cache is None else cache.state)
         first = context.first
         more_keys = None if first is None else first.scores_and_values(position, q, k, v, state, cache)
@@ -92,11 +97,11 @@ class SelfAttention(nn.Module):
         return q, k, v, spec if more_keys is None else replace(spec, first=0, more_keys=more_keys)
 
 
-def _normalised(norm: nn.Module, x: Tensor) -> Tensor:
-    """Normalise queries or keys (B, H, T, δ), each head separately or all heads together."""
+def _normalise(norm: nn.Module, x: Tensor) -> Tensor:
+    """Normalise queries or keys (B, heads, T, δ): each head separately or, with a wider norm, all heads together."""
     if not isinstance(norm, nn.RMSNorm):
         return x
-    precise = x.to(norm.weight.dtype)  # in the dtype of the weights, because autocast ignores RMSNorm
+    precise = x.to(norm.weight.dtype)  # autocast does not convert the input of RMSNorm
     if norm.normalized_shape[0] == x.shape[-1]:
         return norm(precise).to(x.dtype)
     return norm(precise.transpose(1, 2).flatten(2)).to(x.dtype).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
@@ -108,17 +113,18 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
     Args:
         position: The strategy.
         context: Contribution of the strategy to this forward pass.
-        q: Queries (B, H, Tq, δ') after `Position.transform_qk`.
-        v: Values (B, G, Tk, δ).
+        q: Queries (B, H, Tq, δ') after `Position.transform_qk`, which may change the head dimension.
+        v: Values (B, G, Tk, δ) of all keys, including keys in the cache.
         state: `Position.token_state` of the keys, (B, H, Tk, c), or None.
 
     Raises:
-        UserError: If the bias or the factor of the scores does not have a row for each head.
+        UserError: If `Position.bias` or `Position.score_scale` does not return a row for each head.
     """
     for hook, table in (("bias", context.table), ("score_scale", context.weight)):
         if table is not None and len(table) != q.shape[1]:
             name = f"{type(position).__module__}.{type(position).__name__}.{hook}"
-            raise UserError(f"{name}: got shape {tuple(table.shape)}, expected ({q.shape[1]} heads, distances)")
+            expected = f"({q.shape[1]}, {table.shape[-1]}), one row per head"
+            raise UserError(f"{name}: got shape {tuple(table.shape)}, expected {expected}")
     keys = context.positions[-v.shape[2] :]
     visibility = context.positions.visibility
 
@@ -127,7 +133,7 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
 
     def modify_scores(s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor) -> Modified:
         block = block_of(rows, columns, seen)
-        if not keys.contiguous:  # for contiguous keys, attention has applied the tables
+        if not keys.contiguous:  # for contiguous keys, attention has applied the tables of the context
             if position.uses("score_scale"):
                 s = s * block.evaluate(position.score_scale)
             if position.uses("bias"):
@@ -139,14 +145,14 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
 
     pairwise = not keys.contiguous and (position.uses("bias") or position.uses("score_scale"))
     return AttentionSpec(
-        v.shape[-1] ** -0.5,
-        context.table,
-        context.weight,
-        visibility.window,
-        visibility.first,
-        position.sink_logit(q, context.queries),
-        modify_scores if pairwise or position.uses("modify_scores") else None,
-        add_to_output if position.uses("add_to_output") else None,
+        scale=v.shape[-1] ** -0.5,  # the scale for δ, although `Position.transform_qk` may change the head dimension
+        table=context.table,
+        weight=context.weight,
+        window=visibility.window,
+        first=visibility.first,
+        sink=position.sink_logit(q, context.queries),
+        modify_scores=modify_scores if pairwise or position.uses("modify_scores") else None,
+        add_to_output=add_to_output if position.uses("add_to_output") else None,
         neighbor_window=position.neighbor_window,
     )
 
@@ -163,14 +169,14 @@ def prepare_context(
 
     Args:
         position: The strategy.
-        positions: Positions of all tokens.
+        positions: Positions of all tokens, including tokens in the cache.
         tokens: All tokens (B, T), including tokens in the cache.
         visibility: Keys that a query sees. A narrower window of the strategy takes precedence.
         attention: Option for the implementation of attention.
         cached: Number of tokens in the cache, which are not queries; None without a cache.
 
     Raises:
-        UserError: If the scores of the strategy do not allow the distances of ``visibility``.
+        UserError: If the strategy does not support the distances of ``visibility``.
     """
     visibility = visibility.narrow(position.window)
     positions = replace(position.remap_positions(positions, tokens), visibility=visibility)

@@ -1,4 +1,4 @@
-"""`StoredModel`: options and weights of a stored model, and their transfer to a `Transformer`."""
+"""`StoredModel`, the options and weights of a stored model, and functions that make a `Transformer` of it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -22,11 +22,11 @@ NETWORK_OPTIONS = ("position", "layers", "dim", "heads", *(field.name for field 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """Options and weights of a stored model, as a `Transformer` of this project expects them.
+    """Options and weights of a stored model, with the names that they have in this project.
 
     Args:
-        model: Options of `LanguageModel`: sizes, architecture, position, the training length as ``length`` and the
-            number of rows of the embedding as ``vocabulary``.
+        model: Options of `kerple.training.language_model.LanguageModel`: sizes, architecture and position. ``length``
+            is the training length, and ``vocabulary`` the number of rows of the embedding.
         weights: Weights by their names in `Transformer`, including those of the positional strategy.
     """
 
@@ -36,6 +36,10 @@ class StoredModel:
 
 def read_checkpoint(path: str, classes: Classes) -> StoredModel:
     """Read the options and weights from a checkpoint of `fit`.
+
+    Args:
+        path: Path of the checkpoint.
+        classes: Classes that its configuration may name.
 
     Raises:
         UserError: If the checkpoint contains no model.
@@ -50,11 +54,11 @@ def read_checkpoint(path: str, classes: Classes) -> StoredModel:
         length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise not_a_checkpoint(path, error) from error
-    options = {key: value for key, value in model.items() if key in NETWORK_OPTIONS}  # without options of training
+    options = {key: value for key, value in model.items() if key in NETWORK_OPTIONS}  # without those of training
     return StoredModel({**options, "length": length, "vocabulary": rows}, weights)
 
 
-def transformer(
+def build_transformer(
     model: Mapping[str, Any],
     position: Callable[[Shape], Position] | None = None,
     remote: Iterable[type[Position]] = (),
@@ -64,21 +68,25 @@ def transformer(
     Args:
         model: The options.
         position: Function that builds another strategy from the shape; None for the strategy in ``model``.
-        remote: Classes that the options may name in addition to those of this project.
+        remote: Strategies that the options may name in addition to those of this project.
 
     Raises:
         UserError: If the options contradict each other.
     """
     options = dict(model)
     shape = Shape(options.pop("dim"), options.pop("heads"), options.pop("length"))
-    stored = options.pop("position")
-    return Transformer(shape, position=position or build_strategy(stored, remote), **options)
+    stored_position = options.pop("position")
+    return Transformer(shape, position=position or build_strategy(stored_position, remote), **options)
 
 
 def build_strategy(
     config: Mapping[str, Any] | str, remote: Iterable[type[Position]] = ()
 ) -> Callable[[Shape], Position]:
-    """Return the function that builds a strategy from the shape, given a class_path and init_args.
+    """Return the function that builds a strategy from the shape.
+
+    Args:
+        config: Name of the strategy's class, or a mapping with its ``class_path`` and its options as ``init_args``.
+        remote: Strategies that ``config`` may name in addition to those of this project.
 
     Raises:
         UserError: If the class is neither a strategy of this project nor in ``remote``.
@@ -90,63 +98,70 @@ def build_strategy(
 
 
 @dataclass(frozen=True)
-class Account:
-    """Result of a transfer of weights: numbers of entries that were copied, are new, and were not copied, by name."""
+class CopiedWeights:
+    """Result of `copy_weights`: numbers of entries of tensors, by the name of the tensor.
 
-    carried: dict[str, int]
+    Args:
+        copied: Entries that were copied.
+        new: Entries of the network that keep their initial values.
+        not_copied: Entries of the stored model that were not copied, because the network has no tensor of this name or
+            another strategy.
+    """
+
+    copied: dict[str, int]
     new: dict[str, int]
-    left: dict[str, int]
+    not_copied: dict[str, int]
 
     def __str__(self) -> str:
         lines = []
-        for title, counts in (("carried over", self.carried), ("new", self.new), ("left behind", self.left)):
+        for title, counts in (("carried over", self.copied), ("new", self.new), ("left behind", self.not_copied)):
             strategy = [name for name in counts if name.startswith("positions.")]
             names = f" ({', '.join(strategy)})" if strategy else ""
             lines.append(f"{title + ':':<13} {len(counts):>4} tensors, {sum(counts.values()):>13,} numbers{names}")
         return "\n".join(lines)
 
 
-def fill(network: Transformer, source: StoredModel) -> Account:
-    """Copy weights into a network.
+def copy_weights(network: Transformer, source: StoredModel) -> CopiedWeights:
+    """Copy the weights of a stored model into a network.
 
-    Weights of the strategy are copied only if its class is the same. All other weights must have the same shape, but
-    the network's embedding may have more rows, which keep their values.
-
-    Returns:
-        Numbers of copied, new and uncopied entries.
+    Weights of the strategy are copied only if network and stored model have the same class of strategy. Weights must
+    have the same shape in both, except that embedding and head of the network may have more rows. The additional rows
+    keep their values.
 
     Raises:
-        UserError: If the shape of a weight differs. The network is then unchanged.
+        UserError: If a shape differs, or the stored model lacks a weight outside the strategy. The network is then
+            unchanged.
     """
     position = source.model["position"]
     class_path = position if isinstance(position, str) else position["class_path"]
     same_strategy = class_path.rpartition(".")[2] == type(network.positions[0]).__name__
-    carried: Weights = {}
+    copied: Weights = {}
     state = _without_duplicates(network.state_dict())
     for name, value in state.items():
         stored = source.weights.get(name)
         if name.startswith("positions.") and (stored is None or not same_strategy):
             continue
         if stored is None or not _shape_fits(name, stored, value):
-            shape = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
-            advice = "remove the options that change its shape"
+            given = "no weight" if stored is None else f"shape {tuple(stored.shape)}"
+            advice = "remove the options that add it or change its shape"
             if name.startswith("positions."):
                 advice = f"set data.length to {source.model['length']}, or use another strategy"
             elif name in VOCABULARY_ROWS and stored is not None:
                 advice = f"set data.vocabulary to {len(stored)}"
-            raise UserError(f"weights: got {shape} for {name}, expected {tuple(value.shape)}; {advice}")
-        carried[name] = stored
+            raise UserError(f"weights: got {given} for {name}, expected {tuple(value.shape)}; {advice}")
+        copied[name] = stored
     with torch.no_grad():
-        for name, stored in carried.items():
+        for name, stored in copied.items():
             (state[name][: len(stored)] if stored.ndim else state[name]).copy_(stored)
-    counts = {name: value.numel() - (carried[name].numel() if name in carried else 0) for name, value in state.items()}
-    new = {name: count for name, count in counts.items() if count}
-    left = {name: weight.numel() for name, weight in _without_duplicates(source.weights).items() if name not in carried}
-    return Account({name: weight.numel() for name, weight in carried.items()}, new, left)
+    counts = {name: weight.numel() for name, weight in copied.items()}
+    new = {name: value.numel() - counts.get(name, 0) for name, value in state.items()}
+    stored_counts = {name: weight.numel() for name, weight in _without_duplicates(source.weights).items()}
+    not_copied = {name: count for name, count in stored_counts.items() if name not in counts}
+    return CopiedWeights(counts, {name: count for name, count in new.items() if count}, not_copied)
 
 
 def _without_duplicates(weights: Weights) -> Weights:
-    """Return the weights with one name for each tensor, because embedding and head may share a matrix."""
+    """Return the weights without the later names of tensors that have two, because embedding and head may share one."""
     first = {weight.data_ptr(): name for name, weight in reversed(weights.items())}
     return {name: weight for name, weight in weights.items() if first[weight.data_ptr()] == name}
 

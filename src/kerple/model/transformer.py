@@ -25,21 +25,22 @@ from kerple.positions.visibility import EVERYTHING, Visibility
 if TYPE_CHECKING:
     from kerple.positions.modules import Modules
 
-GRAPHS = 64  # largest number of graphs of a compiled block, one per length, window and mode
+GRAPHS = 64  # largest number of graphs of a compiled block: one per length, window, and mode (training or evaluation)
 
 
 class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInside, Embedding):
-    """Pre-norm decoder with any positional strategy (Chi et al. 2022, arXiv 2205.09921, section 5).
+    """Decoder with any positional strategy (Chi et al. 2022, arXiv 2205.09921, section 5).
 
-    Weights are initialised from N(0, init²), and weights of layers that write into the residual stream from
-    N(0, init² / (2 · layers)). Biases start at 0. Strategies initialise their own parameters.
+    Initial weights of embedding and linear layers have the distribution N(0, init²). Linear layers whose outputs are
+    added to the residual stream have N(0, init² / (2 · layers)). Initial biases are 0. Strategies initialise their own
+    parameters.
 
     Args:
         shape: Width D, number of heads H and training length.
         layers: Number of blocks.
-        vocabulary: Number of token ids V, including padding.
-        position: Function that builds a strategy from the shape. It is called once if all layers share the strategy. It
-            is called once per layer if they do not.
+        vocabulary: Number of token ids V. It may include unused ids, for example to be a multiple of 128.
+        position: Function that builds a strategy from the shape. It is called once if all layers share the strategy.
+            It is called once per layer if they do not.
         **options: Options of `kerple.model.architecture.Architecture`.
 
     Raises:
@@ -51,14 +52,15 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
     ) -> None:
         super().__init__()
         if vocabulary < 1:
-            raise UserError(f"vocabulary: got {vocabulary}, expected a positive number")
+            raise UserError(f"model.vocabulary: got {vocabulary}, expected a positive number")
         architecture = Architecture(**options)
         shape = replace(shape, head_width=architecture.head_dim)
         self.shape = shape
         self.training_length: int | None = shape.length
         self.embedding_scale, self.logit_cap = architecture.embedding_scale, architecture.logit_cap
         self.attention = architecture.attention
-        # registered first, because DDP expects gradients in reverse order, and those of a shared strategy come last
+        # registered first: DDP expects gradients in the reverse order of registration, and those of a shared strategy
+        # are complete last
         self.positions = cast("Modules[Position]", nn.ModuleList())
         self.embedding = nn.Embedding(vocabulary, shape.dim)
         self.dropout = nn.Dropout(architecture.dropout)
@@ -66,16 +68,18 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         self.blocks = cast("Modules[Block]", nn.ModuleList(Block(shape, architecture) for _ in range(layers)))
         self.norm = architecture.make_norm(shape.dim)
         self.head = nn.Linear(shape.dim, vocabulary, bias=False)
-        self.run_block, self.row_losses = run_block, row_losses  # `compile` replaces them
+        self.run_block, self.row_losses = run_block, row_losses  # `compile` replaces these functions
         self._initialise(architecture.init)
         if architecture.tied:
             self.head.weight = self.embedding.weight
         self.positions.extend(_strategies(position, replace(shape, layers=layers), architecture.per_layer))
         self.name = type(self.positions[0]).__name__
         self.bos: int | None = None
-        """Token that is added before every input, and that every query sees; None for none. Lengths exclude it."""
+        """Token that is added before every input, and that every query sees; None for none.
+
+        Lengths and windows exclude it."""
         self.places: Callable[[Tensor], Tensor] | None = None
-        """Function from tokens (B, T) to `TokenPositions.places` (B, T) int64, or None."""
+        """Function from tokens (B, T) to `TokenPositions.places` (B, T) int64; None if no task assigns places."""
 
     def _initialise(self, std: float) -> None:
         for module in self.modules():
@@ -84,8 +88,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for block in self.blocks:
-            for into_residual in block.into_residual:
-                nn.init.normal_(into_residual.weight, std=std / (2 * len(self.blocks)) ** 0.5)
+            for layer in block.residual_layers:
+                nn.init.normal_(layer.weight, std=std / (2 * len(self.blocks)) ** 0.5)
 
     def forward(
         self,
@@ -98,14 +102,14 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         """Return the logits of the next token after each token.
 
         Args:
-            tokens: (B, T) int64.
-            visibility: Keys that a query sees in every layer. With a cache, it must equal that of the cache.
+            tokens: Token ids (B, T) int64.
+            visibility: Keys that a query sees in every layer. With a cache, it must be the visibility of the cache.
             offset: Number added to every position.
-            cache: Cache from `new_cache`. The tokens follow the tokens in the cache, and are added to it.
+            cache: Cache from `new_cache`, which contains all earlier tokens. ``tokens`` are added to it.
             last: Number of last tokens whose logits are returned; None for all.
 
         Returns:
-            (B, T, V), or (B, last, V), in the precision of the head.
+            Logits (B, T, V), or (B, last, V), in the dtype of the head's output.
 
         Raises:
             UserError: If the cache has another visibility, or the strategy cannot represent a position.
@@ -116,7 +120,11 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
     def features(
         self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0, cache: Cache | None = None
     ) -> Tensor:
-        """Return the input of the head, (B, T, D); the arguments are those of `forward`."""
+        """Return the input of the head, (B, T, D).
+
+        The arguments are those of `forward`, but ``offset`` may also be a tensor with one number per token (see
+        `kerple.model.network.Offset`).
+        """
         if cache is not None and cache.visibility != visibility:
             raise UserError(f"visibility: got {visibility}, but the cache has {cache.visibility}; create another cache")
         cached = None if cache is None else cache.length
@@ -131,38 +139,39 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             if p.max_length is not None and end > p.max_length:
                 raise UserError(
                     f"model.position: got position {end - 1}, expected at most {p.max_length - 1} with "
-                    f"{type(p).__name__}; use shorter inputs, or beyond: clamp or interpolate (Learned)"
+                    f"{type(p).__name__}; use shorter inputs, or for Learned the option beyond: clamp or interpolate"
                 )
         all_tokens = tokens if cache is None else cache.append(tokens)  # (B, length)
-        line = positions = TokenPositions.arange(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
+        positions = TokenPositions.arange(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
         if self.places is not None:
-            line = positions = replace(line, places=self.places(all_tokens))
+            positions = replace(positions, places=self.places(all_tokens))
+        shifted = positions  # positions in layers without a window; layers with a window ignore one offset per token
         if isinstance(offset, Tensor):
-            positions = replace(line, ids=line.ids + F.pad(offset, (int(adds_bos), 0)), contiguous=False)
+            shifted = replace(positions, ids=positions.ids + F.pad(offset, (int(adds_bos), 0)), contiguous=False)
         arguments = all_tokens, visibility, self.attention, cached
-        contexts = [prepare_context(p, positions if p.window is None else line, *arguments) for p in self.positions]
+        contexts = [prepare_context(p, shifted if p.window is None else positions, *arguments) for p in self.positions]
         x = self.embedding(tokens)  # (B, T, D)
         x = self.embedding_norm(x if self.embedding_scale == 1 else x * self.embedding_scale)
         x = self.dropout(self.positions[0].embed(x, contexts[0].queries))
         for i, block in enumerate(self.blocks):
-            strategy = min(i, len(self.positions) - 1)
-            run = self.run_block if cache is None else run_block  # compiled blocks need a graph for each length
+            strategy = min(i, len(self.positions) - 1)  # 0 if all layers share a strategy
+            run = self.run_block if cache is None else run_block  # a compiled block would need a graph for each length
             x = run(block, x, self.positions[strategy], contexts[strategy], None if cache is None else cache.layers[i])
-        return self.norm(x[:, int(adds_bos) :])  # without BOS
+        return self.norm(x[:, int(adds_bos) :])
 
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
-        """Return the negative log-likelihood of each target in nats, without all logits in memory at once.
+        """Return the negative log-likelihood of each target in nats, see `kerple.model.loss.target_losses`.
 
         Args:
-            tokens: (B, T + 1) int64: T inputs and, shifted by one, their T targets.
+            tokens: Token ids (B, T + 1) int64: the first T are inputs, and the last T are their targets.
             last: Number of last targets whose losses are returned; None for all.
             visibility: Keys that a query sees in every layer.
             offset: Number added to every position, or one number per input token (see `kerple.model.network.Offset`).
 
         Returns:
-            (B, T), or (B, last), fp32, or fp64 in an fp64 network.
+            Losses (B, T), or (B, last), fp32, or fp64 in an fp64 network.
         """
         x, targets = self.features(tokens[:, :-1], visibility, offset), tokens[:, 1:]
         if last is not None:
@@ -171,21 +180,21 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         return losses.unflatten(0, targets.shape)  # (B, T)
 
     def compile(self, **options: Any) -> None:
-        """Compile the blocks and the loss, once for each length.
+        """Compile the loss and the blocks; the blocks once for each length, window and mode (training or evaluation).
 
-        All blocks share one graph. Therefore the time of compilation does not depend on the depth. The gradients of a
-        block are sent to other devices during the backward pass of earlier blocks. Calls with a cache are not compiled,
-        because each token changes the length.
+        All blocks share one graph, so that the time of compilation does not depend on the number of layers. While the
+        backward pass computes a block, DDP can send the gradients of later blocks to other devices. Calls with a cache
+        are not compiled, because each token changes the length.
 
         Args:
-            **options: Options of torch.compile.
+            **options: Options of `torch.compile`.
         """
         config = torch._dynamo.config
-        # there is a graph for each length and protocol of training, validation and test; after its limit, 8 by default,
-        # torch would run uncompiled without a warning
+        # training, validation and test need several graphs; at torch's limit, 8 by default, it would run later lengths
+        # uncompiled instead of raising an error
         config.recompile_limit = max(config.recompile_limit, GRAPHS)
         config.fail_on_recompile_limit_hit = True
-        config.optimize_ddp = False  # it splits the graph of a block, and does not support FlexAttention
+        config.optimize_ddp = False  # this optimisation splits graphs, and does not support FlexAttention
         self.run_block = torch.compile(run_block, **{"dynamic": False, **options})
         self.row_losses = torch.compile(row_losses, **options)
 
@@ -217,11 +226,11 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
 
     @property
     def prefix_consistent(self) -> bool:
-        """Whether the logits of a prefix are the prefix of the logits, so that a cache is possible."""
+        """Whether the logits after a token do not depend on later tokens or their number, as a cache requires."""
         return all(p.prefix_consistent for p in self.positions)
 
     def new_cache(self, visibility: Visibility = EVERYTHING) -> Cache:
-        """Create an empty cache for `forward`. Each layer keeps the tokens that its queries may see.
+        """Create an empty cache for `forward`. Each layer keeps the tokens that later queries may see.
 
         Args:
             visibility: Keys that a query sees in calls with this cache.
@@ -245,13 +254,14 @@ def run_block(
 
 def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: bool | None) -> list[Position]:
     """Build one strategy per layer, or one for all layers, with parameters in fp32 or better."""
-    default_dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.promote_types(default_dtype, torch.float32))  # the default of bf16-true is bf16
+    default_dtype = torch.get_default_dtype()  # bf16 if trainer.precision is bf16-true
+    torch.set_default_dtype(torch.promote_types(default_dtype, torch.float32))
     try:
         first = build(shape)
         per_layer = first.per_layer if per_layer is None else per_layer
         if first.varies_by_layer and not per_layer:
-            raise UserError(f"per_layer: got false, expected true for {type(first).__name__}, whose layers differ")
+            name = type(first).__name__
+            raise UserError(f"model.per_layer: got false, expected true for {name}, whose layers differ")
         return [first, *(build(replace(shape, layer=i)) for i in range(1, shape.layers) if per_layer)]
     finally:
         torch.set_default_dtype(default_dtype)

@@ -1,12 +1,14 @@
 """Gradient of a table of attention biases by distance, (H, T), on a GPU: a deterministic Triton kernel.
 
-All tiles on one block diagonal (block of queries - block of keys) have the same distances. A program processes one
-head, one block diagonal and part of its tiles. It sums dS = P ∘ (dP - Δ) over tiles and batch in registers, and writes
-one tile. These tiles are then summed along their diagonals, without atomic additions. The kernel needs only q, k, v,
-the log-sum-exp, Δ and the incoming gradient. It can accompany any kernel for the gradients of q, k and v.
+Scores are divided into tiles of queries × keys. All tiles of one block diagonal, with equal index of query block minus
+index of key block, contain the same distances. One program of the kernel processes one head and part of the tiles of
+one block diagonal. It sums the gradient of the scores, dS = P ∘ (dP - Δ), over these tiles and the batch in registers,
+and writes one tile (see `kerple.attention.cpu_backward` for the formula, where Δ is D). The written tiles are then
+summed along their diagonals, without atomic additions. The kernel reads q, k, v, the table, the log-sum-exp, Δ and the
+gradient of the output. It can therefore be combined with any kernel for the gradients of q, k and v.
 
-The tests run it in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), in fp32 and fp16 because the interpreter
-has no bf16. They also compile it for the chips of `tiling`. Its speed on a GPU has not been measured.
+The tests run the kernel in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), in fp32 and fp16, because the
+interpreter has no bf16. They also compile it for the chips of `tiling`. Its speed on a GPU has not been measured.
 """
 
 import torch
@@ -15,15 +17,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILES = 16  # smallest number of tiles per program, which limits the number of partial sums
-PROGRAMS = 1024  # enough for any chip; the same on all chips, so that sums have the same order
+TILES = 16  # smallest number of tiles per program of the longest diagonal; fewer would need more partial sums
+PROGRAMS = 1024  # number of programs to aim for: enough for any chip, and equal on all, so that sums have one order
 
 
 def tiling(capability: tuple[int, int], dim: int) -> tuple[int, int, int]:
-    """Return the side of a tile, and the numbers of warps and stages of a program.
+    """Return the side of a tile, and the numbers of warps and pipeline stages of a program.
 
-    It is the largest tile that spills no register and fits the chip's shared memory, from ahead-of-time compilations
-    (`benchmarks.gpu.kernels`). Autotuning could change the order of sums. ``dim`` is the larger of δ and δv.
+    The tile is the largest one that fits the chip's registers and shared memory in ahead-of-time compilations
+    (`benchmarks.gpu.kernels`). Sizes are fixed, because autotuning could change the order of sums.
+
+    Args:
+        capability: Compute capability of the chip, such as (9, 0).
+        dim: The larger of the head dimensions of keys and values.
     """
     if dim <= 64:
         return 64, 4, 3
@@ -38,10 +44,12 @@ def diagonal_kernel(
     DIM: tl.constexpr, V_DIM: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
     GROUP: tl.constexpr, SIDE: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Write partial sums OUT (SPLITS, heads, diagonals, SIDE, SIDE) fp32; programs are (diagonal, head, split).
+    """Write partial sums of dS to OUT, (SPLITS, heads, diagonals, SIDE, SIDE) fp32.
 
-    GROUP query heads share a key head. EVEN says that the length is a multiple of SIDE. Masks that are true because of
-    a constant are compiled away.
+    The grid of programs is (diagonals, heads, SPLITS). G is the gradient of the output, and DELTA is Δ. Arguments such
+    as q_b, q_h and q_t are strides of batch, heads and tokens. GROUP query heads share a key head. DIM and V_DIM are
+    head dimensions, and WIDTH and V_WIDTH are these dimensions padded to powers of 2. EVEN says that the length is a
+    multiple of SIDE. Masks that are true because of a constant are removed by the compiler.
     """
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.arange(0, SIDE)
@@ -51,10 +59,10 @@ def diagonal_kernel(
     seen = (distance >= 0) & (distance < window) & (distance < length)
     # loaded once per program; -inf gives hidden pairs the probability 0
     bias = tl.load(TABLE + head * table_h + tl.where(seen, distance, 0), mask=seen, other=float("-inf"))
-    log2e = 1.4426950408889634  # the chip computes powers of 2
+    log2e = 1.4426950408889634  # exp(x) is computed as 2 to the power of x · log2e, which chips compute directly
     bias, scale = bias * log2e, scale * log2e
     total = tl.zeros((SIDE, SIDE), dtype=tl.float32)
-    tiles = blocks - diagonal  # on this diagonal, per batch element
+    tiles = blocks - diagonal  # number of tiles on this diagonal in one sequence of the batch
     for tile in range(split, tiles * batch, SPLITS):
         b = (tile // tiles).to(tl.int64)
         n = (tile % tiles) * SIDE + row  # keys
@@ -67,7 +75,7 @@ def diagonal_kernel(
         k = tl.load(K + b * k_b + shared * k_h + n[:, None] * k_t + dim[None, :], mask=in_k & real, other=0.0)
         v = tl.load(V + b * v_b + shared * v_h + n[:, None] * v_t + v_dim[None, :], mask=in_k & v_real, other=0.0)
         index = (b * heads + head) * length + m
-        lse = tl.load(LSE + index, mask=inside, other=float("inf"))  # probabilities after the end are 0
+        lse = tl.load(LSE + index, mask=inside, other=float("inf"))  # probability 0 for queries after the last token
         delta = tl.load(DELTA + index, mask=inside, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + bias - (lse * log2e)[:, None]
         total += tl.exp2(s) * (tl.dot(g, tl.trans(v), input_precision="ieee") - delta[:, None])
@@ -76,16 +84,20 @@ def diagonal_kernel(
 
 
 def splits_per_diagonal(programs: int, tiles: int) -> int:
-    """Return the number of programs for each diagonal of ``tiles`` tiles.
+    """Return the number of programs for each block diagonal of each head.
 
-    ``programs`` is the total with one program per diagonal. Each program writes one partial sum. With one program per
-    diagonal, the partial sums for 1 × 16,384 tokens take 48 MiB.
+    Each program writes one partial sum. With one program per diagonal and head, the partial sums for one sequence of
+    16,384 tokens and 12 heads take 48 MiB.
+
+    Args:
+        programs: Number of block diagonals times heads.
+        tiles: Largest number of tiles of a block diagonal, summed over the batch.
     """
     return max(1, min(8, triton.cdiv(PROGRAMS, programs), tiles // TILES))
 
 
 def width(dim: int) -> int:
-    """Return the head dimension padded to a power of 2 that tensor cores support."""
+    """Return the smallest power of 2 that is at least ``dim``, and at least 16, which tensor cores need."""
     return max(16, triton.next_power_of_2(dim))
 
 
@@ -105,17 +117,18 @@ def table_gradient(
 
     Args:
         grad: Gradient of the output, (B, H, T, δv).
-        q: (B, H, T, δ) in the dtype of k and v: bf16 or fp16, and fp32 only in the interpreter, as registers spill.
-        k: (B, G, T, δ), G a divisor of H.
-        v: (B, G, T, δv).
-        table: (H, >= T) fp32.
+        q: Queries (B, H, T, δ): batch, heads, tokens, head dimension. q, k and v have one dtype, bf16 or fp16. fp32
+            works only in the interpreter, because it needs more registers than chips have.
+        k: Keys (B, G, T, δ). G divides H.
+        v: Values (B, G, T, δv).
+        table: Attention bias of each head at distance d = 0, 1, …, (H, >= T) fp32.
         lse: Log-sum-exp of the scores, (B, H, T) fp32.
-        delta: (B, H, T) fp32: the sum over δv of grad ∘ output, minus the gradient of ``lse`` if there is one.
+        delta: Δ (B, H, T) fp32: the sum over δv of grad ∘ output, minus the gradient of ``lse`` if there is one.
         scale: Factor of q·k.
-        window: Only keys at distance < window were seen; None for all.
+        window: Queries saw only keys at distance < window; None for all.
 
     Returns:
-        Tensor in the shape of ``table``, contiguous, fp32.
+        Contiguous fp32 tensor in the shape of ``table``; 0 at distances that do not occur.
     """
     (batch, heads, length, dim), v_dim = q.shape, v.shape[3]
     lse, delta, table = lse.contiguous(), delta.contiguous(), table.contiguous()
@@ -124,7 +137,7 @@ def table_gradient(
     side, warps, stages = tiling(capability, max(dim, v_dim))
     blocks = triton.cdiv(length, side)
     window = length if window is None else min(window, length)
-    diagonals = min(blocks, triton.cdiv(window + side - 1, side))  # later diagonals are outside the window
+    diagonals = min(blocks, triton.cdiv(window + side - 1, side))  # all pairs of later diagonals are hidden
     splits = splits_per_diagonal(diagonals * heads, batch * blocks)
     tiles = table.new_empty(splits, heads, diagonals, side, side)
     diagonal_kernel[(diagonals, heads, splits)](
@@ -135,9 +148,9 @@ def table_gradient(
         GROUP=heads // k.shape[1], SIDE=side, SPLITS=splits, EVEN=length % side == 0,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    total, seen = torch.zeros_like(table), min(length, diagonals * side)
-    total[:, :seen] = sum_tiles(tiles.sum(0))[:, :seen]
-    return total
+    gradient, distances = torch.zeros_like(table), min(length, diagonals * side)
+    gradient[:, :distances] = sum_tiles(tiles.sum(0))[:, :distances]
+    return gradient
 
 
 @table_gradient.register_fake
@@ -146,15 +159,16 @@ def _(grad, q, k, v, table, lse, delta, scale, window):
 
 
 def sum_tiles(tiles: Tensor) -> Tensor:
-    """Sum tiles (H, diagonals, S, S) by distance; (H, diagonals · S).
+    """Sum tiles (H, diagonals, S, S) of side S by distance; (H, diagonals · S).
 
-    Entry (r, c) of tile t has the distance t·S + r - c. The columns are reversed, and the rows are stored at a pitch of
-    2 S. Read at a pitch of 2 S - 1, each diagonal of the tile is a column.
+    Entry (r, c) of tile t has the distance t·S + r - c. The columns are reversed, and rows are padded to 2 S entries.
+    If the rows are read at a pitch of 2 S - 1, each diagonal of the tile becomes a column.
     """
     heads, count, side, _ = tiles.shape
-    padded = F.pad(tiles.flip(-1), (0, side)).flatten(2)  # (H, t, S · 2S)
-    x = padded[..., : side * (2 * side - 1)].unflatten(-1, (side, 2 * side - 1)).sum(2)  # index r + S - 1 - c
-    total = x.new_zeros(heads, count + 1, side)
-    total[:, 1:] += x[..., side - 1 :]  # distances t·S .. t·S + S - 1
-    total[:, :-1, 1:] += x[..., : side - 1]  # distances t·S - (S - 1) .. t·S - 1; they are 0 for tile 0
+    padded = F.pad(tiles.flip(-1), (0, side)).flatten(2)  # (H, diagonals, S · 2S)
+    # entry r + S - 1 - c of the last dimension is the sum of one diagonal
+    sums = padded[..., : side * (2 * side - 1)].unflatten(-1, (side, 2 * side - 1)).sum(2)
+    total = sums.new_zeros(heads, count + 1, side)
+    total[:, 1:] += sums[..., side - 1 :]  # distances t·S to t·S + S - 1
+    total[:, :-1, 1:] += sums[..., : side - 1]  # distances t·S - (S - 1) to t·S - 1; they are 0 for tile 0
     return total.flatten(1)[:, side:]
