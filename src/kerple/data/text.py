@@ -264,5 +264,5 @@ def shuffled(count: int, chosen: int, seed: int) -> list[int]:
         UserError: ``chosen`` is larger than ``count``.
     """
     if chosen > count:
-        raise UserError(f"segments: got {chosen}, expected at most {count}, the segments of the split; use a larger split")
+        raise UserError(f"segments: got {chosen}, expected at most {count}; use fewer segments or a larger split")
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:chosen].tolist()

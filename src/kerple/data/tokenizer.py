@@ -71,7 +71,8 @@ def load_tokenizer(source: str) -> Tokenizer:
         return Tokenizer.from_pretrained(source)
     except Exception as error:  # the library raises many kinds of errors
         expected = f"{TRAINED_HERE!r} to train one, a tokenizer.json or its folder, or a name on the Hugging Face hub"
-        raise UserError(f"data.tokenizer: got {source!r}, which could not be loaded ({error}); expected {expected}") from error
+        given = f"got {source!r}, which could not be loaded ({error})"
+        raise UserError(f"data.tokenizer: {given}; expected {expected}") from error
 
 
 def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
