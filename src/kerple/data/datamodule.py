@@ -8,14 +8,7 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 
 from kerple.base.errors import UserError
-from kerple.data.loader import (
-    BatchLoader,
-    BlockBatches,
-    EvaluationLoader,
-    TrainingBatches,
-    rank_and_world_size,
-    read_samples,
-)
+from kerple.data.loader import BatchLoader, BlockBatches, TrainingBatches, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.options import ShardOptions
 from kerple.data.order import Order
@@ -109,28 +102,29 @@ class TokenShards(ShardOptions, LightningDataModule):
         stream = self.folder.stream("train")
         order = Order(len(stream), self.length, self.seed, 0)  # the key has a 0, as in earlier versions
         rank, world_size = rank_and_world_size(self)
-        batches = self._epoch_batches(order.samples, self.batch_size * world_size)
-        read = partial(read_samples, stream, order, batches * self.batch_size * world_size)
+        batch_samples = self.batch_size * world_size
+        batches = self._epoch_batches(order.samples, batch_samples)
+        read = partial(read_samples, stream, order, batches * batch_samples)
         dataset = TrainingBatches(read, self.batch_size, batches, rank, world_size)
-        return BatchLoader(dataset, self.workers, self._pin_memory())
+        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return BatchLoader(dataset, self.workers, pin_memory=on_gpu)
 
-    def val_dataloader(self) -> EvaluationLoader:
-        """Return the loader of this rank's batches of the first `validation_segments` blocks of the validation split.
+    def val_dataloader(self) -> BlockBatches:
+        """Return this rank's batches of the first `validation_segments` blocks of the validation split.
 
         A batch is {"tokens": (B, T + 1) int64, "index": (B,) int64, "scored": (B, T) bool} with T = `length` and B at
         most `batch_size`. "scored" is False in rows that only pad the last batch.
         """
         blocks = self.blocks("validation", self.length, self.validation_segments)
-        batches = BlockBatches(blocks, min(self.batch_size, len(blocks)), *rank_and_world_size(self))
-        return EvaluationLoader(batches, self._pin_memory())
+        return BlockBatches(blocks, min(self.batch_size, len(blocks)), *rank_and_world_size(self))
 
-    def test_dataloader(self) -> EvaluationLoader:
-        """Return the loader of one test block for this rank, because Lightning skips a test without batches.
+    def test_dataloader(self) -> BlockBatches:
+        """Return a single test block for this rank, because Lightning skips a test without batches.
 
         Callbacks that measure on text do not use this block. They read the split through `text`.
         """
         rank, world_size = rank_and_world_size(self)
-        return EvaluationLoader(BlockBatches(self.blocks("test", self.length, world_size), 1, rank, world_size))
+        return BlockBatches(self.blocks("test", self.length, world_size), 1, rank, world_size)
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> TextBlocks:
         """Return the first blocks of `length` targets of a split, at most `limit`.
@@ -175,6 +169,3 @@ class TokenShards(ShardOptions, LightningDataModule):
             given = f"got {self.batch_size}, {batch_samples} samples on all devices, expected at most {available}"
             raise UserError(f"data.batch_size: {given}; decrease it or data.length, or use a larger corpus")
         return available // batch_samples
-
-    def _pin_memory(self) -> bool:
-        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Datasets whose items are batches of text, and their loaders. The loader of training batches can resume."""
+"""Batches of text for training and evaluation, and the loader of training batches, which can resume."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -67,8 +67,8 @@ class TrainingBatches(Dataset[Batch]):
 
 
 @dataclass(eq=False)
-class BlockBatches(Dataset[Batch]):
-    """Dataset of batches of blocks for evaluation.
+class BlockBatches:
+    """Batches of blocks for evaluation, in order. Lightning uses it in place of a `DataLoader`.
 
     An item is {"tokens": (B, T + 1) int64, "index": (B,) int64, "scored": (B, T) bool}, where T is the number of
     targets in a block. "index" has the index of each row's block. Rows without a block have index -1 and are not
@@ -101,6 +101,9 @@ class BlockBatches(Dataset[Batch]):
         scored = (indices >= 0)[:, None].expand(-1, self.blocks.length)  # (B, T)
         return {"tokens": tokens, "index": indices, "scored": scored}
 
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.__getitem__, range(len(self)))
+
 
 class BatchLoader:
     """Iterates over training batches in order, with a state from which it can resume.
@@ -129,8 +132,16 @@ class BatchLoader:
         if not self.resumed or self.done >= len(self):
             self.start, self.done = self.start + self.done, 0
         self.resumed = False
-        indices = range(self.start + self.done, self.start + len(self))
-        for batch in _load(self.batches, indices, self.workers, self.pin_memory):
+        loader = DataLoader(
+            self.batches,
+            batch_size=None,
+            sampler=range(self.start + self.done, self.start + len(self)),
+            num_workers=self.workers,
+            pin_memory=self.pin_memory,
+            generator=torch.Generator(),  # a DataLoader draws a seed, which must not change the model's random numbers
+            worker_init_fn=_start_worker,
+        )
+        for batch in loader:
             self.done += 1
             yield batch
 
@@ -150,36 +161,6 @@ class BatchLoader:
             expected = f"a divisor of the samples of the checkpoint, {before} before its last epoch and {inside} in it"
             raise UserError(f"data.batch_size: {given}, expected {expected}; use the earlier batch_size and devices")
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
-
-
-class EvaluationLoader:
-    """Iterates over all items of a dataset of batches in order. Every iteration begins with the first item.
-
-    Args:
-        batches: Dataset whose items are whole batches.
-        pin_memory: Whether to copy batches to page-locked memory, for faster transfer to a GPU.
-    """
-
-    def __init__(self, batches: Dataset[Batch], pin_memory: bool = False) -> None:
-        self.batches, self.pin_memory = batches, pin_memory
-
-    def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Batch]:
-        yield from _load(self.batches, range(len(self)), 0, self.pin_memory)
-
-
-def _load(batches: Dataset[Batch], indices: range, workers: int, pin_memory: bool) -> DataLoader[Batch]:
-    return DataLoader(
-        batches,
-        batch_size=None,
-        sampler=indices,
-        num_workers=workers,
-        pin_memory=pin_memory,
-        generator=torch.Generator(),  # a DataLoader draws a seed, which must not change the model's random numbers
-        worker_init_fn=_start_worker,
-    )
 
 
 def _start_worker(worker: int) -> None:
