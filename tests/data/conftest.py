@@ -21,7 +21,7 @@ def documents():
 
 @pytest.fixture(scope="session")
 def json_lines(documents, tmp_path_factory):
-    """A folder of three files, which hold every third document."""
+    """A folder of three files, each with every third document."""
     folder = tmp_path_factory.mktemp("corpus")
     for part in range(3):
         write_lines(folder / f"part{part}.jsonl", documents[part::3])
@@ -35,7 +35,7 @@ def write_lines(path: Path, documents: list[str]) -> Path:
 
 @pytest.fixture(scope="session")
 def small_build():
-    """Prepare in parts of 3,000 characters, so that a small corpus has many."""
+    """A function that prepares a corpus in parts of 3,000 characters, so that a small corpus has many."""
 
     def run(directory: Path, corpus: Path | str, part: int = 3000, **options: object) -> Manifest:
         settings = {"vocabulary": 300, "split_fractions": (0.8, 0.1, 0.1), "prepare_workers": 1} | options

@@ -1,4 +1,4 @@
-"""Accuracies of given answers and of trained networks, and the problems of `TaskData`."""
+"""Accuracies of given predictions and of trained networks, and the problems of `TaskData`."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def test_accuracies_equal_those_counted_by_hand():
     predictions = torch.tensor([[1, 2, 3], [4, 0, 6], [0, 8, 9], [1, 1, 1]])
     scored = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 1, 0], [1, 1, 1]]).bool()
     counts = torch.zeros(2, 4, dtype=torch.int64)
-    add_answers(counts, predictions, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is a filler
+    add_answers(counts, predictions, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is padding
     assert counts.tolist() == [[2, 1, 2, 0], [3, 1, 2, 0]]
     examples = [Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]]  # length 8 was not evaluated
     cells = results.totals(pd.DataFrame(result_rows("copy", answer_table(examples, counts))))
@@ -66,7 +66,7 @@ def test_accuracies_of_a_trained_model_by_length_and_protocol(tmp_path):
     assert list(forced.index) == [
         (n, i) for n in range(1, 9) if n not in skipped for i in range(len(data.test_problems[n - 1]))
     ]
-    assert 0 < forced.sum() < len(forced)  # otherwise agreement would be trivial
+    assert 0 < forced.sum() < len(forced)  # with equal sums of 0 or 1, agreement would be trivial
     of_metric = dict(iter(results.totals(table).set_index("length").groupby(["metric", "protocol"])))
     forced_cells = of_metric["exact_match", "repeated copy"]
     tokens = of_metric["token_accuracy", "repeated copy generated"]

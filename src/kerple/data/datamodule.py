@@ -8,7 +8,7 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 
 from kerple.base.errors import UserError
-from kerple.data.loader import BatchLoader, BlockBatches, TrainingBatches, rank_and_world_size, read_samples
+from kerple.data.loader import BlockBatches, TrainingLoader, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.options import ShardOptions
 from kerple.data.order import Order
@@ -93,7 +93,7 @@ class TokenShards(ShardOptions, LightningDataModule):
             expected = "expected the training tokens of the checkpoint; give its folder, or start a fit with --weights"
             raise UserError(f"data.directory: got {self.location}, {expected}")
 
-    def train_dataloader(self) -> BatchLoader:
+    def train_dataloader(self) -> TrainingLoader:
         """Return the loader of this rank's training batches, {"tokens": (batch_size, length + 1) int64}.
 
         Raises:
@@ -105,9 +105,8 @@ class TokenShards(ShardOptions, LightningDataModule):
         batch_samples = self.batch_size * world_size
         batches = self._epoch_batches(order.samples, batch_samples)
         read = partial(read_samples, stream, order, batches * batch_samples)
-        dataset = TrainingBatches(read, self.batch_size, batches, rank, world_size)
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-        return BatchLoader(dataset, self.workers, pin_memory=on_gpu)
+        return TrainingLoader(read, self.batch_size, batches, rank, world_size, self.workers, pin_memory=on_gpu)
 
     def val_dataloader(self) -> BlockBatches:
         """Return this rank's batches of the first `validation_segments` blocks of the validation split.

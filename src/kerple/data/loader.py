@@ -1,13 +1,13 @@
 """Batches of text for training and evaluation, and the loader of training batches, which can resume."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from kerple.base.errors import UserError
 from kerple.data.order import Order
@@ -21,7 +21,7 @@ def rank_and_world_size(module: LightningDataModule) -> tuple[int, int]:
     return (module.trainer.global_rank, module.trainer.world_size) if module.trainer is not None else (0, 1)
 
 
-def read_samples(stream: TokenStream, order: Order, epoch_samples: int, samples: range) -> Batch:
+def read_samples(stream: TokenStream, order: Order, epoch_samples: int, samples: Sequence[int]) -> Batch:
     """Return a batch of training samples, {"tokens": (B, T + 1) int64}, where T is the training length.
 
     Args:
@@ -34,36 +34,6 @@ def read_samples(stream: TokenStream, order: Order, epoch_samples: int, samples:
     for row, start in enumerate(order.starts(np.array(samples) % epoch_samples).tolist()):
         tokens[row] = stream.read(start, order.length + 1)
     return {"tokens": torch.from_numpy(tokens)}
-
-
-@dataclass(eq=False)
-class TrainingBatches(Dataset[Batch]):
-    """Dataset of training batches. Item i is the part of micro-batch i that this rank processes.
-
-    A micro-batch consists of the samples that all ranks process in one forward and backward pass. Micro-batch i has the
-    samples i·W·B .. (i + 1)·W·B - 1, and rank r of W processes the r-th group of B samples. For a given number of
-    samples per optimiser step, the samples of each step therefore do not depend on ranks and accumulation steps.
-
-    Args:
-        read: Returns the batch of the samples with the given indices.
-        batch_size: Number of samples per rank and micro-batch, B.
-        batches: Number of micro-batches in an epoch.
-        rank: Index of this process, r.
-        world_size: Number of processes, W.
-    """
-
-    read: Callable[[range], Batch]
-    batch_size: int
-    batches: int
-    rank: int
-    world_size: int
-
-    def __len__(self) -> int:
-        return self.batches
-
-    def __getitem__(self, index: int) -> Batch:
-        first = (index * self.world_size + self.rank) * self.batch_size
-        return self.read(range(first, first + self.batch_size))
 
 
 @dataclass(eq=False)
@@ -105,37 +75,55 @@ class BlockBatches:
         return map(self.__getitem__, range(len(self)))
 
 
-class BatchLoader:
-    """Iterates over training batches in order, with a state from which it can resume.
+@dataclass(eq=False)
+class TrainingLoader:
+    """Iterates over this rank's training batches, with a state from which it can resume.
 
-    It is not a `DataLoader`, because Lightning would replace the sampler. The state holds two numbers of samples that
-    all ranks together have received: before this epoch, and in this epoch. Batches that workers have only loaded ahead
-    do not count. A run can therefore resume with another number of ranks, workers or accumulation steps, unlike with
-    torchdata's `StatefulDataLoader`.
+    A micro-batch consists of the samples that all ranks process in one forward and backward pass. Micro-batch i has the
+    samples i·W·B .. (i + 1)·W·B - 1, and rank r of W processes the r-th group of B samples. For a given number of
+    samples per optimiser step, the samples of each step therefore do not depend on ranks and accumulation steps.
+
+    The state holds two numbers of samples that all ranks together have received: before this epoch, and in this epoch.
+    Batches that workers have only loaded ahead do not count. A run can therefore resume with another number of ranks,
+    workers or accumulation steps, unlike with torchdata's `StatefulDataLoader`. This class is not a `DataLoader`,
+    because Lightning would replace the order of the samples.
 
     Args:
-        batches: The batches. After a complete epoch, the next one begins with item ``len(batches)``, not with item 0.
+        read: Returns the batch of the samples with the given indices. The indices continue in the next epoch.
+        batch_size: Number of samples per rank and micro-batch, B.
+        batches: Number of micro-batches in an epoch.
+        rank: Index of this process, r.
+        world_size: Number of processes, W.
         workers: Number of processes that load batches ahead; 0 to load in this process.
         pin_memory: Whether to copy batches to page-locked memory, for faster transfer to a GPU.
     """
 
-    def __init__(self, batches: TrainingBatches, workers: int = 0, pin_memory: bool = False) -> None:
-        self.batches, self.workers, self.pin_memory = batches, workers, pin_memory
-        self.samples = batches.batch_size * batches.world_size  # in one batch of all ranks together
-        self.start = self.done = 0  # batches before this epoch, and in it
+    read: Callable[[Sequence[int]], Batch]
+    batch_size: int
+    batches: int
+    rank: int
+    world_size: int
+    workers: int = 0
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        self.samples = self.batch_size * self.world_size  # in a micro-batch
+        self.start = self.done = 0  # micro-batches before this epoch, and in it
         self.resumed = False  # whether the next epoch continues an interrupted one
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return self.batches
 
     def __iter__(self) -> Iterator[Batch]:
         if not self.resumed or self.done >= len(self):
             self.start, self.done = self.start + self.done, 0
         self.resumed = False
+        end = self.start + len(self)
+        firsts = (i * self.samples + self.rank * self.batch_size for i in range(self.start + self.done, end))
         loader = DataLoader(
-            self.batches,
-            batch_size=None,
-            sampler=range(self.start + self.done, self.start + len(self)),
+            range(end * self.samples),  # a data set of indices, which `read` maps to a batch
+            batch_sampler=(range(first, first + self.batch_size) for first in firsts),
+            collate_fn=self.read,
             num_workers=self.workers,
             pin_memory=self.pin_memory,
             generator=torch.Generator(),  # a DataLoader draws a seed, which must not change the model's random numbers

@@ -10,7 +10,6 @@ from kerple.data.input_files import without_query
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
 HUB = "hf:"  # prefix of datasets of the Hugging Face hub
-CONTENT_OPTIONS = ("corpus", "tokenizer", "vocabulary", "split_fractions", "text_field", "drop_duplicates")
 
 
 @dataclass(eq=False)
@@ -91,7 +90,8 @@ class ShardOptions:
 
     def content_options(self) -> dict[str, Any]:
         """Return the options on which the content of the shards depends, with values that JSON can represent."""
-        return {name: getattr(self, name) for name in CONTENT_OPTIONS} | {"split_fractions": list(self.split_fractions)}
+        names = ("corpus", "tokenizer", "vocabulary", "split_fractions", "text_field", "drop_duplicates")
+        return {name: getattr(self, name) for name in names} | {"split_fractions": list(self.split_fractions)}
 
 
 def _default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:

@@ -246,9 +246,9 @@ class ShardText(Text):
         return self.folder.manifest.splits[self.split].sha256
 
 
+@dataclass
 class _Tokens:
-    def __init__(self, tokens: NDArray[np.integer[Any]]) -> None:
-        self.tokens = tokens
+    tokens: NDArray[np.integer[Any]]
 
     def __len__(self) -> int:
         return len(self.tokens)

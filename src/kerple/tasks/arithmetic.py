@@ -3,7 +3,6 @@
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -59,7 +58,7 @@ class Addition(Task):
         """
         _check_order(self, self.order)
         places = in_step(tokens, DIGIT_IDS)
-        next_place = F.pad(places, (1, 0))[:, :-1] + 1
+        next_place = F.pad(places, (1, -1)) + 1
         return next_place.where(tokens == IDS["+"], places) if self.padded else places
 
 
@@ -88,8 +87,7 @@ class Multiplication(Task):
     def places(self, tokens: Tensor) -> Tensor:
         """Return equal places for digits of equal significance, and none for the digit after the ``*``."""
         _check_order(self, self.order)
-        is_factor = torch.zeros_like(tokens, dtype=torch.bool)  # the digit after the *
-        is_factor[:, 1:] = tokens[:, :-1] == IDS["*"]
+        is_factor = F.pad(tokens == IDS["*"], (1, -1))  # the token after the *
         return in_step(tokens, DIGIT_IDS).where(~is_factor, 0)
 
 

@@ -82,7 +82,7 @@ class Sampler:
             raise UserError(f"data.held_out: got {self.held_out}, which leaves no training problem; decrease it")
         return example
 
-    def training_batch(self, seed: int, examples: int | None, samples: range) -> Batch:
+    def training_batch(self, seed: int, examples: int | None, samples: Sequence[int]) -> Batch:
         """Return the batch of some training samples, as `collate` does.
 
         Args:

@@ -10,7 +10,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.data.loader import BatchLoader, TrainingBatches, rank_and_world_size
+from kerple.data.loader import TrainingLoader, rank_and_world_size
 from kerple.tasks.places import abacus
 from kerple.tasks.sampling import Examples, HeldOutProblems, Sampler, collate
 from kerple.tasks.task import Example, Task
@@ -95,7 +95,7 @@ class TaskData(LightningDataModule):
         """Return training problem number ``index``, whose length is uniform on 1..train_length."""
         return self.sampler.training_problem(self.sample_seed, index)
 
-    def train_dataloader(self) -> BatchLoader:
+    def train_dataloader(self) -> TrainingLoader:
         """Return the training batches of this rank.
 
         If `trainer.max_steps` is set, the whole run is one epoch. If not, an epoch has each of ``examples`` problems
@@ -114,7 +114,7 @@ class TaskData(LightningDataModule):
             smallest = f"{self.batch_size * world_size}, a batch on each device"
             raise UserError(f"data.examples: got {self.examples}, expected at least {smallest}")
         read = partial(self.sampler.training_batch, self.sample_seed, self.examples)
-        return BatchLoader(TrainingBatches(read, self.batch_size, batches, rank, world_size), self.workers)
+        return TrainingLoader(read, self.batch_size, batches, rank, world_size, self.workers)
 
     def val_dataloader(self) -> HeldOutProblems:
         """Return this rank's batches of the validation problems."""

@@ -29,7 +29,7 @@ Build = Callable[..., Manifest]
 
 
 def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, small_build, contents, monkeypatch):
-    """The writes are those of shards, the entry of each part, tokenizer, settings and manifest."""
+    """Shards, descriptions of parts, the tokenizer, settings and the manifest are written."""
     writes, stop_at = 0, 0
 
     def stopping(path: Path, content: bytes | str, durable: bool = True) -> None:
@@ -73,10 +73,10 @@ def test_finished_parts_are_kept_and_other_settings_refused(json_lines, prepared
     assert small_build(tmp_path, json_lines).splits == Folder(str(prepared)).manifest.splits
 
 
-def test_a_part_whose_text_changed_while_nothing_was_prepared_is_done_again(documents, tmp_path, small_build):
+def test_a_finished_part_whose_text_has_changed_is_tokenised_again(documents, tmp_path, small_build):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
     stop_before_the_manifest(small_build, tmp_path / "out", corpus)
-    corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # of the same size, and so the same to `state`
+    corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # of the same size, so that the state is equal
     changed = small_build(tmp_path / "out", corpus, tokenizer="bpe")
     assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=str(tmp_path / "out")).splits
 
@@ -138,30 +138,30 @@ def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path, small_build):
     os.utime(one, (0, 0))  # a copy is the same corpus
     small_build(tmp_path / "out", folder)
     two.rename(folder / "three.jsonl")
-    with pytest.raises(UserError, match=r"files was '2 files, .* is '2 files, .*\. Give data.directory"):
+    with pytest.raises(UserError, match=r"files was '2 files, .* is '2 files, .*; choose another folder"):
         small_build(tmp_path / "out", folder)
-    shutil.rmtree(folder)  # shards are used where the corpus is not, too
+    shutil.rmtree(folder)  # shards can be used without their corpus
     small_build(tmp_path / "out", folder)
 
 
 def test_a_folder_that_must_not_be_written(json_lines, tmp_path, small_build):
-    with pytest.raises(UserError, match=r"data\.directory: got .*inside of the corpus"):
+    with pytest.raises(UserError, match=r"data\.directory: got .*inside the corpus"):
         small_build(json_lines / "below" / "shards", json_lines)
     assert not (json_lines / "below").exists()
     directory = tmp_path / "out"
     small_build(directory, json_lines)
     (directory / ".lock").unlink()
-    (directory / ".lock").mkdir()  # no lock can be taken here, not even by root
+    (directory / ".lock").mkdir()  # so that the folder cannot be locked, not even by root
     assert small_build(directory, json_lines).splits["train"].tokens
     with pytest.raises(UserError, match=r"prepared with other settings: vocabulary was 300, is 400"):
         small_build(directory, json_lines, vocabulary=400)
-    (directory / "manifest.json").unlink()  # shards that no preparation left are not written over
+    (directory / "manifest.json").unlink()  # shards without a manifest are not overwritten
     (directory / ".lock").rmdir()
-    with pytest.raises(UserError, match=r"data\.directory: got .*, which has .*\.tar without a manifest"):
+    with pytest.raises(UserError, match=r"data\.directory: .* has .*\.tar but no manifest"):
         small_build(directory, json_lines)
 
 
-def test_the_command_prepares_what_a_configuration_says_and_inspect_shows_it(json_lines, tmp_path, monkeypatch, capsys):
+def test_the_command_prepares_the_corpus_of_a_configuration(json_lines, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(json_lines, "books.d")
     options = "{corpus: elsewhere, vocabulary: 300, prepare_workers: 1, length: 8}"
@@ -183,7 +183,7 @@ PACKED = {"plain": LINES, "gzip": gzip.compress(LINES), "zstd": zstandard.compre
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """Random bytes, or a corpus of some kind with random bytes written over it, cut off or put before it."""
+    """Random bytes, or a corpus in which random bytes are put over a part, at the start, or instead of the end."""
     if draw(st.booleans()):
         return draw(st.binary(max_size=2000))
     content = PACKED[draw(st.sampled_from(sorted(PACKED)))]
@@ -194,20 +194,20 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 @given(name=st.sampled_from(CORPORA), content=damaged(), max_dropped_fraction=st.sampled_from([0.0, 0.01, 1.0]))
 @settings(max_examples=60, deadline=None)
-def test_any_bytes_become_shards_or_one_line(prepared, small_build, name, content, max_dropped_fraction):
+def test_any_bytes_become_shards_or_an_error_of_one_line(prepared, small_build, name, content, max_dropped_fraction):
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         corpus, directory = Path(folder, "corpus"), Path(folder, "shards")
         corpus.mkdir()
         (corpus / name).write_bytes(content)
-        manifest, complaint = None, ""
+        manifest, message = None, ""
         options = {"tokenizer": str(prepared), "max_dropped_fraction": max_dropped_fraction}
         try:
             manifest = small_build(directory, corpus, **options)
         except UserError as error:
-            complaint = str(error)
+            message = str(error)
         if manifest is None:
-            assert len(complaint.splitlines()) == 1
+            assert len(message.splitlines()) == 1
             assert not (directory / "manifest.json").exists()
         else:
             verify(Folder(str(directory)))

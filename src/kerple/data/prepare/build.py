@@ -11,9 +11,8 @@ import json
 import multiprocessing
 import shutil
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from kerple.data.prepare.corpora import Corpus, find_corpus
 from kerple.data.prepare.documents import Reading, cut_into_parts
 from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
-from kerple.data.prepare.workers import Encoded, Encoder, tokenising
+from kerple.data.prepare.workers import Encoder, tokenise_parts
 from kerple.data.shards import Folder, Tokens, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
@@ -61,8 +60,7 @@ def prepare(options: ShardOptions) -> Manifest:
         return check_prepared(options)
     assert options.corpus is not None
     if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):
-        given = f"got {directory}, which is inside the corpus {options.corpus}"
-        raise UserError(f"data.directory: {given}; choose a folder outside it")
+        raise UserError(f"data.directory: got {directory}, inside the corpus {options.corpus}; choose another folder")
     # before the folder of the shards is made, so that a mistake in data.corpus leaves no folder
     corpus = find_corpus(options.corpus, options.text_field, options.fetched)
     with _locked(directory):
@@ -141,16 +139,14 @@ def _locked(directory: Path) -> Iterator[None]:
         UserError: A worker process calls this, the folder cannot be written to, or memory runs out within the context.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker that imports the main script
-        reason = "because worker processes import it"
-        raise UserError(f'data: a script that prepares shards needs `if __name__ == "__main__":`, {reason}')
+        raise UserError('data: a script that prepares shards needs `if __name__ == "__main__":`, as workers import it')
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(directory / ".lock").acquire()
     except OSError as error:
         if error.errno not in NO_FOLDER:
             raise
-        given = f"got {directory}, which cannot be written to ({error})"
-        raise UserError(f"data.directory: {given}; choose another folder") from error
+        raise UserError(f"data.directory: {directory} cannot be written to ({error}); choose another folder") from error
     with lock:
         try:
             yield
@@ -176,8 +172,7 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
         _refuse_other(options.location, read_mapping(unfinished), settings)
         return load_tokenizer(str(directory))
     for shard in directory.glob("*.tar"):
-        given = f"got {directory}, which has {shard.name} but no manifest"
-        raise UserError(f"data.directory: {given}; choose another folder, or delete this one")
+        raise UserError(f"data.directory: {directory} has {shard.name} but no manifest; choose another folder")
     shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
     if options.tokenizer == TRAINED_HERE and not shipped.exists():
         reading = Reading(corpus, options.split_fractions)
@@ -190,8 +185,9 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
     else:
         tokenizer = load_tokenizer(str(shipped) if shipped.exists() else options.tokenizer)
     if (size := vocabulary_size(tokenizer)) > options.vocabulary:
-        expected = f"expected at least {size}, the number of entries of the tokenizer {options.tokenizer!r}"
-        raise UserError(f"data.vocabulary: got {options.vocabulary}, {expected}")
+        raise UserError(
+            f"data.vocabulary: got {options.vocabulary}, expected at least {size} for {options.tokenizer!r}"
+        )
     write(directory / "tokenizer.json", tokenizer.to_str())
     write(unfinished, json.dumps(settings))
     return tokenizer
@@ -215,35 +211,28 @@ def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, readi
     of documents and their bytes.
     """
     paths = list[Path]()
-    waiting = deque[tuple[int, str, Callable[[], dict[str, Encoded]]]]()
     tokens = 0
-    with (
-        tqdm(total=reading.corpus.size(), desc="tokenising", unit="B", unit_scale=True) as bar,
-        tokenising(options.prepare_workers) as (submit, workers),
-    ):
 
-        def write_next() -> None:
-            nonlocal tokens
-            number, checksum, result = waiting.popleft()
-            part: dict[str, Any] = {"texts": checksum}
-            for name, (ids, count, size) in result().items():
-                shard = write_shard(directory, name, number, ids)
-                part[name] = vars(shard) | {"documents": count, "bytes": size}
-                tokens += len(ids)
-            write(paths[number], json.dumps(part))
-            bar.set_postfix_str(f"{tokens / 1e6:.1f} Mtok")
-
+    def unfinished() -> Iterator[tuple[tuple[int, str], list[Document]]]:
         for number, documents in enumerate(cut_into_parts(reading)):
             paths.append(directory / PARTS / f"{number:05d}.json")
             checksum = hashlib.blake2b("\0".join(f"{d.split}\0{d.text}" for d in documents).encode()).hexdigest()
             # a finished part is written again if its documents have changed
             if not paths[number].exists() or read_mapping(paths[number])["texts"] != checksum:
-                waiting.append((number, checksum, submit(encoder, documents)))
+                yield (number, checksum), documents
             bar.update(reading.used_bytes + reading.lost_bytes - bar.n)
-            if len(waiting) > workers:
-                write_next()
-        while waiting:
-            write_next()
+
+    with (
+        tqdm(total=reading.corpus.size(), desc="tokenising", unit="B", unit_scale=True) as bar,
+        closing(tokenise_parts(options.prepare_workers, encoder, unfinished())) as results,
+    ):
+        for (number, checksum), splits in results:
+            part: dict[str, Any] = {"texts": checksum}
+            for name, (ids, count, size) in splits.items():
+                part[name] = vars(write_shard(directory, name, number, ids)) | {"documents": count, "bytes": size}
+                tokens += len(ids)
+            write(paths[number], json.dumps(part))
+            bar.set_postfix_str(f"{tokens / 1e6:.1f} Mtok")
     return [read_mapping(path) for path in paths]
 
 

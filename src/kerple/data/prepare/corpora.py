@@ -53,10 +53,8 @@ class Corpus(NamedTuple):
         if not self.files or is_remote(self.files[0]):
             return self.text
         sizes = [os.stat(path).st_size for path in self.files]
-        digest = hashlib.sha256()
-        for path, size in zip(self.files, sizes, strict=True):
-            digest.update(os.fsencode(f"{os.path.basename(path)}\0{size}\0"))
-        return f"{len(sizes)} files, {sum(sizes)} bytes, {digest.hexdigest()[:16]}"
+        names = "".join(f"{os.path.basename(path)}\0{size}\0" for path, size in zip(self.files, sizes, strict=True))
+        return f"{len(sizes)} files, {sum(sizes)} bytes, {hashlib.sha256(os.fsencode(names)).hexdigest()[:16]}"
 
     def size(self) -> int | None:
         """Return the number of bytes of text for the progress bar; None if it is not known before reading."""

@@ -90,19 +90,16 @@ def list_files(corpus: str) -> list[str]:
     try:
         paths = system.glob(inner) if pattern else system.find(inner)
     except Exception as error:  # each file system raises other errors
-        advice = "check its address and permissions"
-        raise UserError(f"data.corpus: got {corpus!r}, which cannot be read ({error!r}); {advice}") from error
-    below = len(inner.rpartition("/")[0]) if pattern else len(inner)
-    hidden = [path for path in paths if any(part.startswith(".") for part in path[below:].split("/"))]
-    return [system.unstrip_protocol(path) for path in sorted(set(paths) - set(hidden))]
+        raise UserError(f"data.corpus: {corpus} cannot be read ({error!r}); check its address") from error
+    below = len(inner.rpartition("/")[0]) if pattern else len(inner)  # the corpus itself may be in a hidden folder
+    return [system.unstrip_protocol(path) for path in sorted(set(paths)) if "/." not in f"/{path[below:]}"]
 
 
 def _walk(root: str) -> Iterator[str]:
     """Yield the paths of the files in a folder and its subfolders, except hidden ones."""
 
     def refuse(error: OSError) -> None:
-        advice = "remove it from the corpus, or change its permissions"
-        raise UserError(f"data.corpus: {error.filename} cannot be read ({error.strerror}); {advice}") from error
+        raise UserError(f"data.corpus: {error.filename} cannot be read ({error.strerror}); remove it") from error
 
     for folder, below, names in os.walk(root, onerror=refuse):
         below[:] = [name for name in below if not name.startswith(".")]
@@ -168,8 +165,7 @@ def _damaged_file(name: str, size: int, error: Exception) -> Fault:
     if isinstance(error, MemoryError):
         raise UserError(f"data.corpus: {name} does not fit into memory; split it into smaller documents") from error
     if is_remote(name):
-        given = f"{name} cannot be read to its end ({error!r})"
-        raise UserError(f"data.corpus: {given}; run the command again, which continues the preparation") from error
+        raise UserError(f"data.corpus: {name} cannot be read to its end ({error!r}); run the command again") from error
     return Fault(name, "damaged file", max(size, 1), f"{error}")
 
 
@@ -231,8 +227,7 @@ def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document |
     except (UserError, MemoryError):
         raise
     except Exception as error:  # tarfile and the decompressing libraries raise different errors
-        given = f"{name} is not a tar file that can be read to its end ({error})"
-        raise UserError(f"data.corpus: {given}; repair it, or remove it from the corpus") from error
+        raise UserError(f"data.corpus: {name} cannot be read as a tar file to its end ({error}); repair it") from error
 
 
 def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:

@@ -4,12 +4,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -70,30 +70,37 @@ def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
 
 _load = lru_cache(maxsize=1)(Tokenizer.from_str)
 
-Submit = Callable[[Encoder, list[Document]], Callable[[], dict[str, Encoded]]]
+Key = TypeVar("Key")
 
 
-@contextmanager
-def tokenising(workers: int) -> Iterator[tuple[Submit, int]]:
-    """Start processes that tokenise, and end them after the context.
+def tokenise_parts(
+    workers: int, encoder: Encoder, parts: Iterable[tuple[Key, list[Document]]]
+) -> Iterator[tuple[Key, dict[str, Encoded]]]:
+    """Tokenise parts in parallel, and yield the result of `tokenise` for each part, in the order of the parts.
+
+    The processes end when the generator is closed. At most one part more than there are processes is read ahead.
 
     Args:
         workers: Number of processes. 0 starts one per core. With 1, documents are tokenised in this process.
-
-    Yields:
-        A function ``submit`` with the arguments of `tokenise`, and the number of started processes. ``submit`` returns
-        at once with a function that waits for the result of `tokenise` and returns it.
+        encoder: The settings.
+        parts: A key and the documents of each part; the key is returned with the result.
 
     Raises:
-        UserError: A process has ended unexpectedly.
+        UserError: A process has ended unexpectedly, or `tokenise` raises it.
     """
     workers = workers or cores()
     if workers == 1:
-        yield lambda *arguments: partial(tokenise, *arguments), 0
+        yield from ((key, tokenise(encoder, documents)) for key, documents in parts)
         return
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+    waiting = deque[tuple[Key, Future[dict[str, Encoded]]]]()
     try:
-        yield lambda *arguments: pool.submit(tokenise, *arguments).result, workers
+        for key, documents in parts:
+            waiting.append((key, pool.submit(tokenise, encoder, documents)))
+            if len(waiting) > workers:
+                key, future = waiting.popleft()
+                yield key, future.result()
+        yield from ((key, future.result()) for key, future in waiting)
     except BrokenProcessPool as error:
         reason = "one of which ended unexpectedly, probably because memory ran out"
         advice = "run the command again with fewer; finished parts are kept"
