@@ -51,7 +51,7 @@ class TextBlocks(Sequence[Tensor]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, index: Any) -> Any:  # an int; slices are not supported
+    def __getitem__(self, index: Any) -> Any:  # only integers; slices are not supported
         if not 0 <= index < len(self.starts):
             raise IndexError(index)
         return torch.as_tensor(self.stream.read(int(self.starts[index]), self.length + 1).astype("int64"))
@@ -69,6 +69,9 @@ class Text:
         begins: Index of the first token of each document, ascending; None if documents are not known.
         tokenizer: The tokenizer for measures that need strings or bits per byte; None if they are not used.
         name: Name of the text in messages.
+
+    Attributes:
+        stream (TokenArray): The tokens.
     """
 
     split = "text"
@@ -145,8 +148,9 @@ class Text:
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def blocks(self, length: int, limit: int | None = None, fewer: bool = False) -> TextBlocks:
-        """Return consecutive blocks from the beginning of the text. The first token of a block is the last target of
-        the previous block.
+        """Return consecutive blocks from the beginning of the text.
+
+        The first token of a block is the last target of the previous block.
 
         Args:
             length: Number of targets in a block.
@@ -198,11 +202,11 @@ class Text:
         documents = torch.repeat_interleave(counts)  # index of each block's document
         if len(documents) < (limit or 1):
             given = f"expected at least {limit or 1} blocks of {length + 1} tokens in documents, got {len(documents)}"
-            longest = f"the longest document has {int(sizes.max())} tokens"
+            longest = f"the longest document has {max(sizes.tolist(), default=0)} tokens"
             raise UserError(f"documents: {given}; {longest}; use shorter lengths, fewer blocks, or documents: false")
         # index of each block within its document
-        within = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
-        starts = begins[documents] + within * length
+        index = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
+        starts = begins[documents] + index * length
         if per_group is not None:
             groups = np.zeros(len(counts)) if self.table is None else self.table["group"].to_numpy()
             available = pd.Series(counts.numpy()).groupby(groups).sum()
@@ -248,6 +252,8 @@ class ShardText(Text):
 
 @dataclass
 class _Tokens:
+    """A `TokenArray` of an array in memory."""
+
     tokens: NDArray[np.integer[Any]]
 
     def __len__(self) -> int:

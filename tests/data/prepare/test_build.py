@@ -22,6 +22,7 @@ from kerple.data.manifest import Manifest, token_dtype
 from kerple.data.prepare import build
 from kerple.data.prepare.documents import split_of
 from kerple.data.shards import BLOCK, Folder, verify
+from kerple.data.text import ShardText
 from tests.data.conftest import write_lines
 
 ROOT = Path(__file__).parents[3]
@@ -87,6 +88,8 @@ def test_a_corpus_or_a_split_without_text(documents, tmp_path, small_build, caps
         small_build(tmp_path / "out", corpus, tokenizer="bpe", text_field="body", max_dropped_fraction=1.0)
     small_build(tmp_path / "out", corpus, split_fractions=(1.0, 0.0, 0.0))
     assert "out: there is no validation and no test text" in capsys.readouterr().err
+    with pytest.raises(UserError, match="the longest document has 0 tokens"):
+        ShardText(Folder(tmp_path / "out"), "test").document_blocks(8)
 
 
 def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(documents, tmp_path, small_build, capsys):

@@ -32,7 +32,7 @@ from kerple.data.prepare.documents import Reading, cut_into_parts
 from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.workers import Encoder, tokenise_parts
-from kerple.data.shards import Folder, Tokens, read_shards, token_checksum, write_shard
+from kerple.data.shards import Folder, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
 TRAINING_BYTES = 10**8  # bytes of the training split on which a tokenizer is trained
@@ -50,13 +50,13 @@ def prepare(options: ShardOptions) -> Manifest:
         options: Options of the preparation.
 
     Raises:
-        UserError: The corpus or the tokenizer cannot be used, the corpus has no document or too many faulty ones, or
+        UserError: The corpus or the tokenizer cannot be used, the corpus has no document or too many unusable ones, or
             the folder was prepared with other options or from other files.
     """
     directory = Path(options.location)
     # a finished folder is not locked, because a lock needs permission to write
     if (directory / MANIFEST_FILE).exists():
-        shutil.rmtree(directory / PARTS, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(directory / PARTS, ignore_errors=True)  # a process may have been killed before it did this
         return check_prepared(options)
     assert options.corpus is not None
     if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):
@@ -77,7 +77,7 @@ def prepare(options: ShardOptions) -> Manifest:
         splits = {}
         for name in SPLITS:
             shards = tuple(Shard(part[name]["tokens"], part[name]["sha256"]) for part in parts)
-            documents, size = (sum(part[name][what] for part in parts) for what in ("documents", "bytes"))
+            documents, size = (sum(part[name][key] for part in parts) for key in ("documents", "bytes"))
             splits[name] = Split(shards, documents, size, token_checksum(directory, name, shards, encoder.dtype))
         manifest = Manifest(
             vocabulary,
@@ -91,12 +91,12 @@ def prepare(options: ShardOptions) -> Manifest:
         )
         manifest.write(directory)
         shutil.rmtree(directory / PARTS, ignore_errors=True)
-    tokens, documents = (sum(getattr(s, what) for s in splits.values()) for what in ("tokens", "documents"))
+    tokens, documents = (sum(getattr(split, key) for split in splits.values()) for key in ("tokens", "documents"))
     summary = f"{options.location}: prepared {tokens:,} tokens of {documents:,} documents"
     print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
-    if none := " and no ".join(name for name, split in splits.items() if not split.documents):
+    if empty := " and no ".join(name for name, split in splits.items() if not split.documents):
         advice = "add documents, or set data.split_fractions"
-        print(f"{options.location}: there is no {none} text; {advice}", file=sys.stderr)
+        print(f"{options.location}: there is no {empty} text; {advice}", file=sys.stderr)
     return manifest
 
 
@@ -119,11 +119,12 @@ def check_prepared(options: ShardOptions) -> Manifest:
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards can be used on a machine without the corpus
             settings["files"] = find_corpus(options.corpus, options.text_field, options.fetched).state()
-    _refuse_other(options.location, manifest.settings, settings)
+    _compare_settings(options.location, manifest.settings, settings)
     return manifest
 
 
-def _refuse_other(location: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _compare_settings(location: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise a UserError if a folder was prepared with other values of the settings ``now``."""
     changes = [f"{name} was {before.get(name)!r}, is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changes:
         given = f"got {location}, which was prepared with other settings: {'; '.join(changes)}"
@@ -169,7 +170,7 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
     """
     unfinished = directory / PARTS / "settings.json"
     if unfinished.exists():
-        _refuse_other(options.location, read_mapping(unfinished), settings)
+        _compare_settings(options.location, read_mapping(unfinished), settings)
         return load_tokenizer(str(directory))
     for shard in directory.glob("*.tar"):
         raise UserError(f"data.directory: {directory} has {shard.name} but no manifest; choose another folder")
@@ -185,9 +186,7 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
     else:
         tokenizer = load_tokenizer(str(shipped) if shipped.exists() else options.tokenizer)
     if (size := vocabulary_size(tokenizer)) > options.vocabulary:
-        raise UserError(
-            f"data.vocabulary: got {options.vocabulary}, expected at least {size} for {options.tokenizer!r}"
-        )
+        raise UserError(f"data.vocabulary: got {options.vocabulary}, expected at least {size}, as the tokenizer has")
     write(directory / "tokenizer.json", tokenizer.to_str())
     write(unfinished, json.dumps(settings))
     return tokenizer
@@ -207,8 +206,8 @@ def _training_texts(reading: Reading) -> Iterator[str]:
 def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, reading: Reading) -> list[dict[str, Any]]:
     """Write the shards of the unfinished parts, and return a description of each part.
 
-    It has the checksum of the part's documents (``texts``), and for each split the fields of its `Shard`, the number
-    of documents and their bytes.
+    A description has the checksum of the part's documents (``texts``), and for each split the fields of its `Shard`,
+    the number of documents and their bytes. It is stored in `PARTS`.
     """
     paths = list[Path]()
     tokens = 0
@@ -240,11 +239,8 @@ def _write_test_documents(
     directory: Path, splits: dict[str, Split], encoder: Encoder, documents: list[Document]
 ) -> str:
     """Write the table of the test documents with their overlaps (see `overlap`), and return the sha256 of its file."""
-
-    def tokens(split: str) -> Iterator[Tokens]:
-        return read_shards(directory, split, splits[split].shards, encoder.dtype)
-
-    fractions = overlap(tokens("test"), tokens("train"), encoder.end_of_text).round(6)
+    test, training = (read_shards(directory, name, splits[name].shards, encoder.dtype) for name in ("test", "train"))
+    fractions = overlap(test, training, encoder.end_of_text).round(6)
     names = (document.name.encode("utf-8", "replace").decode() for document in documents)  # a path may not be Unicode
     rows = zip(names, (document.group for document in documents), fractions, strict=True)
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -253,11 +249,7 @@ def _write_test_documents(
 
 
 def _check_reading(options: ShardOptions, reading: Reading) -> None:
-    """Check that a corpus has documents, few unusable ones, and the expected checksum.
-
-    Raises:
-        UserError: One of these is not the case.
-    """
+    """Raise a UserError if a corpus has no documents, too many unusable ones, or not the expected checksum."""
     if not reading.used_bytes:
         shutil.rmtree(Path(options.location, PARTS))  # so that a corrected corpus can be prepared
         given = f"got {options.corpus!r}, which has no document that can be used: {reading.reasons() or 'it is empty'}"

@@ -30,7 +30,7 @@ def split_of(text: bytes, fractions: tuple[float, float, float]) -> str:
 
 
 class Reading:
-    """Iterates over the documents of a corpus, sets their splits, and counts the documents that are left out.
+    """Iterates once over the documents of a corpus, sets their splits, and counts the documents that are left out.
 
     Args:
         corpus: The corpus.
@@ -41,10 +41,10 @@ class Reading:
 
     Attributes:
         left_out (Counter[str]): Number of documents left out so far, for each reason.
-        examples (dict[str, str]): For each reason but ``empty`` and ``duplicates``, a message with the first document.
+        examples (dict[str, str]): For each reason except ``empty`` and ``duplicates``, a message about the first case.
         lost_bytes (int): Number of bytes of the documents that cannot be used.
         used_bytes (int): Number of bytes of the other documents, duplicates included.
-        text (hashlib._Hash): Checksum of the documents of all splits, see `Manifest`.
+        text (hashlib._Hash): Checksum of the documents of all splits, which becomes `Manifest.text`.
         test_documents (list[Document]): Documents of the test split, without their texts.
     """
 

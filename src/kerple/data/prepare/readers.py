@@ -21,7 +21,7 @@ from kerple.data.input_files import decompress, filesystem, is_remote, open_byte
 LINES = tuple(f".{kind}{packed}" for kind in ("jsonl", "ndjson") for packed in ("", ".zst", ".gz"))
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 PARQUET = ".parquet"
-TABLES = (*LINES, *TARS, PARQUET)  # extensions of files with several documents; other files are text files
+CONTAINERS = (*LINES, *TARS, PARQUET)  # extensions of files with several documents; other files are text files
 
 
 @dataclass(frozen=True)
@@ -74,19 +74,19 @@ def list_files(corpus: str) -> list[str]:
     if not is_remote(corpus):
         root = corpus.removeprefix("file://")
         if os.path.isdir(root):
-            paths = _inside(root, _walk(root))
+            paths = _check_links(root, _walk(root))
         elif os.path.lexists(root):  # before the pattern, because the name of a file may contain * ? or [
             paths = [root]
         else:
             found = (path for path in glob.glob(root, recursive=True) if not os.path.isdir(path))
-            paths = _inside(os.path.dirname(root.partition("*")[0].partition("?")[0].partition("[")[0]), found)
+            paths = _check_links(os.path.dirname(root.partition("*")[0].partition("?")[0].partition("[")[0]), found)
         for path in filterfalse(os.path.isfile, paths):  # reading a FIFO or a device may never end
             raise UserError(f"data.corpus: {path} is not a regular file; remove it from the corpus")
         return sorted(paths)
     system, inner = filesystem(corpus)
     pattern = any(mark in without_query(corpus) for mark in "*?[")
-    if not pattern and without_query(corpus).endswith(TABLES):
-        return [corpus]  # without `find`, which fails for most web servers
+    if not pattern and without_query(corpus).endswith(CONTAINERS):
+        return [corpus]  # most web servers cannot list folders, so that `find` fails
     try:
         paths = system.glob(inner) if pattern else system.find(inner)
     except Exception as error:  # each file system raises other errors
@@ -103,15 +103,15 @@ def _walk(root: str) -> Iterator[str]:
 
     for folder, below, names in os.walk(root, onerror=refuse):
         below[:] = [name for name in below if not name.startswith(".")]
-        _inside(root, (path for name in below if os.path.islink(path := os.path.join(folder, name))))
+        _check_links(root, (path for name in below if os.path.islink(path := os.path.join(folder, name))))
         yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
 
 
-def _inside(root: str, paths: Iterable[str]) -> list[str]:
+def _check_links(root: str, paths: Iterable[str]) -> list[str]:
     """Return the paths, after checking that neither they nor their folders are links to places outside ``root``."""
-    paths, inside = list(paths), Path(root).resolve()
+    paths, target = list(paths), Path(root).resolve()
     for path in {os.path.dirname(path) for path in paths} | set(filter(os.path.islink, paths)):
-        if not Path(path).resolve().is_relative_to(inside):
+        if not Path(path).resolve().is_relative_to(target):
             raise UserError(f"data.corpus: {path} is a link out of {root}; copy its target into the corpus")
     return paths
 
@@ -126,17 +126,17 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
     Raises:
         UserError: Text files are mixed with other formats, or a file cannot be read.
     """
-    tables = [path for path in paths if without_query(path).endswith(TABLES)]
-    if tables and len(tables) < len(paths):
-        other = next(path for path in paths if path not in tables)
-        pattern = f"{os.path.dirname(tables[0])}/*{''.join(Path(without_query(tables[0])).suffixes)}"
+    containers = [path for path in paths if without_query(path).endswith(CONTAINERS)]
+    if containers and len(containers) < len(paths):
+        other = next(path for path in paths if path not in containers)
+        pattern = f"{os.path.dirname(containers[0])}/*{''.join(Path(without_query(containers[0])).suffixes)}"
         raise UserError(
-            f"data.corpus: got {other} and {tables[0]}, expected only text files, or only JSON lines, tar and Parquet "
+            f"data.corpus: got {other} and {containers[0]}, expected only text files, or only JSON lines, tar and Parquet "
             f"files; give a pattern, such as '{pattern}'"
         )
-    if not tables:
+    if not containers:
         yield from (read_text(path) for path in paths)
-    for path in tables:
+    for path in containers:
         if without_query(path).endswith(PARQUET):
             yield from read_parquet(path, text_field)
         else:
@@ -193,6 +193,7 @@ def read_lines(file: IO[bytes], name: str, text_field: str) -> Iterator[Document
 
 
 def _from_json(line: bytes, name: str, text_field: str) -> Document | Fault:
+    """Return the document of a line of JSON."""
     if not line.strip():
         return Fault(name, "empty", 0)
     try:
@@ -232,6 +233,10 @@ def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document |
 
 def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
     """Yield the documents in a column of a Parquet file.
+
+    Args:
+        path: Path or URL of the file.
+        text_field: Name of the column.
 
     Raises:
         UserError: The file cannot be read or has no such column.
