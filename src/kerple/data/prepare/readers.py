@@ -130,10 +130,9 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
     if containers and len(containers) < len(paths):
         other = next(path for path in paths if path not in containers)
         pattern = f"{os.path.dirname(containers[0])}/*{''.join(Path(without_query(containers[0])).suffixes)}"
-        raise UserError(
-            f"data.corpus: got {other} and {containers[0]}, expected only text files, or only JSON lines, tar and Parquet "
-            f"files; give a pattern, such as '{pattern}'"
-        )
+        expected = "expected only text files, or only JSON lines, tar and Parquet files"
+        given = f"got {other} and {containers[0]}, {expected}"
+        raise UserError(f"data.corpus: {given}; give a pattern, such as '{pattern}'")
     if not containers:
         yield from (read_text(path) for path in paths)
     for path in containers:
