@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.data import TokenShards
-from tests.data.conftest import write_lines
+from tests.data.conftest import small_build, write_lines
 from tests.toy import Line, trainer
 
 LENGTH = 16
@@ -70,7 +70,7 @@ def test_few_samples_are_repeated_in_every_epoch(module):
         assert torch.equal(rows(loader), batches[:16])  # the two whole batches
 
 
-def test_the_checksum_does_not_depend_on_the_division_into_shards(module, prepared, json_lines, tmp_path, small_build):
+def test_the_checksum_does_not_depend_on_the_division_into_shards(module, prepared, json_lines, tmp_path):
     data = module()
     small_build(tmp_path / "other", json_lines, tokenizer=str(prepared), split_fractions=(0.7, 0.2, 0.1))
     small_build(tmp_path / "recut", json_lines, tokenizer=str(prepared), part=100_000)
@@ -135,7 +135,7 @@ def test_lightning_resumes_with_the_next_sample(prepared, tmp_path):
     assert torch.equal(torch.cat([whole, longer]), fit(12))
 
 
-def test_truncation_and_padding_of_a_tokenizer_are_disabled(prepared, json_lines, tmp_path, small_build):
+def test_truncation_and_padding_of_a_tokenizer_are_disabled(prepared, json_lines, tmp_path):
     tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
     whole = tokenizer.encode("grey wolves sang").ids
     tokenizer.enable_truncation(3)
@@ -148,7 +148,7 @@ def test_truncation_and_padding_of_a_tokenizer_are_disabled(prepared, json_lines
     assert again.tokenizer == made.tokenizer  # the stored file equals the given one
 
 
-def test_a_checkpoint_is_refused_with_another_tokenizer_or_other_training_data(prepared, tmp_path, small_build):
+def test_a_checkpoint_is_refused_with_another_tokenizer_or_other_training_data(prepared, tmp_path):
     limits = {"enable_checkpointing": False, "limit_val_batches": 0, "limit_test_batches": 1}
     first = trainer(tmp_path, max_steps=2, **limits)
     first.fit(Watcher(), shards(prepared))

@@ -20,6 +20,7 @@ from kerple.data.manifest import MANIFEST_FILE, SPLITS
 from kerple.data.prepare.documents import split_of
 from kerple.data.shards import BLOCK, VERIFIED, Folder, verify
 from kerple.data.tokenizer import encode, token_bytes, train_tokenizer
+from tests.data.conftest import small_build
 from tests.toy import entries
 
 
@@ -50,7 +51,7 @@ def test_shards_hold_every_document_once_in_order(prepared, documents):
     assert sum(s.bytes for s in folder.manifest.splits.values()) == sum(len(text.encode()) for text in documents)
 
 
-def test_the_checksum_of_a_split_is_that_of_its_tokens(prepared, json_lines, documents, tmp_path, small_build):
+def test_the_checksum_of_a_split_is_that_of_its_tokens(prepared, json_lines, documents, tmp_path):
     one = small_build(tmp_path, json_lines, tokenizer=str(prepared), part=1_000_000)
     assert [len(split.shards) for split in one.splits.values()] == [1, 1, 1]
     for split, expected in expected_streams(documents, prepared).items():
@@ -130,7 +131,7 @@ def test_a_changed_shard_with_a_new_checksum_is_found_by_its_tokens(copied, toke
         verify(Folder(str(copied)))
 
 
-def test_a_path_may_have_bytes_that_are_not_utf8_and_pattern_marks(json_lines, tmp_path, small_build, capsys):
+def test_a_path_may_have_bytes_that_are_not_utf8_and_pattern_marks(json_lines, tmp_path, capsys):
     sys.stderr.reconfigure(errors="backslashreplace")  # as Python opens it
     corpus, folder = (tmp_path / os.fsdecode(name) for name in (b"[1] caf\xe9*", b"[x] caf\xe9"))
     shutil.copytree(json_lines, corpus)

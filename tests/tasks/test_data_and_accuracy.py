@@ -125,8 +125,8 @@ def sequences(loader: Any) -> list[str]:
 
 
 def test_training_lengths_are_uniform():
-    data, draws = TaskData(Reverse(), 100, train_length=10, seed=3), 5_000
-    counts = np.bincount([data.sample(i).sizes[0] for i in range(draws)], minlength=11)
+    data, draws = TaskData(Reverse(), 100, train_length=10), 5_000
+    counts = np.bincount([data.sampler.training_problem(3, i).sizes[0] for i in range(draws)], minlength=11)
     assert counts[0] == 0
     assert ((counts[1:] - draws / 10) ** 2 / (draws / 10)).sum() < 27.9  # χ², 9 degrees: p > 0.001
 
@@ -134,7 +134,7 @@ def test_training_lengths_are_uniform():
 @pytest.mark.parametrize("task", [Copy(symbols=3), Addition(), VariableChain()], ids=lambda task: task.name)
 def test_splits_have_no_common_problem(task):
     data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), validation_examples=200)
-    trained = {data.sample(i).identity for i in range(2000)}
+    trained = {data.sampler.training_problem(0, i).identity for i in range(2000)}
     tested = {example.identity for group in data.test_problems for example in group}
     validated = {example.identity for example in data.validation_problems}
     assert min(len(tested), len(validated)) > 0

@@ -51,6 +51,10 @@ class ShardOptions:
             enough.
         prepare_workers: Number of processes that tokenise. With 0, one per core.
 
+    Attributes:
+        location (str): Folder of the shards, `directory` or its default.
+        fetched (str): Folder of the downloaded files, `source` or its default.
+
     Raises:
         UserError: An option is out of range, or corpus and directory are both null.
     """

@@ -136,6 +136,7 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 @lru_cache(maxsize=1)  # the permutation of the current epoch
 def _order(seed: int, epoch: int, examples: int) -> np.ndarray:
+    """Return the order of the repeated problems in an epoch, a permutation of 0 .. examples - 1."""
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(examples)
 
 

@@ -37,11 +37,12 @@ class TaskData(LightningDataModule):
             be equal. null draws a new problem for each sample of the run.
         validation_examples: Largest number of validation problems; their lengths are training lengths.
         test_examples: Largest number of test problems of each length.
-        held_out: Fraction of the problems of training lengths in the test split. The validation split has the same
-            fraction.
+        held_out: Fraction of the problems of training lengths that belong to the test split. The validation split has
+            the same fraction.
         seed: Seed of the training problems; null for the seed of the run (``seed_everything``).
         workers: Number of processes that draw training batches ahead; 0 to draw them in the training process.
-        vocabulary: Number of rows of the model's embedding, at least the number of characters of the tasks.
+        vocabulary: Number of rows of the model's embedding, at least the number of characters in
+            `kerple.tasks.vocabulary`.
 
     Raises:
         UserError: An option is out of range, training problems have more inputs than ``length``, or a character of a
@@ -91,10 +92,6 @@ class TaskData(LightningDataModule):
         """Return the first ``count`` training problems of the largest training length."""
         return [self.sampler.training_problem(self.sample_seed, i, self.train_length) for i in range(count)]
 
-    def sample(self, index: int) -> Example:
-        """Return training problem number ``index``, whose length is uniform on 1..train_length."""
-        return self.sampler.training_problem(self.sample_seed, index)
-
     def train_dataloader(self) -> TrainingLoader:
         """Return the training batches of this rank.
 
@@ -109,7 +106,7 @@ class TaskData(LightningDataModule):
         if self.trainer is not None and self.trainer.max_steps > 0:
             batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
         elif self.examples is None:
-            raise UserError("trainer.max_steps: is not set; set it, or set data.examples, the problems of an epoch")
+            raise UserError("trainer.max_steps: is not set; set it, or set data.examples, the size of an epoch")
         elif (batches := self.examples // (self.batch_size * world_size)) < 1:
             smallest = f"{self.batch_size * world_size}, a batch on each device"
             raise UserError(f"data.examples: got {self.examples}, expected at least {smallest}")

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,18 +17,15 @@ from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.cli import inspect, prepare
-from kerple.data.manifest import Manifest, token_dtype
+from kerple.data.manifest import token_dtype
 from kerple.data.prepare import build
 from kerple.data.prepare.documents import split_of
 from kerple.data.shards import BLOCK, Folder, verify
 from kerple.data.text import ShardText
-from tests.data.conftest import write_lines
-
-ROOT = Path(__file__).parents[3]
-Build = Callable[..., Manifest]
+from tests.data.conftest import contents, small_build, write_lines
 
 
-def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, small_build, contents, monkeypatch):
+def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, monkeypatch):
     """Shards, descriptions of parts, the tokenizer, settings and the manifest are written."""
     writes, stop_at = 0, 0
 
@@ -59,30 +55,30 @@ def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, smal
             shutil.rmtree(folder)
 
 
-def stop_before_the_manifest(small_build: Build, *arguments: Path) -> None:
+def stop_before_the_manifest(*arguments: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_check_reading", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             small_build(*arguments)
 
 
-def test_finished_parts_are_kept_and_other_settings_refused(json_lines, prepared, tmp_path, small_build, monkeypatch):
-    stop_before_the_manifest(small_build, tmp_path, json_lines)
+def test_finished_parts_are_kept_and_other_settings_refused(json_lines, prepared, tmp_path, monkeypatch):
+    stop_before_the_manifest(tmp_path, json_lines)
     monkeypatch.setattr("kerple.data.prepare.workers.tokenise", lambda *_: pytest.fail("tokenised again"))
     with pytest.raises(UserError, match="prepared with other settings: drop_duplicates was False, is True"):
         small_build(tmp_path, json_lines, drop_duplicates=True)
     assert small_build(tmp_path, json_lines).splits == Folder(str(prepared)).manifest.splits
 
 
-def test_a_finished_part_whose_text_has_changed_is_tokenised_again(documents, tmp_path, small_build):
+def test_a_finished_part_whose_text_has_changed_is_tokenised_again(documents, tmp_path):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
-    stop_before_the_manifest(small_build, tmp_path / "out", corpus)
+    stop_before_the_manifest(tmp_path / "out", corpus)
     corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # of the same size, so that the state is equal
     changed = small_build(tmp_path / "out", corpus, tokenizer="bpe")
     assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=str(tmp_path / "out")).splits
 
 
-def test_a_corpus_or_a_split_without_text(documents, tmp_path, small_build, capsys):
+def test_a_corpus_or_a_split_without_text(documents, tmp_path, capsys):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
     with pytest.raises(UserError, match="has no training document"):
         small_build(tmp_path / "out", corpus, tokenizer="bpe", text_field="body", max_dropped_fraction=1.0)
@@ -92,7 +88,7 @@ def test_a_corpus_or_a_split_without_text(documents, tmp_path, small_build, caps
         ShardText(Folder(tmp_path / "out"), "test").document_blocks(8)
 
 
-def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(documents, tmp_path, small_build, capsys):
+def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(documents, tmp_path, capsys):
     corpus = write_lines(tmp_path / "bad.jsonl", documents + documents[:40] + documents[:10])
     unique = small_build(tmp_path / "unique", corpus, drop_duplicates=True)
     assert unique.left_out == {"duplicates": 50}
@@ -108,7 +104,7 @@ def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(doc
     assert manifest.splits == good.splits
 
 
-def test_a_vocabulary_of_more_than_two_bytes_takes_four(prepared, json_lines, tmp_path, small_build, monkeypatch):
+def test_a_vocabulary_of_more_than_two_bytes_takes_four(prepared, json_lines, tmp_path, monkeypatch):
     assert (token_dtype(1 << 16), token_dtype((1 << 16) + 1)) == (np.uint16, np.uint32)
     for module in ("manifest", "prepare.build"):
         monkeypatch.setattr(f"kerple.data.{module}.token_dtype", lambda _: np.dtype("<u4"))
@@ -120,7 +116,7 @@ def test_a_vocabulary_of_more_than_two_bytes_takes_four(prepared, json_lines, tm
     assert tokens[tokens > 0].tolist() == [t for t in expected.read(0, len(expected)).tolist() if t]  # and padding
 
 
-def test_splits_have_their_fractions_and_the_tokenizer_learns_from_training_text_only(tmp_path, small_build):
+def test_splits_have_their_fractions_and_the_tokenizer_learns_from_training_text_only(tmp_path):
     splits = [split_of(str(i).encode(), (0.949, 0.05, 0.001)) for i in range(40_000)]
     assert abs(splits.count("train") / 40_000 - 0.949) < 0.005
     assert abs(splits.count("test") / 40_000 - 0.001) < 0.0008
@@ -134,7 +130,7 @@ def test_splits_have_their_fractions_and_the_tokenizer_learns_from_training_text
     assert not any("ep" in piece or "pt" in piece for piece in learned)
 
 
-def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path, small_build):
+def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path):
     (folder := tmp_path / "corpus").mkdir()
     one, two = (write_lines(folder / f"{name}.jsonl", documents) for name in ("one", "two"))
     small_build(tmp_path / "out", folder)
@@ -147,7 +143,7 @@ def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path, small_build):
     small_build(tmp_path / "out", folder)
 
 
-def test_a_folder_that_must_not_be_written(json_lines, tmp_path, small_build):
+def test_a_folder_that_must_not_be_written(json_lines, tmp_path):
     with pytest.raises(UserError, match=r"data\.directory: got .*inside the corpus"):
         small_build(json_lines / "below" / "shards", json_lines)
     assert not (json_lines / "below").exists()
@@ -197,7 +193,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 @given(name=st.sampled_from(CORPORA), content=damaged(), max_dropped_fraction=st.sampled_from([0.0, 0.01, 1.0]))
 @settings(max_examples=60, deadline=None)
-def test_any_bytes_become_shards_or_an_error_of_one_line(prepared, small_build, name, content, max_dropped_fraction):
+def test_any_bytes_become_shards_or_an_error_of_one_line(prepared, name, content, max_dropped_fraction):
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         corpus, directory = Path(folder, "corpus"), Path(folder, "shards")

@@ -9,6 +9,7 @@ import pytest
 
 from kerple.base.errors import UserError
 from kerple.data.prepare import workers
+from tests.data.conftest import contents, small_build
 
 
 def die(*_: object) -> None:
@@ -16,7 +17,7 @@ def die(*_: object) -> None:
 
 
 @pytest.mark.slow
-def test_a_preparation_in_which_a_process_dies_is_continued(json_lines, prepared, tmp_path, small_build, contents):
+def test_a_preparation_in_which_a_process_dies_is_continued(json_lines, prepared, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "tokenise", die)
         with pytest.raises(UserError, match=r"data\.prepare_workers: got 2, one of which ended unexpectedly"):

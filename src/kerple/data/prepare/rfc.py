@@ -77,18 +77,18 @@ def fetch_rfcs(folder: Path) -> None:
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise UserError(f"data.corpus: got rfc, which needs Debian's apt-get and dpkg-deb; {ADVICE}")
-    with download_folder(folder) as fresh:
+    with download_folder(folder) as downloads:
         for name in ("sources", "lists/partial", "cache/archives/partial"):
-            (fresh / "apt" / name).mkdir(parents=True)
+            (downloads / "apt" / name).mkdir(parents=True)
         for path in filter(Path.is_file, [SOURCES / "sources.list", *SOURCES.glob("sources.list.d/*")]):
             lines = re.sub(rb"^((deb|Components:)\s.*\bmain\b.*)", rb"\1 non-free", path.read_bytes(), flags=re.M)
-            (fresh / "apt/sources" / path.name).write_bytes(lines)
-        sources = ["--option=Dir::Etc::SourceList=/dev/null", f"--option=Dir::Etc::SourceParts={fresh}/apt/sources"]
-        state = [f"--option=Dir::State::Lists={fresh}/apt/lists", f"--option=Dir::Cache={fresh}/apt/cache"]
+            (downloads / "apt/sources" / path.name).write_bytes(lines)
+        sources = ["--option=Dir::Etc::SourceList=/dev/null", f"--option=Dir::Etc::SourceParts={downloads}/apt/sources"]
+        state = [f"--option=Dir::State::Lists={downloads}/apt/lists", f"--option=Dir::Cache={downloads}/apt/cache"]
         apt = ["apt-get", *sources, *state]
         subprocess.run([*apt, "update"], capture_output=True)  # if it fails, the download reports an error
-        run_downloader([*apt, "download", *(f"doc-rfc-{name}" for name in PACKAGES)], fresh / "apt", ADVICE)
-        for package in (fresh / "apt").glob("*.deb"):
+        run_downloader([*apt, "download", *(f"doc-rfc-{name}" for name in PACKAGES)], downloads / "apt", ADVICE)
+        for package in (downloads / "apt").glob("*.deb"):
             with (
                 subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as process,
                 tarfile.open(fileobj=process.stdout, mode="r|") as archive,
@@ -96,7 +96,7 @@ def fetch_rfcs(folder: Path) -> None:
                 for member in archive:
                     if (match := MEMBER.fullmatch(member.name)) and member.isreg():
                         content = cast("IO[bytes]", archive.extractfile(member)).read()
-                        (fresh / match[1]).write_bytes(content)
+                        (downloads / match[1]).write_bytes(content)
 
 
 def without_pages(text: str) -> str:

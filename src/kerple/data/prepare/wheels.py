@@ -59,10 +59,10 @@ def fetch_wheels(wheels: list[Wheel], folder: Path) -> None:
     missing = [wheel.requirement for wheel in wheels if not wheel.path(folder)]
     with tqdm(total=len(missing), desc="fetching", unit=" packages", disable=not missing) as bar:
         for start in range(0, len(missing), WHEELS_PER_CALL):
-            with download_folder(folder) as fresh:
+            with download_folder(folder) as downloads:
                 requirements = missing[start : start + WHEELS_PER_CALL]
-                (fresh / "list").write_bytes("\n".join(requirements).encode())
-                run_downloader([sys.executable, "-m", *PIP.split()], fresh, ADVICE)
+                (downloads / "list").write_bytes("\n".join(requirements).encode())
+                run_downloader([sys.executable, "-m", *PIP.split()], downloads, ADVICE)
             bar.update(len(requirements))
 
 

@@ -78,7 +78,7 @@ def tokenise_parts(
 ) -> Iterator[tuple[Key, dict[str, Encoded]]]:
     """Tokenise parts in parallel, and yield the result of `tokenise` for each part, in the order of the parts.
 
-    The processes end when the generator is closed. At most one part more than there are processes is read ahead.
+    The processes end when the generator is closed. At most ``workers`` + 1 parts are held in memory.
 
     Args:
         workers: Number of processes. 0 starts one per core. With 1, documents are tokenised in this process.
