@@ -102,8 +102,12 @@ class TokenShards(ShardOptions, LightningDataModule):
         stream = self.folder.stream("train")
         order = Order(len(stream), self.length, self.seed, 0)  # the key has a 0, as in earlier versions
         rank, world_size = rank_and_world_size(self)
-        batch_samples = self.batch_size * world_size
-        batches = self._epoch_batches(order.samples, batch_samples)
+        batch_samples, available = self.batch_size * world_size, self.samples or order.samples
+        if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
+            batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
+        elif (batches := available // batch_samples) < 1:
+            given = f"got {self.batch_size}, {batch_samples} samples on all devices, expected at most {available}"
+            raise UserError(f"data.batch_size: {given}; decrease it or data.length, or use a larger corpus")
         read = partial(read_samples, stream, order, batches * batch_samples)
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return TrainingLoader(read, self.batch_size, batches, rank, world_size, self.workers, pin_memory=on_gpu)
@@ -153,18 +157,3 @@ class TokenShards(ShardOptions, LightningDataModule):
     def _training_checksum(self) -> str:
         """A sha256 of the checksum of the training tokens, in the format of existing checkpoints."""
         return hashlib.sha256(repr([self.manifest.splits["train"].sha256]).encode()).hexdigest()
-
-    def _epoch_batches(self, split_samples: int, batch_samples: int) -> int:
-        """Return the number of micro-batches in an epoch.
-
-        Args:
-            split_samples: Number of samples in the training split.
-            batch_samples: Number of samples in a micro-batch of all ranks together.
-        """
-        trainer, available = self.trainer, self.samples or split_samples
-        if self.samples is None and trainer is not None and trainer.max_steps > 0:
-            return trainer.max_steps * trainer.accumulate_grad_batches
-        if available < batch_samples:
-            given = f"got {self.batch_size}, {batch_samples} samples on all devices, expected at most {available}"
-            raise UserError(f"data.batch_size: {given}; decrease it or data.length, or use a larger corpus")
-        return available // batch_samples

@@ -194,11 +194,10 @@ class Text:
             raise UserError(f"documents: {given}; use TokenShards, give Text its argument begins, or documents: false")
         sizes = torch.diff(begins, append=torch.tensor([len(self.stream)]))
         counts = ((sizes - 1) // length).clamp(0, per_document)  # blocks in each document
-        too_short, left_out = int((counts == 0).sum()), 0
-        if self.table is not None:
-            overlaps = torch.as_tensor(self.table["overlap"].to_numpy() > overlap)
-            left_out = int((overlaps & (counts > 0)).sum())
-            counts[overlaps] = 0
+        table = pd.DataFrame({"group": 0, "overlap": 0.0}, range(len(counts))) if self.table is None else self.table
+        too_short = counts == 0
+        left_out = torch.as_tensor(table["overlap"].to_numpy() > overlap) & ~too_short
+        counts[left_out] = 0
         documents = torch.repeat_interleave(counts)  # index of each block's document
         if len(documents) < (limit or 1):
             given = f"expected at least {limit or 1} blocks of {length + 1} tokens in documents, got {len(documents)}"
@@ -208,7 +207,7 @@ class Text:
         index = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
         starts = begins[documents] + index * length
         if per_group is not None:
-            groups = np.zeros(len(counts)) if self.table is None else self.table["group"].to_numpy()
+            groups = table["group"].to_numpy()
             available = pd.Series(counts.numpy()).groupby(groups).sum()
             if available.min() < per_group:
                 most = f"{available.min()}, the number of blocks of {length + 1} tokens in {available.idxmin()}"
@@ -218,7 +217,8 @@ class Text:
             number = pd.Series(0, range(len(documents))).groupby(groups[documents]).cumcount()
             is_first = torch.as_tensor(number.to_numpy() < per_group)
             starts, documents = starts[is_first], documents[is_first]
-        return TextBlocks(self.stream, starts[:limit], length, documents[:limit], left_out, too_short)
+        dropped = (int(reason.sum()) for reason in (left_out, too_short))
+        return TextBlocks(self.stream, starts[:limit], length, documents[:limit], *dropped)
 
 
 class ShardText(Text):

@@ -115,11 +115,10 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
     added = tokenizer.get_added_tokens_decoder()
     byte_level = tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
     prefix = tokenizer.encode("a", add_special_tokens=False).ids
-    texts = {}
-    if not byte_level:
-        decoded = tokenizer.decode_batch([[*prefix, i] for i in vocabulary.values()], skip_special_tokens=False)
-        texts = dict(zip(vocabulary.values(), decoded, strict=True))
-    start = len(tokenizer.decode(prefix, skip_special_tokens=False).encode())
+
+    def text_bytes(ids: list[int]) -> int:
+        return len(tokenizer.decode(ids, skip_special_tokens=False).encode())
+
     sizes = [0] * vocabulary_size(tokenizer)
     for token, i in vocabulary.items():
         if i in added:
@@ -127,7 +126,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
         elif byte_level:
             sizes[i] = len(token)  # the alphabet of a byte-level vocabulary has a character for each byte
         else:
-            sizes[i] = 1 if BYTE.fullmatch(token) else max(0, len(texts[i].encode()) - start)
+            sizes[i] = 1 if BYTE.fullmatch(token) else max(0, text_bytes([*prefix, i]) - text_bytes(prefix))
     return sizes
 
 

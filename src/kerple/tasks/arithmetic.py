@@ -56,7 +56,7 @@ class Addition(Task):
         has this place too, because the sum has one more digit. The ``+`` therefore shows the model which digit is the
         last. In Cho et al. 2024, arXiv 2405.20671, the ``+`` has the place of the ``=``.
         """
-        _check_order(self, self.order)
+        _check_order(self.order)
         places = in_step(tokens, DIGIT_IDS)
         next_place = F.pad(places, (1, -1)) + 1
         return next_place.where(tokens == IDS["+"], places) if self.padded else places
@@ -86,16 +86,15 @@ class Multiplication(Task):
 
     def places(self, tokens: Tensor) -> Tensor:
         """Return equal places for digits of equal significance, and none for the digit after the ``*``."""
-        _check_order(self, self.order)
+        _check_order(self.order)
         is_factor = F.pad(tokens == IDS["*"], (1, -1))  # the token after the *
         return in_step(tokens, DIGIT_IDS).where(~is_factor, 0)
 
 
-def _check_order(task: Task, order: str) -> None:
+def _check_order(order: str) -> None:
     """Raise a UserError unless the order is ``reversed``, with which places do not depend on later digits."""
     if order != "reversed":
-        name = type(task).__name__
-        raise UserError(f"data.task.order: got {order}, expected reversed for {name} with model.position Coupled")
+        raise UserError(f"data.task.order: got {order}, expected reversed with model.position Coupled")
 
 
 def _number(digits: int, rng: np.random.Generator) -> str:

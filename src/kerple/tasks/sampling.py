@@ -18,6 +18,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from kerple.base.errors import UserError
 from kerple.model import Batch
@@ -91,8 +92,9 @@ class Sampler:
                 problem in each sample.
             samples: Indices of the samples, counted over all epochs.
         """
-        problems = samples if examples is None else [_repeated_problem(seed, examples, k) for k in samples]
-        return collate([self.training_problem(seed, k) for k in problems])
+        if examples is not None:
+            samples = [int(_order(seed, k // examples, examples)[k % examples]) for k in samples]
+        return collate([self.training_problem(seed, k) for k in samples])
 
     def distinct(self, split: Split, count: int, length: int | None = None) -> list[Example]:
         """Return ``count`` different problems of a split, or fewer if no more are found.
@@ -124,13 +126,8 @@ def collate(examples: Sequence[Example]) -> Batch:
         ``tokens`` (B, T + 1) int64, where T + 1 is the number of tokens of the longest example, and ``scored`` (B, T)
         bool, which is true for targets that are scored.
     """
-    sequences = [example.tokens() for example in examples]
-    longest = max(map(len, sequences))
-    tokens = torch.full((len(examples), longest), PAD_ID)  # (B, T + 1)
-    scored = torch.zeros(len(examples), longest - 1, dtype=torch.bool)  # (B, T)
-    for row, (example, sequence) in enumerate(zip(examples, sequences, strict=True)):
-        tokens[row, : len(sequence)] = torch.tensor(sequence)
-        scored[row, : len(sequence) - 1] = torch.tensor(example.scored())
+    tokens = pad_sequence([torch.tensor(example.tokens()) for example in examples], True, PAD_ID)
+    scored = pad_sequence([torch.tensor(example.scored()) for example in examples], True)  # padded with false
     return {"tokens": tokens, "scored": scored}
 
 
@@ -138,12 +135,6 @@ def collate(examples: Sequence[Example]) -> Batch:
 def _order(seed: int, epoch: int, examples: int) -> np.ndarray:
     """Return the order of the repeated problems in an epoch, a permutation of 0 .. examples - 1."""
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(examples)
-
-
-def _repeated_problem(seed: int, examples: int, sample: int) -> int:
-    """Return the index of the problem of a sample if ``examples`` problems are repeated in every epoch."""
-    epoch, index = divmod(sample, examples)
-    return int(_order(seed, epoch, examples)[index])
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,7 @@ def read_rfcs(folder: Path) -> Iterator[Document]:
     listed = {name: about for name, *about in map(str.split, LIST.read_text(encoding="utf-8").splitlines())}
     if listed.keys() - _names(folder):
         fetch_rfcs(folder)
-    names = _names(folder)
-    if missing := [name for name in listed if name not in names]:
+    if missing := sorted(listed.keys() - _names(folder)):
         given = f"got {folder}, which lacks {len(missing)} of {len(listed)} RFCs: {', '.join(missing[:5])}"
         raise UserError(f"data.source: {given}; {ADVICE}")
     for name in sorted(listed, key=lambda name: hashlib.sha256(name.encode()).digest()):
