@@ -15,11 +15,15 @@ from tests.toy import Line, trainer
 LENGTH = 16
 
 
+def shards(directory: Path, **options: object) -> TokenShards:
+    settings = {"directory": str(directory), "vocabulary": 300, "length": LENGTH, "batch_size": 8} | options
+    return TokenShards(None, **settings)  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def module(prepared):
     def make(rank: int = 0, ranks: int = 1, max_steps: int = 6, accumulate: int = 1, **options: object) -> TokenShards:
-        settings = {"corpus": None, "directory": str(prepared), "vocabulary": 300, "length": LENGTH, "batch_size": 8}
-        data = TokenShards(**{**settings, **options})  # type: ignore[arg-type]
+        data = shards(prepared, **options)
         device = SimpleNamespace(root_device=torch.device("cpu"))
         data.trainer = SimpleNamespace(  # type: ignore[assignment]
             global_rank=rank, world_size=ranks, max_steps=max_steps, accumulate_grad_batches=accumulate, strategy=device
@@ -114,10 +118,6 @@ class Watcher(Line):
     def validation_step(self, *_: object) -> None: ...
 
     test_step = validation_step
-
-
-def shards(directory: Path) -> TokenShards:
-    return TokenShards(None, directory=str(directory), vocabulary=300, length=LENGTH, batch_size=8)
 
 
 def test_lightning_resumes_with_the_next_sample(prepared, tmp_path):

@@ -13,10 +13,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kerple.data.loader import TrainingLoader
 from kerple.measure import results
 from kerple.measure.task_accuracy import TaskAccuracy, add_answers, answer_table, result_rows
 from kerple.positions import strategies
 from kerple.tasks import Addition, Copy, Example, Parity, Reverse, TaskData, VariableChain
+from kerple.tasks.vocabulary import ids_to_characters
 from kerple.training.language_model import LanguageModel
 from tests.toy import trainer
 
@@ -112,16 +114,13 @@ def test_two_devices_report_the_accuracies_of_one(tmp_path):
 # problems of a data module
 
 
-def ranked(data: TaskData, rank: int = 0, world: int = 1, steps: int = 6, done: int = 0) -> TaskData:
-    data.trainer = SimpleNamespace(
-        global_rank=rank, world_size=world, max_steps=steps, accumulate_grad_batches=1, global_step=done
-    )
-    return data
+def loader(data: TaskData, steps: int) -> TrainingLoader:
+    data.trainer = SimpleNamespace(global_rank=0, world_size=1, max_steps=steps, accumulate_grad_batches=1)
+    return data.train_dataloader()
 
 
-def sequences(loader: Any) -> list[str]:
-    data = TaskData(Copy(), 100)
-    return [data.decode(row) for batch in loader for row in batch["tokens"].tolist()]
+def sequences(batches: TrainingLoader) -> list[str]:
+    return [ids_to_characters(row) for batch in batches for row in batch["tokens"].tolist()]
 
 
 def test_training_lengths_are_uniform():
@@ -156,12 +155,11 @@ def test_each_problem_of_a_small_space_is_tested_once():
 
 
 def test_repeated_examples_have_another_order_in_each_epoch():
-    data = TaskData(Copy(), 100, batch_size=5, examples=20, seed=5)
-    whole = sequences(ranked(data, steps=8).train_dataloader())
-    loader = ranked(data, steps=-1).train_dataloader()  # without a number of steps, an epoch has all examples once
-    first, second = sequences(loader), sequences(loader)
-    assert whole == first + second
+    data, other = (TaskData(Copy(), 100, batch_size=5, examples=20, seed=seed) for seed in (5, 6))
+    run = sequences(loader(data, steps=8))
+    epochs = loader(data, steps=-1)  # without a number of steps, an epoch has all examples once
+    first, second = sequences(epochs), sequences(epochs)
+    assert run == first + second
     assert sorted(first) == sorted(second)
     assert first != second
-    other = ranked(TaskData(Copy(), 100, batch_size=5, examples=20, seed=6), steps=8)
-    assert whole != sequences(other.train_dataloader())
+    assert run != sequences(loader(other, steps=8))

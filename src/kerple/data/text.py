@@ -217,8 +217,8 @@ class Text:
             number = pd.Series(0, range(len(documents))).groupby(groups[documents]).cumcount()
             is_first = torch.as_tensor(number.to_numpy() < per_group)
             starts, documents = starts[is_first], documents[is_first]
-        dropped = (int(reason.sum()) for reason in (left_out, too_short))
-        return TextBlocks(self.stream, starts[:limit], length, documents[:limit], *dropped)
+        numbers = {"left_out": int(left_out.sum()), "too_short": int(too_short.sum())}
+        return TextBlocks(self.stream, starts[:limit], length, documents[:limit], **numbers)
 
 
 class ShardText(Text):

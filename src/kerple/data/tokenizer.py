@@ -115,10 +115,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
     added = tokenizer.get_added_tokens_decoder()
     byte_level = tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
     prefix = tokenizer.encode("a", add_special_tokens=False).ids
-
-    def text_bytes(ids: list[int]) -> int:
-        return len(tokenizer.decode(ids, skip_special_tokens=False).encode())
-
+    start = len(tokenizer.decode(prefix, skip_special_tokens=False).encode())
     sizes = [0] * vocabulary_size(tokenizer)
     for token, i in vocabulary.items():
         if i in added:
@@ -126,7 +123,8 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
         elif byte_level:
             sizes[i] = len(token)  # the alphabet of a byte-level vocabulary has a character for each byte
         else:
-            sizes[i] = 1 if BYTE.fullmatch(token) else max(0, text_bytes([*prefix, i]) - text_bytes(prefix))
+            text = tokenizer.decode([*prefix, i], skip_special_tokens=False)
+            sizes[i] = 1 if BYTE.fullmatch(token) else max(0, len(text.encode()) - start)
     return sizes
 
 

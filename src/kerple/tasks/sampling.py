@@ -126,8 +126,10 @@ def collate(examples: Sequence[Example]) -> Batch:
         ``tokens`` (B, T + 1) int64, where T + 1 is the number of tokens of the longest example, and ``scored`` (B, T)
         bool, which is true for targets that are scored.
     """
-    tokens = pad_sequence([torch.tensor(example.tokens()) for example in examples], True, PAD_ID)
-    scored = pad_sequence([torch.tensor(example.scored()) for example in examples], True)  # padded with false
+    tokens = pad_sequence(
+        [torch.tensor(example.tokens()) for example in examples], batch_first=True, padding_value=PAD_ID
+    )
+    scored = pad_sequence([torch.tensor(example.scored()) for example in examples], batch_first=True)
     return {"tokens": tokens, "scored": scored}
 
 
