@@ -78,8 +78,8 @@ def test_the_checksum_does_not_depend_on_the_division_into_shards(module, prepar
     data = module()
     small_build(tmp_path / "other", json_lines, tokenizer=str(prepared), split_fractions=(0.7, 0.2, 0.1))
     small_build(tmp_path / "recut", json_lines, tokenizer=str(prepared), part=100_000)
-    assert module(directory=str(tmp_path / "recut")).checksum() == data.checksum()
-    assert module(directory=str(tmp_path / "other")).checksum() != data.checksum()
+    assert shards(tmp_path / "recut").checksum() == data.checksum()
+    assert shards(tmp_path / "other").checksum() != data.checksum()
 
 
 def test_every_target_of_a_split_is_in_one_block(module):

@@ -120,9 +120,10 @@ class TrainingLoader:
         self.resumed = False
         end = self.start + len(self)
         firsts = (i * self.samples + self.rank * self.batch_size for i in range(self.start + self.done, end))
-        loader = DataLoader(
-            range(end * self.samples),  # a data set of indices, which `read` maps to a batch
-            batch_sampler=(range(first, first + self.batch_size) for first in firsts),
+        # the items of the data set are the indices of samples, which `read` maps to a batch
+        loader: DataLoader[Batch] = DataLoader(
+            range(end * self.samples),  # type: ignore[arg-type]
+            batch_sampler=(list(range(first, first + self.batch_size)) for first in firsts),
             collate_fn=self.read,
             num_workers=self.workers,
             pin_memory=self.pin_memory,

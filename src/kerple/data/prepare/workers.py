@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
@@ -75,7 +75,7 @@ Key = TypeVar("Key")
 
 def tokenise_parts(
     workers: int, encoder: Encoder, parts: Iterable[tuple[Key, list[Document]]]
-) -> Iterator[tuple[Key, dict[str, Encoded]]]:
+) -> Generator[tuple[Key, dict[str, Encoded]], None, None]:
     """Tokenise parts in parallel, and yield the result of `tokenise` for each part, in the order of the parts.
 
     The processes end when the generator is closed. At most ``workers`` + 1 parts are held in memory.
