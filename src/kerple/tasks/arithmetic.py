@@ -58,7 +58,7 @@ class Addition(Task):
         """
         _check_order(self.order)
         places = in_step(tokens, DIGIT_IDS)
-        next_place = F.pad(places, (1, -1)) + 1
+        next_place = F.pad(places, (1, -1)) + 1  # the place of the previous token plus one
         return next_place.where(tokens == IDS["+"], places) if self.padded else places
 
 

@@ -18,7 +18,8 @@ def index_in_run(tokens: Tensor, ids: range) -> Tensor:
     """Return the index, from 1, of each token in its run of consecutive tokens with these ids; 0 for other tokens."""
     indices = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     is_other = (tokens < ids.start) | (tokens >= ids.stop)
-    return indices - indices.where(is_other, -1).cummax(1).values  # minus the index of the last other token
+    last_other = indices.where(is_other, -1).cummax(1).values  # index of the last token with another id
+    return indices - last_other
 
 
 def abacus(tokens: Tensor) -> Tensor:

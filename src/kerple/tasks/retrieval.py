@@ -8,7 +8,7 @@ from kerple.tasks.task import Example, Task, check_option, digits_text
 from kerple.tasks.vocabulary import LETTERS
 
 FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. there and back again. "
-MOST_KEYS = 26 * 26  # pairs of small letters
+MOST_KEYS = 26 * 26  # number of pairs of small letters
 
 
 class Passkey(Task):
@@ -69,6 +69,7 @@ class NeedleInFiller(Task):
 
 
 def _filler(length: int, rng: np.random.Generator) -> str:
+    """Return ``length`` characters of the repeated filler, from a random start."""
     start = int(rng.integers(len(FILLER)))
     return (FILLER * (length // len(FILLER) + 2))[start : start + length]
 

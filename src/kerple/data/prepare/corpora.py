@@ -64,7 +64,7 @@ class Corpus(NamedTuple):
 
 
 def file_corpus(files: list[str], text_field: str = "") -> Corpus:
-    """Return the corpus of some files, in this order; arguments as of `read_files`."""
+    """Return the corpus of the documents that `read_files` yields for these arguments."""
     return Corpus(lambda: read_files(files, text_field), files)
 
 
