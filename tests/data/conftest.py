@@ -21,7 +21,7 @@ def documents():
 
 @pytest.fixture(scope="session")
 def json_lines(documents, tmp_path_factory):
-    """A folder of three files, which hold every third document."""
+    """A folder of three files, each with every third document."""
     folder = tmp_path_factory.mktemp("corpus")
     for part in range(3):
         write_lines(folder / f"part{part}.jsonl", documents[part::3])
@@ -33,26 +33,21 @@ def write_lines(path: Path, documents: list[str]) -> Path:
     return path
 
 
+def small_build(directory: Path, corpus: Path | str, part: int = 3000, **options: object) -> Manifest:
+    """Prepare a corpus in parts of 3,000 characters, so that a small corpus has many."""
+    settings = {"vocabulary": 300, "split_fractions": (0.8, 0.1, 0.1), "prepare_workers": 1} | options
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "part_size", lambda number: part)
+        return build.prepare(ShardOptions(str(corpus), directory=str(directory), **settings))  # type: ignore[arg-type]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file in a folder, except hidden ones."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
+
+
 @pytest.fixture(scope="session")
-def small_build():
-    """Prepare in parts of 3,000 characters, so that a small corpus has many."""
-
-    def run(directory: Path, corpus: Path | str, part: int = 3000, **options: object) -> Manifest:
-        settings = {"vocabulary": 300, "split_fractions": (0.8, 0.1, 0.1), "prepare_workers": 1} | options
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reading, "part_size", lambda number: part)
-            return build.prepare(ShardOptions(str(corpus), directory=str(directory), **settings))  # type: ignore[arg-type]
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def prepared(json_lines, small_build, tmp_path_factory):
+def prepared(json_lines, tmp_path_factory):
     directory = tmp_path_factory.mktemp("prepared")
     small_build(directory, json_lines)
     return directory
-
-
-@pytest.fixture
-def contents():
-    return lambda folder: {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if not p.name.startswith(".")}

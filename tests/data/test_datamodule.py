@@ -9,17 +9,21 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.data import TokenShards
-from kerple.data.shards import verify
+from tests.data.conftest import small_build, write_lines
 from tests.toy import Line, trainer
 
 LENGTH = 16
 
 
+def shards(directory: Path, **options: object) -> TokenShards:
+    settings = {"directory": str(directory), "vocabulary": 300, "length": LENGTH, "batch_size": 8} | options
+    return TokenShards(None, **settings)  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def module(prepared):
     def make(rank: int = 0, ranks: int = 1, max_steps: int = 6, accumulate: int = 1, **options: object) -> TokenShards:
-        settings = {"corpus": None, "directory": str(prepared), "vocabulary": 300, "length": LENGTH, "batch_size": 8}
-        data = TokenShards(**{**settings, **options})  # type: ignore[arg-type]
+        data = shards(prepared, **options)
         device = SimpleNamespace(root_device=torch.device("cpu"))
         data.trainer = SimpleNamespace(  # type: ignore[assignment]
             global_rank=rank, world_size=ranks, max_steps=max_steps, accumulate_grad_batches=accumulate, strategy=device
@@ -45,11 +49,11 @@ def test_the_order_is_that_of_one_device(module, ranks, accumulate, size, worker
     assert expected.shape == (6 * 8, LENGTH + 1)
     assert torch.equal(rows(*loaders), expected)
     assert not torch.equal(rows(module(seed=3).train_dataloader()), expected)
-    assert torch.equal(torch.get_rng_state(), state)  # the model's random numbers are left alone
+    assert torch.equal(torch.get_rng_state(), state)  # the model's random numbers do not change
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_going_on_from_a_state_with_other_devices(module, workers):
+def test_a_state_is_continued_with_another_number_of_devices(module, workers):
     expected = rows(module().train_dataloader())
     first = module(workers=workers).train_dataloader()
     batches = iter(first)
@@ -60,7 +64,7 @@ def test_going_on_from_a_state_with_other_devices(module, workers):
     for loader in again:
         loader.load_state_dict(state)
     assert torch.equal(rows(*again), expected[16:])
-    with pytest.raises(ValueError, match=r"written after 0 \+ 16 samples"):
+    with pytest.raises(ValueError, match="a divisor of the samples of the checkpoint, 0 before its last epoch and 16"):
         module(batch_size=5).train_dataloader().load_state_dict(state)
 
 
@@ -70,13 +74,12 @@ def test_few_samples_are_repeated_in_every_epoch(module):
         assert torch.equal(rows(loader), batches[:16])  # the two whole batches
 
 
-def test_the_checksum_of_data_is_that_of_what_is_read(module, prepared, json_lines, tmp_path, small_build):
+def test_the_checksum_does_not_depend_on_the_division_into_shards(module, prepared, json_lines, tmp_path):
     data = module()
     small_build(tmp_path / "other", json_lines, tokenizer=str(prepared), split_fractions=(0.7, 0.2, 0.1))
     small_build(tmp_path / "recut", json_lines, tokenizer=str(prepared), part=100_000)
-    recut = module(directory=str(tmp_path / "recut")).checksum()
-    assert recut == data.checksum()
-    assert module(directory=str(tmp_path / "other")).checksum() != data.checksum()
+    assert shards(tmp_path / "recut").checksum() == data.checksum()
+    assert shards(tmp_path / "other").checksum() != data.checksum()
 
 
 def test_every_target_of_a_split_is_in_one_block(module):
@@ -96,25 +99,17 @@ def test_validation_scores_each_segment_once(module, ranks):
     assert sorted(scored.tolist()) == list(range(21))
 
 
-@pytest.fixture
-def other(prepared, tmp_path, small_build):
-    """Shards of another text in the tokens of the first."""
-    (tmp_path / "other.jsonl").write_text("".join(f'{{"text": "zzz {i} zzz zzz zzz zzz"}}\n' for i in range(400)))
-    small_build(tmp_path / "other", tmp_path / "other.jsonl", tokenizer=str(prepared))
-    return tmp_path / "other"
-
-
 def test_text_and_bytes(module):
     data = module()
     assert data.decode(data.encode("grey wolves <|endoftext|>")) == "grey wolves <|endoftext|>"
     sizes = data.text("test").token_bytes
-    for name, split in data.manifest.splits.items():  # bytes were counted where the documents were read
+    for name, split in data.manifest.splits.items():  # the reader of the documents counted their bytes
         stream = data.text(name).stream
         assert int(sizes[torch.from_numpy(stream.read(0, len(stream)).astype("int64"))].sum()) == split.bytes > 0
 
 
 class Watcher(Line):
-    """Keeps the tokens of its batches."""
+    """A model that keeps the tokens of its batches."""
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
         self.seen.append(batch["tokens"])
@@ -123,10 +118,6 @@ class Watcher(Line):
     def validation_step(self, *_: object) -> None: ...
 
     test_step = validation_step
-
-
-def shards(directory: Path) -> TokenShards:
-    return TokenShards(None, directory=str(directory), vocabulary=300, length=LENGTH, batch_size=8)
 
 
 def test_lightning_resumes_with_the_next_sample(prepared, tmp_path):
@@ -144,7 +135,7 @@ def test_lightning_resumes_with_the_next_sample(prepared, tmp_path):
     assert torch.equal(torch.cat([whole, longer]), fit(12))
 
 
-def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(prepared, json_lines, tmp_path, small_build):
+def test_truncation_and_padding_of_a_tokenizer_are_disabled(prepared, json_lines, tmp_path):
     tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
     whole = tokenizer.encode("grey wolves sang").ids
     tokenizer.enable_truncation(3)
@@ -154,16 +145,18 @@ def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(prepared, jso
     assert made.splits == TokenShards(None, directory=str(prepared)).manifest.splits
     assert shards(tmp_path / "out").encode("grey wolves sang") == whole
     again = small_build(tmp_path / "again", json_lines, tokenizer=str(tmp_path / "out/tokenizer.json"))
-    assert again.tokenizer == made.tokenizer  # what is stored is what was given
+    assert again.tokenizer == made.tokenizer  # the stored file equals the given one
 
 
-def test_a_checkpoint_knows_its_tokenizer_and_its_data(prepared, other, tmp_path, small_build):
+def test_a_checkpoint_is_refused_with_another_tokenizer_or_other_training_data(prepared, tmp_path):
     limits = {"enable_checkpointing": False, "limit_val_batches": 0, "limit_test_batches": 1}
     first = trainer(tmp_path, max_steps=2, **limits)
     first.fit(Watcher(), shards(prepared))
     first.save_checkpoint(tmp_path / "it.ckpt")
     shutil.copytree(prepared, tmp_path / "copy")
-    small_build(tmp_path / "tokens", tmp_path / "other.jsonl")
+    corpus = write_lines(tmp_path / "other.jsonl", [f"zzz {i} zzz zzz zzz zzz" for i in range(400)])
+    small_build(tmp_path / "text", corpus, tokenizer=str(prepared))
+    small_build(tmp_path / "tokenizer", corpus)
 
     def resume(stage: str, directory: Path) -> None:
         run = trainer(tmp_path, max_steps=3, **limits)
@@ -171,19 +164,8 @@ def test_a_checkpoint_knows_its_tokenizer_and_its_data(prepared, other, tmp_path
 
     shards(prepared).load_state_dict(None)  # a damaged state, which has no checksums to compare
     resume("fit", tmp_path / "copy")  # the same tokens elsewhere
-    resume("test", other)  # other text in the same tokens
-    with pytest.raises(ValueError, match=r"directory: got .*other, expected the training tokens of the fit"):
-        resume("fit", other)
-    with pytest.raises(ValueError, match=r"directory: got .*tokens, expected the tokenizer of"):
-        resume("test", tmp_path / "tokens")
-
-
-def test_shards_that_are_prepared_are_not_hashed_again(module, monkeypatch):
-    for name in ("hashlib.file_digest", *(f"kerple.data.{m}.token_checksum" for m in ("shards", "prepare.build"))):
-        monkeypatch.setattr(name, lambda *_: pytest.fail("hashed"))
-    data = module(max_steps=2)
-    data.prepare_data()
-    assert len(rows(data.train_dataloader())) == 16
-    assert len(data.blocks("test", LENGTH)) > 0
-    with pytest.raises(pytest.fail.Exception, match="hashed"):
-        verify(data.folder)  # which `inspect` calls
+    resume("test", tmp_path / "text")  # another text with the same tokenizer
+    with pytest.raises(ValueError, match=r"directory: got .*text, expected the training tokens of the checkpoint"):
+        resume("fit", tmp_path / "text")
+    with pytest.raises(ValueError, match=r"directory: got .*tokenizer, expected shards with the tokenizer of"):
+        resume("test", tmp_path / "tokenizer")

@@ -15,14 +15,14 @@ def test_a_permutation_visits_every_entry_once_and_is_uniform_over_keys():
     assert chi_square < 81 + 5 * np.sqrt(2 * 81)  # 81 degrees of freedom, five standard deviations
 
 
-def test_neighbours_are_torn_apart_over_the_whole_corpus():
+def test_neighbours_are_distributed_over_the_whole_corpus():
     places = Permutation(10**9, 3)(np.arange(10_000))
     quarter = np.bincount(places // 250_000_000, minlength=4)
     assert quarter.min() > 2300
     assert abs(np.corrcoef(places[:-1], places[1:])[0, 1]) < 0.05
 
 
-def test_an_epoch_reads_disjoint_targets_and_the_next_cuts_elsewhere():
+def test_an_epoch_has_disjoint_targets_and_the_next_another_offset_and_order():
     tokens, length = 10_007, 64
     order = Order(tokens, length, 1235)
     epochs = order.starts(np.arange(3 * order.samples)).reshape(3, -1)
@@ -31,11 +31,11 @@ def test_an_epoch_reads_disjoint_targets_and_the_next_cuts_elsewhere():
         assert starts.max() + length + 1 <= tokens
         assert np.array_equal(np.diff(np.sort(starts)), np.full(order.samples - 1, length))
     assert len({int(starts.min()) for starts in epochs}) > 1
-    permuted = [starts - starts.min() for starts in epochs]  # without the phase
+    permuted = [starts - starts.min() for starts in epochs]  # without the offset
     assert not np.array_equal(permuted[0], permuted[1])
 
 
-def test_a_sample_does_not_depend_on_what_is_asked_with_it():
+def test_a_sample_does_not_depend_on_the_other_samples_of_the_call():
     order = Order(50_000, 32, 5)
     together = order.starts(np.arange(4000))
     alone = [int(order.starts(np.array([k]))[0]) for k in range(0, 4000, 97)]

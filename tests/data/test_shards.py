@@ -20,11 +20,12 @@ from kerple.data.manifest import MANIFEST_FILE, SPLITS
 from kerple.data.prepare.documents import split_of
 from kerple.data.shards import BLOCK, VERIFIED, Folder, verify
 from kerple.data.tokenizer import encode, token_bytes, train_tokenizer
+from tests.data.conftest import small_build
 from tests.toy import entries
 
 
 def expected_streams(documents: list[str], folder: Path) -> dict[str, list[int]]:
-    """What the shards must hold, made one document at a time."""
+    """The tokens of each split, encoded one document at a time."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     streams: dict[str, list[int]] = {split: [] for split in SPLITS}
     for part in range(3):
@@ -42,7 +43,7 @@ def test_shards_hold_every_document_once_in_order(prepared, documents):
         assert begins.tolist() == [0, *(np.flatnonzero(np.array(expected) == 0)[:-1] + 1).tolist()]
         entry = folder.manifest.splits[split]
         assert (len(expected), len(begins)) == (entry.tokens, entry.documents)
-        assert len(entry.shards) > 5  # or the borders are not tested
+        assert len(entry.shards) > 5  # the reads below cross their borders
         for start in {0, *(max(end - 1, 0) for end in stream.ends), *stream.ends}:
             for count in (count for count in (0, 1, 2, 700, 5000) if start + count <= len(stream)):
                 assert stream.read(start, count).tolist() == expected[start : start + count]
@@ -50,7 +51,7 @@ def test_shards_hold_every_document_once_in_order(prepared, documents):
     assert sum(s.bytes for s in folder.manifest.splits.values()) == sum(len(text.encode()) for text in documents)
 
 
-def test_the_checksum_of_a_split_is_that_of_its_tokens(prepared, json_lines, documents, tmp_path, small_build):
+def test_the_checksum_of_a_split_is_that_of_its_tokens(prepared, json_lines, documents, tmp_path):
     one = small_build(tmp_path, json_lines, tokenizer=str(prepared), part=1_000_000)
     assert [len(split.shards) for split in one.splits.values()] == [1, 1, 1]
     for split, expected in expected_streams(documents, prepared).items():
@@ -119,18 +120,18 @@ def test_a_shard_is_hashed_once_for_each_content(copied, monkeypatch):
 
 
 @pytest.mark.parametrize("token", [299, 300])
-def test_a_shard_whose_checksum_was_made_anew_is_found_by_its_tokens(copied, token):
+def test_a_changed_shard_with_a_new_checksum_is_found_by_its_tokens(copied, token):
     shard, manifest = copied / "train-00000.tar", json.loads((copied / "manifest.json").read_text())
     old = shard.read_bytes()
     shard.write_bytes(content := old[:BLOCK] + token.to_bytes(2, "little") + old[BLOCK + 2 :])
     manifest["splits"]["train"]["shards"][0]["sha256"] = hashlib.sha256(content).hexdigest()
     (copied / "manifest.json").write_text(json.dumps(manifest))
-    expected = "the tokens of train differ from the manifest" if token < 300 else "train-00000.tar: got token 300"
+    expected = "tokens of train differ from the manifest" if token < 300 else "train-00000.tar: got the token id 300"
     with pytest.raises(UserError, match=expected):
         verify(Folder(str(copied)))
 
 
-def test_a_path_may_have_other_bytes_and_pattern_marks(json_lines, tmp_path, small_build, capsys):
+def test_a_path_may_have_bytes_that_are_not_utf8_and_pattern_marks(json_lines, tmp_path, capsys):
     sys.stderr.reconfigure(errors="backslashreplace")  # as Python opens it
     corpus, folder = (tmp_path / os.fsdecode(name) for name in (b"[1] caf\xe9*", b"[x] caf\xe9"))
     shutil.copytree(json_lines, corpus)
@@ -149,37 +150,37 @@ FUZZ = settings(max_examples=75, deadline=None, suppress_health_check=[HealthChe
 
 @given(data=st.data())
 @FUZZ
-def test_a_manifest_that_lies_is_refused_by_name_or_is_what_it_says(prepared, tmp_path, data):
-    """Any entry replaced by anything: one line that names the file, or shards of those sizes and no others."""
-    lie = json.loads((prepared / MANIFEST_FILE).read_text())
-    *parents, key = data.draw(st.sampled_from(entries(lie)[1:]))
-    place = lie
+def test_a_manifest_with_a_random_entry_is_refused_by_name_or_describes_the_shards(prepared, tmp_path, data):
+    """One entry is replaced by a random value. The error names the folder, or the shards have the manifest's sizes."""
+    manifest = json.loads((prepared / MANIFEST_FILE).read_text())
+    *parents, key = data.draw(st.sampled_from(entries(manifest)[1:]))
+    place = manifest
     for step in parents:
         place = place[step]
     place[key] = data.draw(ANYTHING)
-    (tmp_path / MANIFEST_FILE).write_text(json.dumps(lie))
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(manifest))
     for path in (*prepared.glob("*.tar"), prepared / "tokenizer.json"):
         if not (tmp_path / path.name).exists():
             (tmp_path / path.name).symlink_to(path)
-    complaint, tokens = "", []
+    message, tokens = "", []
     try:
         stream = Folder(str(tmp_path)).stream("train")
         tokens = stream.read(0, min(len(stream), 100_000))
     except UserError as error:
-        complaint = str(error)
-    sizes = [shard["tokens"] for shard in lie["splits"]["train"]["shards"]] if not complaint else []
-    assert str(tmp_path) in complaint if complaint else len(tokens) == sum(sizes)
+        message = str(error)
+    sizes = [shard["tokens"] for shard in manifest["splits"]["train"]["shards"]] if not message else []
+    assert str(tmp_path) in message if message else len(tokens) == sum(sizes)
 
 
 @pytest.mark.parametrize("content", [None, b"[" * 100_000, b'{"format":' + b"9" * 5000 + b"}", b"\xff", b"[]"])
-def test_what_is_no_manifest_is_named(tmp_path, content):
+def test_a_file_that_is_not_a_manifest_is_named(tmp_path, content):
     if content is not None:
         (tmp_path / MANIFEST_FILE).write_bytes(content)
     with pytest.raises(UserError, match=str(tmp_path)):
         Folder(str(tmp_path))
 
 
-# as sentencepiece makes them: ▁ for a space, a token for each byte that no piece has
+# as SentencePiece makes them: ▁ for a space, and a token for each byte
 PIECES = Tokenizer(
     models.BPE(
         {piece: i for i, piece in enumerate([f"<0x{b:02X}>" for b in range(256)] + ["▁", "a", "b", "é", "▁a", "ab"])},
@@ -196,8 +197,8 @@ def tokenizer(documents):
     return train_tokenizer(documents, 400)
 
 
-def test_training_cuts_long_runs_and_nothing_else(documents):
-    long = train_tokenizer(["x" * 200_000, *documents], 400)  # takes minutes without the cuts
+def test_training_cuts_only_long_runs(documents):
+    long = train_tokenizer(["x" * 200_000, *documents], 400)  # without the cuts, this takes minutes
     whole = train_tokenizer(["x" * 256] * 781 + ["x" * 64] + documents, 400)
     assert long.to_str() == whole.to_str()
     assert len(long.encode("x" * 512).ids) < 512
@@ -205,21 +206,21 @@ def test_training_cuts_long_runs_and_nothing_else(documents):
 
 @given(st.text(max_size=200))
 @settings(max_examples=100, deadline=None)
-def test_every_text_comes_back_and_its_tokens_have_its_bytes(tokenizer, text):
-    ids, sizes = encode(tokenizer, text), token_bytes(tokenizer)  # most characters are parts: there are 143 merges
+def test_decoding_gives_the_text_and_its_tokens_have_its_bytes(tokenizer, text):
+    ids, sizes = encode(tokenizer, text), token_bytes(tokenizer)  # with 143 merges, most characters have several tokens
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     assert sum(sizes[i] for i in ids) == len(text.encode())
 
 
 @given(st.lists(st.text(alphabet="ab é猫z.", min_size=1, max_size=8), max_size=9).map(" ".join))
 @settings(max_examples=100, deadline=None)
-def test_the_bytes_of_pieces_with_bytes_to_fall_back_to(text):
+def test_bytes_of_pieces_with_byte_fallback(text):
     sizes = token_bytes(PIECES)
     ids = PIECES.encode(text, add_special_tokens=False).ids
     assert sum(sizes[i] for i in ids) == len(text.encode())
 
 
-def test_special_tokens_have_no_bytes_and_their_names_in_a_text_are_only_letters(tokenizer):
+def test_special_tokens_have_no_bytes_and_their_names_in_a_text_are_ordinary_characters(tokenizer):
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.add_tokens(["é é"])
     sizes, end = token_bytes(copy), copy.token_to_id("<|endoftext|>")
@@ -228,7 +229,7 @@ def test_special_tokens_have_no_bytes_and_their_names_in_a_text_are_only_letters
 
 
 @pytest.mark.parametrize("content", ["", '{"model": 3}', "\x00"])
-def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
+def test_a_file_that_is_not_a_tokenizer_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"tokenizer: .*could not be loaded"):

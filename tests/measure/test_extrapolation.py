@@ -216,7 +216,7 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp
         ({"protocols": ["sliding"], "stride": 4, "skip": 27, "block_length": 64}, "skip: got 27, .* a number from 28"),
         ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),
         ({"lengths": [8, 256]}, "of 256 targets, but the test split has only 0"),
-        ({"sampling": "paper"}, "segments: got 320, but there are only 6"),
+        ({"sampling": "paper"}, "segments: got 320, expected at most 6"),
         ({"blocks": 7}, "blocks: expected at least 7 of 32 targets, but the test split has only 6"),
     ],
 )

@@ -202,7 +202,7 @@ def test_the_first_blocks_of_each_group_are_read_and_a_few_of_each_document(
     blocks = text.document_blocks(10, None, 0.5, per_group, per_document)
     assert blocks.documents is not None
     assert list(zip(blocks.documents.tolist(), blocks.starts.tolist(), strict=True)) == expected
-    with pytest.raises(UserError, match="blocks_per_group: got 5, expected at most 4, all blocks of 11 tokens in x"):
+    with pytest.raises(UserError, match=r"blocks_per_group: got 5, expected at most 4, the number of .* in x"):
         text.document_blocks(10, None, 0.5, 5, 2)
 
 

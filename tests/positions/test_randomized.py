@@ -141,7 +141,7 @@ def test_shifts_in_training_reach_every_row_and_keep_equal_places_equal() -> Non
 def test_a_shift_does_not_depend_on_how_a_batch_is_divided_or_padded(strategy: type[Position]) -> None:
     position, data = strategy(NARROW, rows=60), TaskData(Addition(order="reversed"), 30, 6)
     places = data.places(position.scheme)
-    examples = [data.sample(i) for i in range(32)]
+    examples = [data.sampler.training_problem(data.sample_seed, i) for i in range(32)]
     whole = collate(examples)["tokens"]
     expected = added(position, places(whole), whole)
     for one, row in zip(examples, expected, strict=True):

@@ -1,4 +1,4 @@
-"""Accuracies of given answers and of trained networks, and the problems of `TaskData`."""
+"""Accuracies of given predictions and of trained networks, and the problems of `TaskData`."""
 
 import os
 import subprocess
@@ -13,10 +13,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kerple.data.loader import TrainingLoader
 from kerple.measure import results
 from kerple.measure.task_accuracy import TaskAccuracy, add_answers, answer_table, result_rows
 from kerple.positions import strategies
 from kerple.tasks import Addition, Copy, Example, Parity, Reverse, TaskData, VariableChain
+from kerple.tasks.vocabulary import ids_to_characters
 from kerple.training.language_model import LanguageModel
 from tests.toy import trainer
 
@@ -28,7 +30,7 @@ def test_accuracies_equal_those_counted_by_hand():
     predictions = torch.tensor([[1, 2, 3], [4, 0, 6], [0, 8, 9], [1, 1, 1]])
     scored = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 1, 0], [1, 1, 1]]).bool()
     counts = torch.zeros(2, 4, dtype=torch.int64)
-    add_answers(counts, predictions, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is a filler
+    add_answers(counts, predictions, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is padding
     assert counts.tolist() == [[2, 1, 2, 0], [3, 1, 2, 0]]
     examples = [Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]]  # length 8 was not evaluated
     cells = results.totals(pd.DataFrame(result_rows("copy", answer_table(examples, counts))))
@@ -66,7 +68,7 @@ def test_accuracies_of_a_trained_model_by_length_and_protocol(tmp_path):
     assert list(forced.index) == [
         (n, i) for n in range(1, 9) if n not in skipped for i in range(len(data.test_problems[n - 1]))
     ]
-    assert 0 < forced.sum() < len(forced)  # otherwise agreement would be trivial
+    assert 0 < forced.sum() < len(forced)  # with equal sums of 0 or 1, agreement would be trivial
     of_metric = dict(iter(results.totals(table).set_index("length").groupby(["metric", "protocol"])))
     forced_cells = of_metric["exact_match", "repeated copy"]
     tokens = of_metric["token_accuracy", "repeated copy generated"]
@@ -112,21 +114,18 @@ def test_two_devices_report_the_accuracies_of_one(tmp_path):
 # problems of a data module
 
 
-def ranked(data: TaskData, rank: int = 0, world: int = 1, steps: int = 6, done: int = 0) -> TaskData:
-    data.trainer = SimpleNamespace(
-        global_rank=rank, world_size=world, max_steps=steps, accumulate_grad_batches=1, global_step=done
-    )
-    return data
+def loader(data: TaskData, steps: int) -> TrainingLoader:
+    data.trainer = SimpleNamespace(global_rank=0, world_size=1, max_steps=steps, accumulate_grad_batches=1)
+    return data.train_dataloader()
 
 
-def sequences(loader: Any) -> list[str]:
-    data = TaskData(Copy(), 100)
-    return [data.decode(row) for batch in loader for row in batch["tokens"].tolist()]
+def sequences(batches: TrainingLoader) -> list[str]:
+    return [ids_to_characters(row) for batch in batches for row in batch["tokens"].tolist()]
 
 
 def test_training_lengths_are_uniform():
-    data, draws = TaskData(Reverse(), 100, train_length=10, seed=3), 5_000
-    counts = np.bincount([data.sample(i).sizes[0] for i in range(draws)], minlength=11)
+    data, draws = TaskData(Reverse(), 100, train_length=10), 5_000
+    counts = np.bincount([data.sampler.training_problem(3, i).sizes[0] for i in range(draws)], minlength=11)
     assert counts[0] == 0
     assert ((counts[1:] - draws / 10) ** 2 / (draws / 10)).sum() < 27.9  # χ², 9 degrees: p > 0.001
 
@@ -134,7 +133,7 @@ def test_training_lengths_are_uniform():
 @pytest.mark.parametrize("task", [Copy(symbols=3), Addition(), VariableChain()], ids=lambda task: task.name)
 def test_splits_have_no_common_problem(task):
     data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), validation_examples=200)
-    trained = {data.sample(i).identity for i in range(2000)}
+    trained = {data.sampler.training_problem(0, i).identity for i in range(2000)}
     tested = {example.identity for group in data.test_problems for example in group}
     validated = {example.identity for example in data.validation_problems}
     assert min(len(tested), len(validated)) > 0
@@ -156,12 +155,11 @@ def test_each_problem_of_a_small_space_is_tested_once():
 
 
 def test_repeated_examples_have_another_order_in_each_epoch():
-    data = TaskData(Copy(), 100, batch_size=5, examples=20, seed=5)
-    whole = sequences(ranked(data, steps=8).train_dataloader())
-    loader = ranked(data, steps=-1).train_dataloader()  # without a number of steps, an epoch has all examples once
-    first, second = sequences(loader), sequences(loader)
-    assert whole == first + second
+    data, other = (TaskData(Copy(), 100, batch_size=5, examples=20, seed=seed) for seed in (5, 6))
+    run = sequences(loader(data, steps=8))
+    epochs = loader(data, steps=-1)  # without a number of steps, an epoch has all examples once
+    first, second = sequences(epochs), sequences(epochs)
+    assert run == first + second
     assert sorted(first) == sorted(second)
     assert first != second
-    other = ranked(TaskData(Copy(), 100, batch_size=5, examples=20, seed=6), steps=8)
-    assert whole != sequences(other.train_dataloader())
+    assert run != sequences(loader(other, steps=8))

@@ -109,17 +109,17 @@ def test_every_task_is_checked():
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_reversed_arithmetic(padded):
-    for n, example in drawn(Addition(order="reversed", padded=padded)):
-        first, second = example.prompt.split("+")
-        assert int(first[::-1]) + int(second[::-1]) == int(example.answer[::-1])
-        assert (len(first), len(second)) == ((n, n) if padded else example.sizes[1:])
-        assert len(example.answer) == (n + 1 if padded else len(str(int(example.answer[::-1]))))
-    for n, example in drawn(Multiplication(order="reversed", padded=padded)):
-        number, digit = example.prompt.split("*")
-        assert example.sizes == (n, int(digit))
-        assert int(number[::-1]) * int(digit) == int(example.answer[::-1])
-        assert len(example.answer) == (n + 1 if padded else len(str(int(example.answer[::-1]))))
+@pytest.mark.parametrize(("task", "sign"), [(Addition, "+"), (Multiplication, "*")])
+def test_reversed_arithmetic(task, sign, padded):
+    for n, example in drawn(task(order="reversed", padded=padded)):
+        first, second = example.prompt.split(sign)
+        result = eval(f"{int(first[::-1])} {sign} {int(second[::-1])}")
+        assert int(example.answer[::-1]) == result
+        assert len(example.answer) == (n + 1 if padded else len(str(result)))
+        if task is Multiplication:
+            assert example.sizes == (len(first), int(second))
+        else:
+            assert (len(first), len(second)) == ((n, n) if padded else example.sizes[1:])
 
 
 @pytest.mark.parametrize("keys", [1, 3])
@@ -151,8 +151,6 @@ def test_the_same_state_gives_the_same_example():
         assert first != task.example(7, np.random.default_rng(4)) or task.name == "repeated copy"
 
 
-# Places of tokens, for Coupled and Abacus
-
 PLACED: dict[str, Task] = {
     "addition": Addition(order="reversed", equal=True),
     "addition, padded": Addition(order="reversed", padded=True),
@@ -160,50 +158,41 @@ PLACED: dict[str, Task] = {
     "copy": tasks.Copy(),
     "reverse": tasks.Reverse(),
 }
-
-
-def places(task: Task, text: str) -> list[int]:
-    return task.places(torch.tensor([characters_to_ids(text)]))[0].tolist()
+PLACES = {name: task.places for name, task in PLACED.items()} | {"abacus": abacus}
 
 
 @pytest.mark.parametrize(
-    ("task", "text", "expected"),
+    ("name", "text", "expected"),
     [
-        # 321 + 54 = 375, last digits first: a place for each significance, one less for the sign before a number
+        # 321 + 54 = 375, least significant digits first: digits of equal significance have the same place
         ("addition", "«123+45=573»", [0, 2, 3, 4, 1, 2, 3, 1, 2, 3, 4, 0]),
-        ("addition, padded", "«12+90=120··", [0, 2, 3, 4, 2, 3, 1, 2, 3, 4, 0, 0]),  # + like the third digit
+        ("addition, padded", "«12+90=120··", [0, 2, 3, 4, 2, 3, 1, 2, 3, 4, 0, 0]),  # + as the third digit
         ("multiplication", "«63*7=252", [0, 2, 3, 1, 0, 1, 2, 3, 4]),
         ("copy", "«cab=cab", [0, 2, 3, 4, 1, 2, 3, 4]),
         ("reverse", "«cab=bac»", [0, 2, 3, 4, 5, 4, 3, 2, 0]),
+        ("abacus", "«-2:3*x^2-10*x^345=07··", [0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 2, 0, 0, 0, 1, 2, 3, 0, 1, 2, 0, 0]),
     ],
 )
-def test_places_of_examples(task, text, expected):
-    assert places(PLACED[task], text) == expected
+def test_places_of_examples(name, text, expected):
+    assert PLACES[name](torch.tensor([characters_to_ids(text)]))[0].tolist() == expected
 
 
-def test_digits_are_counted_in_every_number():
-    text = "«-2:3*x^2-10*x^345=07··"
-    expected = [0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 2, 0, 0, 0, 1, 2, 3, 0, 1, 2, 0, 0]
-    assert abacus(torch.tensor([characters_to_ids(text)]))[0].tolist() == expected
-
-
-@pytest.mark.parametrize("name", [*PLACED, "abacus"])
+@pytest.mark.parametrize("name", PLACES)
 def test_places_are_causal(name):
     """For random tokens, the places of a prefix are the prefix of the places."""
-    function = abacus if name == "abacus" else PLACED[name].places
     generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
     random = torch.randint(len(CHARACTERS), (200, 24), generator=generator)
     written = [characters_to_ids(PLACED.get(name, Addition()).example(4, rng).text) for _ in range(50)]
     longest = max(map(len, written))
     padded = torch.tensor([ids + [PAD_ID] * (longest - len(ids)) for ids in written])
     for tokens in (random, padded):
-        whole = function(tokens)
+        whole = PLACES[name](tokens)
         assert whole.dtype == torch.int64
         assert 0 <= int(whole.min()) <= int(whole.max()) <= tokens.shape[1] + 1
         for end in range(1, tokens.shape[1]):
-            torch.testing.assert_close(function(tokens[:, :end]), whole[:, :end])
+            torch.testing.assert_close(PLACES[name](tokens[:, :end]), whole[:, :end])
             changed = torch.cat([tokens[:, :end], random[: len(tokens), : tokens.shape[1] - end]], 1)
-            torch.testing.assert_close(function(changed)[:, :end], whole[:, :end])
+            torch.testing.assert_close(PLACES[name](changed)[:, :end], whole[:, :end])
 
 
 def test_tasks_without_places_are_refused():
@@ -217,7 +206,7 @@ def test_tasks_without_places_are_refused():
 
 def test_places_that_depend_on_later_tokens_are_refused():
     class FromTheRight(Addition):
-        """Places that are counted from the end of a number, which generation has not reached."""
+        """Places that are counted from the end of a number, which is not known during generation."""
 
         def places(self, tokens: torch.Tensor) -> torch.Tensor:
             return abacus(tokens.flip(1)).flip(1)

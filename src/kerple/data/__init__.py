@@ -1,6 +1,7 @@
-"""Text data: tokenizers, shards, the order of samples, and loaders. `kerple.data.prepare` writes the shards.
+"""Text data: tokenizers, shards (files of token ids), the order of samples, and loaders.
 
-`TokenShards` is imported on first use, because it needs torch. The preparation and inspection of shards do not.
+`kerple.data.prepare` writes the shards. `TokenShards` is imported on first use, because it needs torch, which the
+preparation and the inspection of shards do not need.
 """
 
 from typing import TYPE_CHECKING, Any

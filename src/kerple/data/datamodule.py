@@ -1,14 +1,14 @@
 """`TokenShards`: the data module of language modelling on token shards."""
 
 import hashlib
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 
 from kerple.base.errors import UserError
-from kerple.data.loader import BatchLoader, BlockBatches, EvaluationLoader, TrainingBatches, rank_in
+from kerple.data.loader import BlockBatches, TrainingLoader, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.options import ShardOptions
 from kerple.data.order import Order
@@ -18,20 +18,23 @@ from kerple.data.text import ShardText, TextBlocks
 
 
 class TokenShards(ShardOptions, LightningDataModule):
-    """Language modelling data in token shards, which are prepared on first use. `ShardOptions` has the options.
+    """Data module for language modelling on token shards. Missing shards are prepared on first use.
 
-    Documents are concatenated, each followed by an end-of-text token, which is also a target. Attention is not reset
-    between documents, as in the paper. A training sample is `length` + 1 consecutive tokens. Samples are shuffled over
-    the whole corpus. Sample k depends only on `seed` and k, not on the number of devices, workers or accumulation
-    steps.
+    `ShardOptions` documents the arguments.
 
-    An epoch of the training loader is the whole run: `trainer.max_steps` steps, or the training split once if
-    `max_steps` is not set. The option `samples` limits an epoch to this number of samples, the same in every epoch.
+    Documents are concatenated. Each is followed by an end-of-text token, which is also a target. As in the KERPLE
+    paper, attention is not reset between documents. A training sample is `length` + 1 consecutive tokens, and samples
+    are shuffled over the whole training split. For given shards, sample k depends only on `length`, `seed` and k, not
+    on the number of devices, workers or accumulation steps.
+
+    If `trainer.max_steps` is set, the training loader has one epoch of `max_steps` steps. If it is not set, an epoch
+    has the samples of the training split. With the option `samples`, an epoch has that many samples in both cases. An
+    epoch of the split or of `samples` has no incomplete batch, and is repeated in the same order.
     """
 
     reads_only: bool = False
-    """Whether missing shards are an error instead of being prepared. `test` and `predict` set it, because a checkpoint
-    determines their options, and it must not cause files to be written."""
+    """Whether missing shards are an error. If false, they are prepared. `test` sets it, because its options come from a
+    checkpoint, and a checkpoint must not determine where files are written."""
 
     def prepare_data(self) -> None:
         """Prepare the shards unless they exist; an interrupted preparation is continued."""
@@ -42,7 +45,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Open the folder of the shards and read its manifest.
 
         Raises:
-            UserError: The manifest cannot be used, or its vocabulary is larger than `vocabulary`.
+            UserError: The manifest is missing or damaged, or its vocabulary is larger than `vocabulary`.
         """
         _ = self.folder
 
@@ -50,9 +53,9 @@ class TokenShards(ShardOptions, LightningDataModule):
     def folder(self) -> Folder:
         """The folder of the shards."""
         folder = Folder(self.location)
-        if folder.manifest.vocabulary > self.vocabulary:
-            given = f"got {self.vocabulary}, but {self.location} has {folder.manifest.vocabulary}"
-            raise UserError(f"data.vocabulary: {given}; use at least as many")
+        if (smallest := folder.manifest.vocabulary) > self.vocabulary:
+            expected = f"expected at least {smallest}, the number of token ids in {self.location}"
+            raise UserError(f"data.vocabulary: got {self.vocabulary}, {expected}")
         return folder
 
     @property
@@ -61,74 +64,81 @@ class TokenShards(ShardOptions, LightningDataModule):
         return self.folder.manifest
 
     def checksum(self) -> str:
-        """A sha256 of the tokenizer and the tokens of each split.
+        """Return a sha256 of the tokenizer and the tokens of all splits.
 
-        It is computed from one line, "tokenizer split tokens", for each split. Tokenizer and tokens are checksums in
-        the manifest. The result depends neither on the path of the folder nor on the division into shards.
+        It depends neither on the path of the folder nor on the division of the tokens into shards. The hashed text has
+        a line "tokenizer split tokens" for each split, where tokenizer and tokens are the checksums in the manifest.
         """
         lines = [f"{self.manifest.tokenizer} {name} {self.manifest.splits[name].sha256}\n" for name in SPLITS]
-        # twice, as in records of earlier versions, which could train on other folders than they tested on
+        # In earlier versions, the test could use another folder than the training, and both had lines. The lines occur
+        # twice, so that the checksum equals those in records of earlier versions.
         return hashlib.sha256("".join(lines * 2).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, str]:
-        """Checksums of the tokenizer and of the training data, for the checkpoint of a fit."""
+        """Return checksums of the tokenizer and of the training data, which a checkpoint of a fit stores."""
         return {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Compare the checksums of a checkpoint with those of these shards.
+        """Compare the checksums in a checkpoint with those of these shards. Missing checksums are not compared.
 
         Raises:
-            UserError: The tokenizer differs, or a fit is resumed with other training data.
+            UserError: The tokenizer differs, or a fit is resumed with other training tokens.
         """
         state = state if isinstance(state, dict) else {}  # a damaged checkpoint may have anything here
         if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
-            raise UserError(
-                f"data.directory: got {self.location}, expected the tokenizer of the checkpoint; use its data"
-            )
+            expected = "expected shards with the tokenizer of the checkpoint; give the folder on which it was trained"
+            raise UserError(f"data.directory: got {self.location}, {expected}")
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if fitting and state.get("training", self._training_checksum) != self._training_checksum:
-            raise UserError(
-                f"data.directory: got {self.location}, expected the training tokens of the fit; or use --weights"
-            )
+            expected = "expected the training tokens of the checkpoint; give its folder, or start a fit with --weights"
+            raise UserError(f"data.directory: got {self.location}, {expected}")
 
-    def train_dataloader(self) -> BatchLoader:
-        """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.
+    def train_dataloader(self) -> TrainingLoader:
+        """Return the loader of this rank's training batches, {"tokens": (batch_size, length + 1) int64}.
 
         Raises:
-            UserError: The corpus is too small for a batch.
+            UserError: The training split is too short for a sample, or an epoch for a batch.
         """
         stream = self.folder.stream("train")
-        order = Order(len(stream), self.length, self.seed, 0)  # 0: the key of earlier versions
-        rank, ranks = rank_in(self)
-        samples = self.batch_size * ranks  # of all ranks
-        batches = self._batches(order.samples, samples)
-        dataset = TrainingBatches(stream, order, self.batch_size, batches, rank, ranks)
-        return BatchLoader(dataset, samples, self.workers, self._pin_memory())
+        order = Order(len(stream), self.length, self.seed, 0)  # the key has a 0, as in earlier versions
+        rank, world_size = rank_and_world_size(self)
+        batch_samples, available = self.batch_size * world_size, self.samples or order.samples
+        if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
+            batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
+        elif (batches := available // batch_samples) < 1:
+            given = f"got {self.batch_size}, {batch_samples} samples on all devices, expected at most {available}"
+            raise UserError(f"data.batch_size: {given}; decrease it or data.length, or use a larger corpus")
+        read = partial(read_samples, stream, order, batches * batch_samples)
+        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return TrainingLoader(read, self.batch_size, batches, rank, world_size, self.workers, pin_memory=on_gpu)
 
-    def val_dataloader(self) -> EvaluationLoader:
-        """Batches of the first segments of `length` targets of the validation split.
+    def val_dataloader(self) -> BlockBatches:
+        """Return this rank's batches of the first `validation_segments` blocks of the validation split.
 
-        A batch is {"tokens": (B, T + 1) int64, "index": (B,) int64, "scored": (B, T) bool}; "scored" is False in rows
-        that only pad the last batch.
+        A batch is {"tokens": (B, T + 1) int64, "index": (B,) int64, "scored": (B, T) bool} with T = `length` and B at
+        most `batch_size`. "scored" is False in rows that only pad the last batch.
         """
         blocks = self.blocks("validation", self.length, self.validation_segments)
-        batches = BlockBatches(blocks, min(self.batch_size, max(len(blocks), 1)), *rank_in(self))
-        return EvaluationLoader(batches, self._pin_memory())
+        return BlockBatches(blocks, min(self.batch_size, len(blocks)), *rank_and_world_size(self))
 
-    def test_dataloader(self) -> EvaluationLoader:
-        """One batch of one block of the test split for each rank, because Lightning skips a test without batches.
+    def test_dataloader(self) -> BlockBatches:
+        """Return a single test block for this rank, because Lightning skips a test without batches.
 
-        Callbacks that measure on text do not use these batches. They read the split through `text`.
+        Callbacks that measure on text do not use this block. They read the split through `text`.
         """
-        rank, ranks = rank_in(self)
-        return EvaluationLoader(BlockBatches(self.blocks("test", self.length, ranks), 1, rank, ranks))
+        rank, world_size = rank_and_world_size(self)
+        return BlockBatches(self.blocks("test", self.length, world_size), 1, rank, world_size)
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> TextBlocks:
-        """Disjoint blocks of `length` targets of a split, at most `limit`; errors as of `Text.blocks`."""
+        """Return the first blocks of `length` targets of a split, at most `limit`.
+
+        Raises:
+            UserError: The split is shorter than a block.
+        """
         return self.text(split).blocks(length, limit, fewer=True)
 
     def text(self, split: str) -> ShardText:
-        """The text of a split, for measures; the same object in every call."""
+        """Return the text of a split, for measures; the same object in every call."""
         return self._texts[split]
 
     @cached_property
@@ -136,27 +146,14 @@ class TokenShards(ShardOptions, LightningDataModule):
         return {split: ShardText(self.folder, split) for split in SPLITS}
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without an end-of-text token."""
+        """Return the token ids of a string, without an end-of-text token."""
         return self.text("train").encode(text)
 
     def decode(self, tokens: list[int]) -> str:
-        """The text of token ids; an end-of-text token becomes its name."""
+        """Return the string of token ids; an end-of-text token becomes its name."""
         return self.text("train").decode(tokens)
 
     @property
     def _training_checksum(self) -> str:
-        """A sha256 of the checksum of the training tokens, in the form that checkpoints have."""
+        """A sha256 of the checksum of the training tokens, in the format of existing checkpoints."""
         return hashlib.sha256(repr([self.manifest.splits["train"].sha256]).encode()).hexdigest()
-
-    def _batches(self, samples_in_corpus: int, samples: int) -> int:
-        """Number of micro-batches in an epoch, of ``samples`` samples each."""
-        trainer, available = self.trainer, self.samples or samples_in_corpus
-        if self.samples is None and trainer is not None and trainer.max_steps > 0:
-            return trainer.max_steps * trainer.accumulate_grad_batches
-        if available < samples:
-            given = f"got {self.batch_size}, {samples} samples on all devices, but there are only {available}"
-            raise UserError(f"data.batch_size: {given}; use a smaller batch_size or length, or a larger corpus")
-        return available // samples
-
-    def _pin_memory(self) -> bool:
-        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

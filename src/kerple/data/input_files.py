@@ -1,4 +1,4 @@
-"""Files on this machine or at a URL, opened by fsspec and decompressed according to the file extension."""
+"""Reading of the files of a corpus: opened by fsspec at a path or URL, and decompressed by their file extension."""
 
 import contextlib
 import gzip
@@ -15,34 +15,38 @@ PROTOCOLS = {"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "m
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URL, and not a file on this machine."""
+    """Return whether a path is a URL other than ``file://…``, which is a file on this machine."""
     return "://" in path and not path.startswith("file://")
 
 
 def without_query(path: str) -> str:
-    """Remove the query and the fragment of a web address, so that it ends with the name of its file."""
+    """Return a web address without its query and fragment, so that it ends with the file extension.
+
+    Other paths are returned unchanged.
+    """
     return path.partition("?")[0].partition("#")[0] if path.startswith(("http://", "https://")) else path
 
 
 def filesystem(path: str) -> tuple[Any, str]:
-    """The fsspec file system of a path or URL, and the path within it.
+    """Return the fsspec file system of a path or URL, and the path within it.
 
     Raises:
-        UserError: The URL contains ``::``, has an unsupported protocol (some protocols run programs), or needs a
-            package that is not installed.
+        UserError: The URL has a protocol that is not in `PROTOCOLS` (some others run programs), needs a package that is
+            not installed, or contains ``::``, with which fsspec combines several protocols.
     """
     protocol = path.partition("://")[0] if "://" in path else "file"
     if protocol not in PROTOCOLS or "::" in path:
-        raise UserError(f"{path}: expected a local path, or a URL without :: of {', '.join(sorted(PROTOCOLS))}")
+        expected = f"a local path, or a URL without :: of one of the protocols {', '.join(sorted(PROTOCOLS))}"
+        raise UserError(f"data.corpus: got {path}, expected {expected}")
     try:
         return cast("tuple[Any, str]", fsspec.core.url_to_fs(path))
     except ImportError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"data.corpus: got {path}, which needs a package that is not installed: {error}") from error
 
 
 @contextlib.contextmanager
 def open_bytes(path: str) -> Iterator[IO[bytes]]:
-    """Open a local or remote file to read its bytes; the context closes it.
+    """Open the file at a path or URL to read its bytes; the context closes it.
 
     Raises:
         UserError: The file does not exist or cannot be read.
@@ -51,15 +55,16 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
     try:
         file = system.open(inner, "rb")
     except Exception as error:  # each file system raises other errors
-        raise UserError(f"{path}: cannot be read ({error!r})") from error
+        raise UserError(f"data.corpus: {path} cannot be read ({error!r}); check its address and permissions") from error
     with file:
         yield file
 
 
 def decompress(file: IO[bytes], name: str) -> IO[bytes]:
-    """Decompress a file whose name ends in .zst (any number of frames), .gz or .tgz; return other files unchanged.
+    """Return the decompressed content of a file as a file, according to its name; other files are returned unchanged.
 
-    Reading a truncated or damaged file raises an error of the decompressing library.
+    Names end in .zst (any number of frames), .gz or .tgz. Reading a truncated or damaged file raises EOFError or an
+    error of the decompressing library.
     """
     if without_query(name).endswith(".zst"):
         return cast("IO[bytes]", io.BufferedReader(_ZstdFrames(file), 1 << 20))
@@ -71,12 +76,13 @@ def decompress(file: IO[bytes], name: str) -> IO[bytes]:
 class _ZstdFrames(io.RawIOBase):
     """The decompressed content of a file of zstd frames.
 
-    zstandard's reader accepts a file that ends inside a frame, such as an incomplete download. This one raises an
-    EOFError.
+    The reader of the zstandard package accepts a file that ends inside a frame, such as an incomplete download. This
+    class raises an EOFError for it.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.content, self.compressed = file, b"", b""
+        self.file = file
+        self.compressed = self.content = b""  # bytes that are not yet decompressed, and bytes that are not yet read
         self.frame: Any = None  # the decompressor of an unfinished frame
 
     def readable(self) -> bool:

@@ -1,4 +1,4 @@
-"""`manifest.json`: the contents of a folder of shards."""
+"""`manifest.json`: the description of a folder of shards, with the checksums of its files."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from kerple.base.errors import UserError
 
 FORMAT = 4
 MANIFEST_FILE = "manifest.json"
-TEST_DOCUMENTS = "test-documents.jsonl"  # a line for each document: its name, group, and overlap with the training text
+TEST_DOCUMENTS = "test-documents.jsonl"  # a line for each document: its name, its group and its overlap (see `overlap`)
 SPLITS = ("train", "validation", "test")
 
 
@@ -35,11 +35,11 @@ class Split:
     """The entry of one split in the manifest.
 
     Args:
-        shards: Its shards in the order of their numbers.
+        shards: The shards of the split in the order of their numbers.
         documents: Number of documents.
         bytes: UTF-8 bytes of the documents, without end-of-text tokens.
         sha256: Checksum of the tokens of all shards in order, as little-endian integers of the manifest's dtype. It
-            does not depend on the division into shards: equal checksums mean equal tokens.
+            does not depend on the division into shards.
     """
 
     shards: tuple[Shard, ...]
@@ -54,7 +54,7 @@ class Split:
 
     @property
     def bytes_per_token(self) -> float:
-        """Mean number of bytes per token, NaN for an empty split."""
+        """Mean number of bytes of text per token, end-of-text tokens included; NaN for an empty split."""
         return self.bytes / self.tokens if self.tokens else math.nan
 
 
@@ -63,14 +63,15 @@ class Manifest:
     """Contents of a folder of shards.
 
     Args:
-        vocabulary: Number of token ids; every id in every shard is below it.
-        end_of_text: Id of the token after each document; it occurs nowhere else.
+        vocabulary: The largest token id of the tokenizer plus one.
+        end_of_text: Id of the token after each document; it does not occur inside documents.
         tokenizer: sha256 of the `tokenizer.json` in the folder.
         splits: The entries of `train`, `validation` and `test`.
-        settings: Options and input files of the preparation. For a local corpus: file names and sizes, not contents.
-        left_out: Number of documents that were left out, by reason.
-        text: sha256 of the documents in order, with their groups and splits; it does not depend on the tokenizer.
-        test_documents: sha256 of `TEST_DOCUMENTS`, a table of the documents of the test split.
+        settings: Options of the preparation (`ShardOptions.content_options`), and the state of the corpus's files
+            (`Corpus.state`).
+        left_out: Number of documents that were left out, for each reason.
+        text: sha256 of the documents in order, with their groups and splits. It does not depend on the tokenizer.
+        test_documents: sha256 of the file `TEST_DOCUMENTS`, a table of the documents of the test split.
     """
 
     vocabulary: int
@@ -88,12 +89,12 @@ class Manifest:
         return token_dtype(self.vocabulary)
 
     def write(self, directory: Path) -> None:
-        """Write manifest.json atomically, after all other files: a folder without one is incomplete."""
+        """Write manifest.json atomically. It is written after all other files, so a folder without it is incomplete."""
         write(directory / MANIFEST_FILE, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
-    """The dtype of token ids in shards: little-endian uint16, or uint32 for a vocabulary above 65,536."""
+    """Return the dtype of token ids in shards: little-endian uint16, or uint32 for a vocabulary above 65,536."""
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
@@ -101,7 +102,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and check the manifest.json of a folder.
 
     Raises:
-        UserError: The file is missing, or it is not a manifest of this format.
+        UserError: The file is missing, or it is not a manifest of the format `FORMAT`.
     """
     path = directory / MANIFEST_FILE
     try:
@@ -113,7 +114,7 @@ def read_manifest(directory: Path) -> Manifest:
             given = f"format {version}, end of text {manifest.end_of_text} of {manifest.vocabulary} tokens"
             raise ValueError(f"{given}, expected format {FORMAT}")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); run `python run.py prepare`") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror}); run `python run.py prepare` first") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: is not a manifest ({error!r}); prepare or copy the folder again") from error
     return manifest
@@ -127,4 +128,4 @@ def _split(entries: dict[str, Any]) -> Split:
 
 def _check_counts(*values: Any) -> None:
     if wrong := [value for value in values if type(value) is not int or not 0 <= value < 1 << 48]:
-        raise ValueError(f"{wrong[0]!r} is not a count")
+        raise ValueError(f"{wrong[0]!r} is not a number of tokens, documents or bytes")

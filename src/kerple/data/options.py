@@ -1,4 +1,4 @@
-"""`ShardOptions`: the options of `TokenShards`, without torch, so that `prepare` starts fast."""
+"""`ShardOptions`: the options of `TokenShards`. This file does not import torch, so that `prepare` starts fast."""
 
 import re
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ from kerple.base.errors import UserError
 from kerple.data.input_files import without_query
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
-HUB = "hf:"
-CONTENT_OPTIONS = ("corpus", "tokenizer", "vocabulary", "split_fractions", "text_field", "drop_duplicates")
+HUB = "hf:"  # prefix of datasets of the Hugging Face hub
 
 
 @dataclass(eq=False)
@@ -23,35 +22,41 @@ class ShardOptions:
             library of the running Python), `modules` (its top-level modules in alphabetical order), `hf:NAME`,
             `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (a dataset of the Hugging Face hub), or a file, folder, glob
             pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of these, .parquet or text files. With null, the
-            shards in `directory` are used, and nothing is prepared.
-        tokenizer: `bpe` trains a byte-level BPE on the training split; for `code` and `rfc` with 2048 or 8192 entries
-            this tokenizer is part of the package. Other values are a tokenizer.json, a folder with one, a name on the
-            Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
-        vocabulary: Number of entries of a trained tokenizer, and of rows of the model's embedding. A loaded tokenizer
-            may have fewer entries.
+            shards in `directory` are used, and nothing is prepared or compared with a corpus.
+        tokenizer: `bpe` trains a byte-level BPE on the training split. For `code`, `code-demo` and `rfc` with 2048 or
+            8192 entries, the trained tokenizer is part of the package. Other values are a tokenizer.json, a folder with
+            one, a name on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or
+            name.
+        vocabulary: Number of entries of a tokenizer that is trained, and of rows of the model's embedding. A loaded
+            tokenizer may have fewer entries.
         directory: Folder of the shards. With null, data/<corpus>-<tokenizer>.
         source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on. Missing files
-            are fetched into it. With null, a folder in `cache`.
-        length: Training length T in tokens; a sample has T targets.
+            are fetched into it. With null, a subfolder of `cache`.
+        length: Training length in tokens, which is the number of targets of a sample.
         batch_size: Samples per device and micro-batch.
-        seed: Chooses the order of the training samples.
+        seed: Seed of the order of the training samples.
         samples: Number of different training samples over all devices. They are repeated until `trainer.max_steps`.
             With null, as many as `trainer.max_steps` needs, or the training split once if `max_steps` is not set.
-        split_fractions: Fractions of the documents in the training, validation and test split. A hash of its text
-            assigns a document to a split, in `rfc` a hash of its family. In `code` and `code-demo` the package
-            determines the split, and the fractions have no effect.
-        text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
-        drop_duplicates: Whether only the first of several documents with equal text is kept. This needs about 100
-            bytes of memory for each document.
+        split_fractions: Fractions of the documents in the training, validation and test split. Each document is
+            assigned to a split by a hash of its text, in `rfc` by a hash of its family of RFCs. In `code` and
+            `code-demo` the package determines the split, and the fractions have no effect.
+        text_field: Key of the text in JSON lines, or name of its column in Parquet files and datasets.
+        drop_duplicates: Whether only the first of several documents with equal text is kept, as always in `code` and
+            `code-demo`. The comparison needs about 100 bytes of memory for each document.
         max_dropped_fraction: Largest fraction of the bytes of the corpus that may be left out because they are
             damaged, not Unicode, or JSON without a text.
         validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
-        cache: Folder for the files of a corpus that is fetched.
-        workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
+        cache: Folder with a subfolder for the downloaded files of `code` and `code-demo`, and one for those of `rfc`.
+        workers: Number of processes that load batches ahead. Reading memory-mapped shards is fast, so 0 is usually
+            enough.
         prepare_workers: Number of processes that tokenise. With 0, one per core.
 
+    Attributes:
+        location (str): Folder of the shards, `directory` or its default.
+        fetched (str): Folder of the downloaded files, `source` or its default.
+
     Raises:
-        UserError: An option is out of its range, or corpus and directory are both null.
+        UserError: An option is out of range, or corpus and directory are both null.
     """
 
     corpus: str | None = "stdlib"
@@ -83,22 +88,24 @@ class ShardOptions:
                 raise UserError(f"data.{name}: got {value}, expected {lowest} or more")
         fractions = self.split_fractions
         if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
-            raise UserError(f"data.split_fractions: got {fractions}, expected three fractions of sum 1")
-        self.location = self.directory or default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
+            raise UserError(f"data.split_fractions: got {fractions}, expected three fractions whose sum is 1")
+        self.location = self.directory or _default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
         self.fetched = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
 
     def content_options(self) -> dict[str, Any]:
-        """The options on which the content of the shards depends, as JSON."""
-        return {name: getattr(self, name) for name in CONTENT_OPTIONS} | {"split_fractions": list(self.split_fractions)}
+        """Return the options on which the content of the shards depends, with values that JSON can represent."""
+        names = ("corpus", "tokenizer", "vocabulary", "split_fractions", "text_field", "drop_duplicates")
+        return {name: getattr(self, name) for name in names} | {"split_fractions": list(self.split_fractions)}
 
 
-def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
-    """The folder data/<corpus>-<tokenizer>: the last part of each name, without file endings and pattern marks."""
+def _default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
+    """Return data/<corpus>-<tokenizer>, with the last part of each path, without extensions and marks of patterns."""
 
     def name(path: str) -> str:
         parts = [re.sub(r"[^\w+]+", "-", part.partition(".")[0]) for part in re.split("[/:]", without_query(path))]
         return next(filter(None, (part.strip("-") for part in reversed(parts))), "corpus")
 
-    is_trained = tokenizer == TRAINED_HERE
-    source = str(Path(tokenizer.removeprefix(MODEL_PREFIX).removesuffix("/tokenizer.json")).with_suffix(""))
-    return f"data/{name(corpus.removeprefix(HUB))}-{f'{tokenizer}{vocabulary}' if is_trained else Path(source).name}"
+    if tokenizer == TRAINED_HERE:
+        tokenizer = f"{tokenizer}{vocabulary}"
+    stem = Path(tokenizer.removeprefix(MODEL_PREFIX).removesuffix("/tokenizer.json")).stem
+    return f"data/{name(corpus.removeprefix(HUB))}-{stem}"

@@ -1,7 +1,8 @@
 """The position of training sample k in the token stream, as a function of a seed and k.
 
-It does not depend on ranks, workers or steps, and there is no state: a resumed run continues with the next k. Shuffling
-the samples of the whole corpus needs no memory, because `Permutation` computes single entries.
+The position does not depend on ranks, workers or steps. The only state is the number of samples so far: a resumed run
+continues with the next k. Shuffling the samples of the whole corpus needs no memory, because `Permutation` computes
+single entries.
 """
 
 from functools import lru_cache
@@ -12,18 +13,18 @@ from numpy.typing import NDArray
 
 from kerple.base.errors import UserError
 
-ROUNDS = 8
+ROUNDS = 8  # of the Feistel network
 
 Indices = NDArray[np.int64]
 
 
 class Permutation:
-    """A keyed bijection of 0 .. size - 1 whose entries are computed one by one, by a Feistel network.
+    """A pseudorandom permutation of 0 .. size - 1. It computes single entries, by a Feistel network.
 
-    An index is written as two digits (left, right) of a radix of about √size. Each round adds a keyed hash of one digit
-    to the other. A round is invertible, so the network is a bijection of 0 .. radix² - 1. An image outside
-    0 .. size - 1 is mapped again until it is inside (cycle walking, Black and Rogaway 2002), which gives a bijection of
-    0 .. size - 1.
+    An index is written as two digits (left, right) in base r, where r is the smallest integer with r² >= size. Each
+    round adds a keyed hash of one digit to the other, modulo r. A round is invertible, so the network is a permutation
+    of 0 .. r² - 1. An image of `size` or more is mapped again until it is smaller than `size` (cycle walking, Black and
+    Rogaway 2002). The result is a permutation of 0 .. size - 1.
 
     Args:
         size: Number of entries, at least 1.
@@ -31,14 +32,12 @@ class Permutation:
     """
 
     def __init__(self, size: int, *key: int) -> None:
-        assert size >= 1
         self.size = size
-        self.radix = np.uint64(isqrt(size - 1) + 1)  # the smallest whose square is at least the size
+        self.radix = np.uint64(isqrt(size - 1) + 1)
         self.round_keys = [np.uint64(hash_integers(*key, step)) for step in range(ROUNDS)]
 
     def __call__(self, indices: Indices) -> Indices:
-        """Images (n,) int64 of the indices (n,) int64, both in 0 .. size - 1."""
-        assert indices.size == 0 or (indices.min() >= 0 and indices.max() < self.size)
+        """Return the images (n,) int64 of the indices (n,) int64. Both are in 0 .. size - 1."""
         images = self._feistel(indices.astype(np.uint64))
         while (outside := images >= self.size).any():
             images[outside] = self._feistel(images[outside])
@@ -52,31 +51,38 @@ class Permutation:
 
 
 class Order:
-    """The first token of sample k of one token stream.
+    """The position of sample k in a token stream.
 
-    Sample k belongs to epoch k // samples, and a permutation of this epoch determines its place in the stream. A sample
-    is `length` + 1 consecutive tokens. Two neighbours share one token, the last target of the first and the first input
-    of the second. The first sample of an epoch begins at an offset below `length` that differs between epochs.
+    A sample is `length` + 1 consecutive tokens. In each epoch, samples lie one after the other in the stream, from an
+    offset on that is below `length` and depends on the epoch. Two neighbours share one token: the last target of the
+    first and the first input of the second. A permutation for each epoch determines the order in which they are read.
 
     Args:
-        tokens: Length of the stream.
-        length: Targets per sample, T.
+        tokens: Number of tokens in the stream.
+        length: Number of targets in a sample, T.
         key: Integers that determine the order, such as the seed.
 
+    Attributes:
+        samples (int): Number of samples in an epoch. Sample k belongs to epoch k // samples.
+
     Raises:
-        UserError: The stream is too short for one sample at every offset.
+        UserError: The stream is shorter than 2 · length, so that with some offsets no sample fits.
     """
 
     def __init__(self, tokens: int, length: int, *key: int) -> None:
         self.length, self.key = length, key
-        # the last sample must fit at the largest offset, length - 1, too
+        # so many that the last sample fits even with the largest offset, length - 1
         self.samples = (tokens - length) // length
         if self.samples < 1:
             given = f"got {length}, which needs {2 * length} training tokens, but there are {tokens}"
             raise UserError(f"data.length: {given}; use a larger corpus or a smaller length")
 
     def starts(self, samples: Indices) -> Indices:
-        """Indices (n,) int64 of the first tokens of the samples k (n,); sample k is stream[start : start + T + 1]."""
+        """Return the index of each sample's first token, (n,) int64. Sample k is stream[start : start + T + 1].
+
+        Args:
+            samples: Indices k of samples, (n,) int64, from 0.
+        """
         epochs, entries = np.divmod(samples, self.samples)
         starts = np.empty_like(entries)
         for epoch in np.unique(epochs):
@@ -88,15 +94,15 @@ class Order:
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit words (n,) that mixes their bits."""
+    """Mix the bits of each value (n,) by a bijection, the finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
-@lru_cache(maxsize=4096)  # each batch needs the keys of the permutation again
+@lru_cache(maxsize=4096)  # each batch makes the permutation of its epoch again, from the same hashes
 def hash_integers(*values: int) -> int:
-    """A hash, 0 .. 2⁶⁴ - 1, of integers of any size and sign; it is the same on every machine."""
+    """Return a hash, 0 .. 2⁶⁴ - 1, of integers of any sign, modulo 2⁶⁴; it is the same on every machine."""
     state = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
     for value in values:
         state = mix(state + np.uint64(0x9E3779B97F4A7C15) + mix(np.array([value % 2**64], dtype=np.uint64)))

@@ -1,8 +1,9 @@
-"""Folders of shards: WebDataset tar files of token ids, which are written once and mapped into memory.
+"""Folders of shards: tar files of token ids in the format of WebDataset, written once and mapped into memory.
 
 A shard has one member, `<split>-<number>.u16` (or `.u32`). It holds the little-endian token ids of documents, each
-followed by the end-of-text token. The number of tokens determines the position and the size of the member, so that the
-headers of the tar file are not read. The tokens of a split are the tokens of its shards in order.
+followed by the end-of-text token. The number of tokens, which is in the manifest, determines the position and the size
+of the member. The headers of the tar file are therefore not read. The tokens of a split are those of its shards in
+order.
 """
 
 import hashlib
@@ -25,26 +26,29 @@ from kerple.base.errors import UserError
 from kerple.data.manifest import TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
 
-VERIFIED = ".verified"  # folder with a file for each compared shard, which holds its time of change and its sha256
-BLOCK = 512  # bytes of a header in a tar file; members are padded to a multiple
+VERIFIED = ".verified"  # folder with a file for each shard whose checksum was correct: the shard's ctime and sha256
+BLOCK = 512  # bytes of a header in a tar file; the size of a member is padded to a multiple of it
 
 Tokens = NDArray[np.integer[Any]]
 
 
 def shard_file(split: str, number: int) -> str:
-    """Name of the file of a shard."""
+    """Return the file name of a shard."""
     return f"{split}-{number:05d}.tar"
 
 
 def shard_bytes(size: int) -> int:
-    """Size of a tar file whose only member has ``size`` bytes: a header, the padded member and two blocks of zeros."""
+    """Return the size of a tar file whose only member has ``size`` bytes.
+
+    The file consists of a header, the padded member and two blocks of zeros.
+    """
     return BLOCK + -(-size // BLOCK) * BLOCK + 2 * BLOCK
 
 
 def write_shard(directory: Path, split: str, number: int, tokens: Tokens) -> Shard:
-    """Write tokens (n,) as a shard, atomically; without tokens no file is written.
+    """Write tokens (n,) as a shard, atomically, and return its entry of the manifest. Without tokens, write no file.
 
-    The member has neither owner nor time, so that every machine writes the same bytes.
+    The header of the member has neither owner nor time, so that every machine writes the same bytes.
     """
     if not len(tokens):
         return Shard(0, "")
@@ -63,7 +67,7 @@ class Folder:
 
     Attributes:
         directory (Path): Path of the folder.
-        manifest (Manifest): Contents of the folder.
+        manifest (Manifest): Description of the folder's contents.
 
     Raises:
         UserError: The folder has no manifest, or a damaged one.
@@ -73,15 +77,16 @@ class Folder:
         self.directory = Path(directory)
         self.manifest = read_manifest(self.directory)
 
-    def shard(self, split: str, number: int, again: bool = False) -> Path:
-        """Path of a shard. Its checksum is compared if the file has changed since the last comparison.
+    def shard(self, split: str, number: int, recheck: bool = False) -> Path:
+        """Return the path of a shard, after comparing its size and checksum with the manifest.
 
-        The comparison is recorded in the folder. If the record cannot be written, each process compares again.
+        The checksum of a file is compared once, and again after the file has changed: a correct one is recorded in the
+        folder `VERIFIED`. If the record cannot be written, each process compares again.
 
         Args:
             split: Name of the split.
             number: Index of the shard.
-            again: Whether an unchanged file is compared, too.
+            recheck: Whether to compare the checksum even if the file has not changed.
 
         Raises:
             UserError: The shard is missing, or its size or checksum differs from the manifest.
@@ -93,26 +98,29 @@ class Folder:
             raise UserError(
                 f"{path}: is missing, or its size is not {expected} bytes; prepare or copy the folder again"
             )
-        # the time of change (ctime) of a copied file is new, unlike its time of modification
+        # unlike the time of modification, the time of change (ctime) cannot be copied or set
         record, state = self.directory / VERIFIED / path.name, f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
-        if again or not record.is_file() or record.read_bytes() != state:
+        if recheck or not record.is_file() or record.read_bytes() != state:
             self._checked_file(path.name, shard.sha256)
             with suppress(OSError):
                 write(record, state, durable=False)
         return path
 
     def stream(self, split: str) -> "TokenStream":
-        """The tokens of a split as one array."""
+        """Return the tokens of a split as one array."""
         return TokenStream(self, split)
 
     def documents(self, split: str) -> NDArray[np.int64]:
-        """Index of the first token of each document of a split, (documents,) int64, ascending."""
+        """Return the index of the first token of each document of a split, (documents,) int64, ascending."""
         stream = self.stream(split)
         ends = np.flatnonzero(stream.read(0, len(stream)) == self.manifest.end_of_text)
         return np.concatenate([[0], ends + 1])[:-1].astype(np.int64) if len(stream) else np.empty(0, np.int64)
 
     def test_documents(self) -> pd.DataFrame:
-        """The documents of the test split, with columns document, group, and overlap with the training text.
+        """Return a table with one row for each document of the test split, in order.
+
+        The columns are the name of the document (``document``), the name of its group (``group``, such as its package)
+        and the fraction of its runs of 32 tokens that also occur in the training text (``overlap``).
 
         Raises:
             UserError: The table is missing, or its checksum differs from the manifest.
@@ -122,15 +130,15 @@ class Folder:
         return pd.DataFrame(rows, columns=["document", "group", "overlap"])
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the shards.
+        """Return the tokenizer of the shards.
 
         Raises:
-            UserError: It is missing, or its checksum differs from the manifest.
+            UserError: Its file is missing, or the checksum differs from the manifest.
         """
         return load_tokenizer(str(self._checked_file("tokenizer.json", self.manifest.tokenizer)))
 
     def _checked_file(self, name: str, sha256: str) -> Path:
-        """Path of a file whose checksum has just been compared."""
+        """Return the path of a file, after comparing its checksum."""
         path = self.directory / name
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             raise UserError(f"{path}: is missing, or its sha256 is wrong; prepare or copy the folder again")
@@ -155,10 +163,12 @@ class TokenStream:
         return self.ends[-1] if self.ends else 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "maps": {}}  # a worker process maps the files itself
+        return {**self.__dict__, "maps": {}}  # pickling would copy the tokens; a worker process maps the files itself
 
     def read(self, start: int, count: int) -> Tokens:
-        """Tokens start .. start + count - 1 in the shards' dtype; a view of the file if they lie in one shard.
+        """Return the tokens start .. start + count - 1 in the shards' dtype.
+
+        They are a view of the file if they are in one shard, and a copy if they are in several.
 
         Raises:
             UserError: A shard is missing, or its size or checksum differs from the manifest.
@@ -173,7 +183,7 @@ class TokenStream:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
 
     def shard(self, number: int) -> Tokens:
-        """All tokens of a shard, (tokens,)."""
+        """Return all tokens of a shard, (tokens,)."""
         if number not in self.maps:
             path = self.folder.shard(self.split, number)
             self.maps[number] = map_tokens(path, self.dtype, self.shards[number].tokens)
@@ -181,19 +191,19 @@ class TokenStream:
 
 
 def map_tokens(path: Path, dtype: np.dtype[Any], count: int) -> Tokens:
-    """The tokens (count,) of a shard, mapped from its file without a check."""
+    """Map the tokens (count,) of a shard from its file, without comparing its size or checksum."""
     return np.memmap(path, dtype, "r", BLOCK, (count,)).view(np.ndarray)
 
 
 def read_shards(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> Iterator[Tokens]:
-    """Yield the tokens (tokens,) of each shard that is not empty."""
+    """Yield the tokens (tokens,) of each shard that is not empty, without comparing checksums."""
     for number, shard in enumerate(shards):
         if shard.tokens:
             yield map_tokens(directory / shard_file(split, number), dtype, shard.tokens)
 
 
 def token_checksum(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> str:
-    """sha256 of all tokens of a split as `Split` defines it, computed from the files."""
+    """Return the `Split.sha256` of a split, computed from its files."""
     digest = hashlib.sha256()
     for tokens in read_shards(directory, split, shards, dtype):
         digest.update(tokens.data)
@@ -204,21 +214,20 @@ def verify(folder: Folder) -> None:
     """Compare all files of a folder, and the token ids in the shards, with the manifest.
 
     Raises:
-        UserError: A file differs; the message names the first one.
+        UserError: A file, a token id, or the checksum or number of documents of a split differs from the manifest. The
+            message names the first difference.
     """
     folder.tokenizer()
     folder.test_documents()
     for name, split in folder.manifest.splits.items():
-        stream = folder.stream(name)
-        ends = 0
+        stream, documents = folder.stream(name), 0
         for number, shard in enumerate(split.shards):
             if shard.tokens:
-                path, tokens = folder.shard(name, number, again=True), stream.shard(number)
+                path, tokens = folder.shard(name, number, recheck=True), stream.shard(number)
                 if (largest := int(tokens.max())) >= folder.manifest.vocabulary:
-                    raise UserError(
-                        f"{path}: got token {largest}, expected below {folder.manifest.vocabulary}; prepare it again"
-                    )
-                ends += int((tokens == folder.manifest.end_of_text).sum())
+                    expected = f"below {folder.manifest.vocabulary}; prepare or copy the folder again"
+                    raise UserError(f"{path}: got the token id {largest}, expected ids {expected}")
+                documents += int((tokens == folder.manifest.end_of_text).sum())
         checksum = token_checksum(folder.directory, name, split.shards, stream.dtype)
-        if (checksum, ends) != (split.sha256, split.documents):
-            raise UserError(f"{folder.directory}: the tokens of {name} differ from the manifest; prepare it again")
+        if (checksum, documents) != (split.sha256, split.documents):
+            raise UserError(f"{folder.directory}: the tokens of {name} differ from the manifest; prepare them again")

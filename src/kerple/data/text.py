@@ -1,4 +1,4 @@
-"""`Text`: the tokens on which a model is measured, from shards, an array of token ids, or strings."""
+"""`Text`: the text on which a model is measured, from shards, an array of token ids, or strings."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -24,21 +24,21 @@ class TokenArray(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, start: int, count: int) -> NDArray[np.integer[Any]]:
-        """Tokens start .. start + count - 1."""
+        """Return the tokens start .. start + count - 1, (count,)."""
         ...
 
 
 @dataclass(eq=False)
 class TextBlocks(Sequence[Tensor]):
-    """Blocks of ``length`` targets of a text; item i is (length + 1,) int64.
+    """Blocks of consecutive tokens of a text. Item i is (length + 1,) int64: ``length`` inputs and their targets.
 
     Args:
-        stream: The tokens.
+        stream: The tokens of the text.
         starts: Index of the first token of each block, (blocks,) int64.
-        length: Targets in a block.
+        length: Number of targets in a block.
         documents: Index of the document of each block, (blocks,) int64; None if a block may have several documents.
-        left_out: Number of documents that were left out because they overlap too much with the training text.
-        too_short: Number of documents that are shorter than a block.
+        left_out: Number of documents without blocks because their overlap with the training text is too large.
+        too_short: Number of documents without blocks because they have at most ``length`` tokens.
     """
 
     stream: TokenArray
@@ -51,13 +51,13 @@ class TextBlocks(Sequence[Tensor]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, index: Any) -> Any:  # an int; slices are not supported
+    def __getitem__(self, index: Any) -> Any:  # only integers; slices are not supported
         if not 0 <= index < len(self.starts):
             raise IndexError(index)
         return torch.as_tensor(self.stream.read(int(self.starts[index]), self.length + 1).astype("int64"))
 
     def chosen(self, indices: Sequence[int]) -> "TextBlocks":
-        """The blocks with these indices, without the indices of their documents."""
+        """Return the blocks with these indices. The result has no indices of documents."""
         return TextBlocks(self.stream, self.starts[list(indices)], self.length)
 
 
@@ -67,13 +67,22 @@ class Text:
     Args:
         tokens: The tokens, (N,) integers or a `TokenArray`.
         begins: Index of the first token of each document, ascending; None if documents are not known.
-        tokenizer: The tokenizer for measures that need strings or bits per byte, or None.
+        tokenizer: The tokenizer for measures that need strings or bits per byte; None if they are not used.
         name: Name of the text in messages.
+
+    Attributes:
+        stream (TokenArray): The tokens.
     """
 
     split = "text"
+    """Name of the split, or ``text`` for a text that is not a split."""
+
     table: pd.DataFrame | None = None
-    """The documents, with columns document, group, and overlap with the training text; None if not known."""
+    """One row for each document, as in `Folder.test_documents`; None if groups and overlaps are not known.
+
+    Columns: ``document`` is its name, ``group`` the name of its group (such as its package), and ``overlap`` the
+    fraction of its runs of 32 tokens that also occur in the training text.
+    """
 
     def __init__(
         self,
@@ -87,12 +96,12 @@ class Text:
 
     @classmethod
     def of_strings(cls, texts: Iterable[str], tokenizer: Any, name: str = "the text") -> "Text":
-        """Make a text of documents, each followed by the end-of-text token.
+        """Return a text of documents, each followed by the end-of-text token.
 
         Args:
             texts: The documents.
             tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-            name: Name in messages.
+            name: Name of the text in messages.
 
         Raises:
             UserError: The tokenizer has no end-of-text token.
@@ -106,52 +115,55 @@ class Text:
 
     @property
     def begins(self) -> Tensor | None:
-        """Index of the first token of each document, (documents,) int64, ascending, or None."""
+        """Index of the first token of each document, (documents,) int64, ascending; None if documents are not known."""
         return None if self._begins is None else torch.as_tensor(self._begins, dtype=torch.int64)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer.
+        """The tokenizer of the text.
 
         Raises:
-            UserError: The text has none.
+            UserError: The text has no tokenizer.
         """
         if self._tokenizer is None:
-            raise UserError(f"text: {self.name} has no tokenizer; give Text the argument tokenizer")
+            raise UserError(f"{self.name} has no tokenizer, expected one; give Text the argument tokenizer")
         return self._tokenizer
 
     @cached_property
     def token_bytes(self) -> Tensor | None:
-        """Number of bytes of text of each token id, (V,) int64, 0 for special tokens; None without a tokenizer."""
+        """Number of bytes of each token id, (vocabulary,) int64, 0 for special tokens; None without a tokenizer."""
         return None if self._tokenizer is None else torch.tensor(token_bytes(self._tokenizer))
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the tokens."""
+        """sha256 of the tokens as little-endian integers."""
         return hashlib.sha256(self.stream.read(0, len(self.stream)).astype("<i8").tobytes()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a string, without an end-of-text token."""
+        """Return the token ids of a string, without an end-of-text token."""
         return encode(self.tokenizer, text)
 
     def decode(self, tokens: list[int]) -> str:
-        """The string of token ids; an end-of-text token becomes its name."""
+        """Return the string of token ids; an end-of-text token becomes its name."""
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def blocks(self, length: int, limit: int | None = None, fewer: bool = False) -> TextBlocks:
-        """Consecutive blocks of ``length`` targets; the first token of a block is the last target of the one before.
+        """Return consecutive blocks from the beginning of the text.
+
+        The first token of a block is the last target of the previous block.
 
         Args:
-            length: Targets in a block.
-            limit: Number of blocks, from the beginning of the text; None for all.
-            fewer: Whether fewer than ``limit`` blocks are accepted.
+            length: Number of targets in a block.
+            limit: Number of blocks; None for all.
+            fewer: Whether fewer than ``limit`` blocks, but at least one, are accepted.
 
         Raises:
-            UserError: There are fewer than ``limit`` blocks, or none.
+            UserError: The text has fewer than ``limit`` blocks, or none.
         """
         available = max(len(self.stream) - 1, 0) // length
-        if available < (1 if fewer else limit or 1):
-            given = f"expected at least {limit or 1} of {length} targets, but {self.name} has only {available}"
+        needed = 1 if fewer else limit or 1
+        if available < needed:
+            given = f"expected at least {needed} of {length} targets, but {self.name} has only {available}"
             raise UserError(f"blocks: {given}; use fewer blocks, a shorter length, or a longer text")
         return TextBlocks(self.stream, torch.arange(available)[:limit] * length, length)
 
@@ -163,57 +175,58 @@ class Text:
         per_group: int | None = None,
         per_document: int | None = None,
     ) -> TextBlocks:
-        """Consecutive blocks inside single documents; the first block of a document begins with its first token.
+        """Return consecutive blocks inside single documents. The first block of a document begins with its first token.
 
         Args:
-            length: Targets in a block. Documents of at most ``length`` tokens are left out.
-            limit: Number of blocks, from the beginning of the text; None for all.
-            overlap: Largest overlap of a document with the training text, see `table`.
-            per_group: Number of first blocks of each group of documents; None for all. A text without a `table` is one
-                group.
-            per_document: Largest number of first blocks of each document; None for all.
+            length: Number of targets in a block. Documents of at most ``length`` tokens are left out.
+            limit: Number of blocks, the first in the order of the text; None for all.
+            overlap: Documents with a larger overlap with the training text (see `table`) are left out.
+            per_group: Number of blocks of each group of documents, the first ones of the group; None for all. A text
+                without a `table` is one group.
+            per_document: Largest number of blocks of each document, the first ones of the document; None for all.
 
         Raises:
-            UserError: Documents are not known, a group has fewer than ``per_group`` blocks, or there are fewer than
-                ``limit`` blocks, or none.
+            UserError: Documents are not known, a group has fewer than ``per_group`` blocks, or all groups together have
+                fewer than ``limit`` blocks, or none.
         """
         if (begins := self.begins) is None:
             given = f"got true, but the documents of {self.name} are not known"
             raise UserError(f"documents: {given}; use TokenShards, give Text its argument begins, or documents: false")
         sizes = torch.diff(begins, append=torch.tensor([len(self.stream)]))
         counts = ((sizes - 1) // length).clamp(0, per_document)  # blocks in each document
-        too_short, long_enough = int((counts == 0).sum()), int((counts > 0).sum())
-        if self.table is not None:
-            counts[torch.as_tensor(self.table["overlap"].to_numpy() > overlap)] = 0
-        left_out = long_enough - int((counts > 0).sum())
-        documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        table = pd.DataFrame({"group": 0, "overlap": 0.0}, range(len(counts))) if self.table is None else self.table
+        too_short = counts == 0
+        left_out = torch.as_tensor(table["overlap"].to_numpy() > overlap) & ~too_short
+        counts[left_out] = 0
+        documents = torch.repeat_interleave(counts)  # index of each block's document
         if len(documents) < (limit or 1):
             given = f"expected at least {limit or 1} blocks of {length + 1} tokens in documents, got {len(documents)}"
-            longest = f"the longest document has {int(sizes.max())} tokens"
+            longest = f"the longest document has {max(sizes.tolist(), default=0)} tokens"
             raise UserError(f"documents: {given}; {longest}; use shorter lengths, fewer blocks, or documents: false")
         # index of each block within its document
-        within = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
-        starts = begins[documents] + within * length
+        index = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
+        starts = begins[documents] + index * length
         if per_group is not None:
-            groups = np.zeros(len(counts)) if self.table is None else self.table["group"].to_numpy()
+            groups = table["group"].to_numpy()
             available = pd.Series(counts.numpy()).groupby(groups).sum()
             if available.min() < per_group:
-                most = f"{available.min()}, all blocks of {length + 1} tokens in {available.idxmin()}"
+                most = f"{available.min()}, the number of blocks of {length + 1} tokens in {available.idxmin()}"
                 advice = "set it to a smaller number, use shorter lengths, or increase blocks_per_document"
                 raise UserError(f"blocks_per_group: got {per_group}, expected at most {most}; {advice}")
             # index of each block within its group
             number = pd.Series(0, range(len(documents))).groupby(groups[documents]).cumcount()
-            chosen = torch.as_tensor(number.to_numpy() < per_group)
-            starts, documents = starts[chosen], documents[chosen]
-        return TextBlocks(self.stream, starts[:limit], length, documents[:limit], left_out, too_short)
+            is_first = torch.as_tensor(number.to_numpy() < per_group)
+            starts, documents = starts[is_first], documents[is_first]
+        numbers = {"left_out": int(left_out.sum()), "too_short": int(too_short.sum())}
+        return TextBlocks(self.stream, starts[:limit], length, documents[:limit], **numbers)
 
 
 class ShardText(Text):
-    """A split of a folder of shards.
+    """The text of a split of a folder of shards.
 
     Args:
         folder: The folder.
-        split: train, validation or test.
+        split: ``train``, ``validation`` or ``test``. Only ``test`` has a `table`.
     """
 
     def __init__(self, folder: Folder, split: str) -> None:
@@ -237,9 +250,11 @@ class ShardText(Text):
         return self.folder.manifest.splits[self.split].sha256
 
 
+@dataclass
 class _Tokens:
-    def __init__(self, tokens: NDArray[np.integer[Any]]) -> None:
-        self.tokens = tokens
+    """A `TokenArray` of an array in memory."""
+
+    tokens: NDArray[np.integer[Any]]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -249,11 +264,11 @@ class _Tokens:
 
 
 def shuffled(count: int, chosen: int, seed: int) -> list[int]:
-    """The first ``chosen`` entries of a random permutation of 0 .. count - 1.
+    """Return the first ``chosen`` entries of a random permutation of 0 .. count - 1.
 
     Raises:
         UserError: ``chosen`` is larger than ``count``.
     """
     if chosen > count:
-        raise UserError(f"segments: got {chosen}, but there are only {count}; use fewer segments or a larger split")
+        raise UserError(f"segments: got {chosen}, expected at most {count}; use fewer segments or a larger split")
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:chosen].tolist()

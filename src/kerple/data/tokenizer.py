@@ -1,4 +1,4 @@
-"""Tokenizers: training of a byte-level BPE, loading of Hugging Face tokenizers, and encoding of texts."""
+"""Tokenizers: training of a byte-level BPE, loading of Hugging Face tokenizers, and encoding of strings."""
 
 import re
 from collections.abc import Iterable
@@ -9,23 +9,28 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from kerple.base.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
-TRAINED_HERE = "bpe"
-MODEL_PREFIX = "hf:"
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # a single byte in SentencePiece vocabularies
+TRAINED_HERE = "bpe"  # value of data.tokenizer for a tokenizer that the preparation trains
+MODEL_PREFIX = "hf:"  # prefix of pretrained models in data.tokenizer
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # the token of a single byte in SentencePiece vocabularies
 LONGEST_RUN = 256  # largest number of bytes of a pre-token in training; pre-tokens of source code are shorter
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE like GPT-2's: 256 bytes, an end-of-text token, and merges learned from `texts`.
 
-    A pre-token is a run of letters, of digits, of whitespace or of other characters. Time grows with the square of its
-    length. In training, pre-tokens of more than `LONGEST_RUN` bytes are therefore cut into pieces.
+    A pre-token is a run of letters, of digits, of whitespace or of other characters. The training time of a pre-token
+    grows with the square of its length. In training, pre-tokens of more than `LONGEST_RUN` bytes are therefore cut into
+    pieces of this size.
+
+    Args:
+        texts: Training texts.
+        vocabulary: Number of entries. There are fewer if the texts have fewer pairs to merge.
 
     Raises:
         UserError: `vocabulary` leaves no room for the bytes and the end-of-text token.
     """
     if vocabulary < 257:
-        raise UserError(f"data.vocabulary: got {vocabulary}, expected at least 257, the 256 bytes and {END_OF_TEXT}")
+        raise UserError(f"data.vocabulary: got {vocabulary}, expected at least 257, for 256 bytes and {END_OF_TEXT}")
     tokenizer, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
     pieces = pre_tokenizers.Split(Regex(f".{{{LONGEST_RUN}}}"), "isolated")  # each byte is a character here
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([byte_level, pieces])
@@ -49,7 +54,7 @@ def load_tokenizer(source: str) -> Tokenizer:
             folder, GGUF file or name of a pretrained model.
 
     Raises:
-        UserError: `source` is none of these, the hub cannot be reached, or the file is not a tokenizer.
+        UserError: `source` does not exist, the hub cannot be reached, or the file is not a tokenizer.
     """
     if source.startswith(MODEL_PREFIX):
         from kerple.hf.source import find_model, read_tokenizer  # needs optional packages
@@ -66,18 +71,23 @@ def load_tokenizer(source: str) -> Tokenizer:
         return Tokenizer.from_pretrained(source)
     except Exception as error:  # the library raises many kinds of errors
         expected = f"{TRAINED_HERE!r} to train one, a tokenizer.json or its folder, or a name on the Hugging Face hub"
-        raise UserError(f"data.tokenizer: {source!r} could not be loaded ({error}); expected {expected}") from error
+        given = f"got {source!r}, which could not be loaded ({error})"
+        raise UserError(f"data.tokenizer: {given}; expected {expected}") from error
 
 
 def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
-    """Disable truncation and padding, which the file of a tokenizer may enable, and return the tokenizer."""
+    """Disable truncation and padding in place, which the file of a tokenizer may enable, and return the tokenizer."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def end_of_text(tokenizer: Tokenizer, source: str) -> int:
-    """Id of the end-of-text token, found by its usual names; messages call the tokenizer `source`.
+    """Return the id of the end-of-text token, found by its usual names.
+
+    Args:
+        tokenizer: The tokenizer.
+        source: Name of the tokenizer in the error message.
 
     Raises:
         UserError: The tokenizer has no token of these names.
@@ -90,24 +100,21 @@ def end_of_text(tokenizer: Tokenizer, source: str) -> int:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """The largest token id plus one. It is more than the number of tokens if the ids have gaps."""
+    """Return the largest token id plus one. It is more than the number of tokens if the ids have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[int]:
-    """Number of bytes of text of each token id; 0 for special tokens.
+    """Return the number of bytes of text of each token id, from 0 to the largest; 0 for special tokens and gaps.
 
     The numbers are exact for byte-level vocabularies, in which a token may be part of a character, and for byte tokens
-    of other vocabularies. The number of any other token is that of the UTF-8 bytes that it adds after another token.
+    of other vocabularies. For any other token, it is the number of UTF-8 bytes that the token adds to the text if it
+    follows the tokens of "a".
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
     byte_level = tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
     prefix = tokenizer.encode("a", add_special_tokens=False).ids
-    texts = {}
-    if not byte_level:
-        decoded = tokenizer.decode_batch([[*prefix, i] for i in vocabulary.values()], skip_special_tokens=False)
-        texts = dict(zip(vocabulary.values(), decoded, strict=True))
     start = len(tokenizer.decode(prefix, skip_special_tokens=False).encode())
     sizes = [0] * vocabulary_size(tokenizer)
     for token, i in vocabulary.items():
@@ -116,11 +123,12 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
         elif byte_level:
             sizes[i] = len(token)  # the alphabet of a byte-level vocabulary has a character for each byte
         else:
-            sizes[i] = 1 if BYTE.fullmatch(token) else max(0, len(texts[i].encode()) - start)
+            text = tokenizer.decode([*prefix, i], skip_special_tokens=False)
+            sizes[i] = 1 if BYTE.fullmatch(token) else max(0, len(text.encode()) - start)
     return sizes
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text. A `<|endoftext|>` in the text is encoded as ordinary characters."""
+    """Return the token ids of a string. The name of a special token in the string is encoded as ordinary characters."""
     without_truncation(tokenizer).encode_special_tokens = True
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

@@ -3,7 +3,6 @@
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,12 +17,13 @@ DigitOrder = Literal["plain", "reversed"]
 class Addition(Task):
     """The sum of two natural numbers (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``36+57=93``.
 
-    The length of a problem is the number of digits of the longer operand. All pairs of sizes with this maximum are
-    equally likely. ``a+b`` and ``b+a`` are the same problem and belong to the same split.
+    The length of a problem is the number of digits of the longer operand. All pairs of numbers of digits with this
+    maximum are equally likely. ``a+b`` and ``b+a`` have the same key, so they belong to the same split.
 
     Args:
-        order: ``plain`` writes numbers with the first digit first. ``reversed`` writes operands and sum with the last
-            digit first, so that carries propagate in the order of generation (Lee et al. 2023, arXiv 2307.03381).
+        order: ``plain`` writes numbers with the most significant digit first. ``reversed`` writes operands and sum with
+            the least significant digit first, so that carries propagate in the order of generation (Lee et al. 2023,
+            arXiv 2307.03381).
         padded: Whether operands are padded with zeros to the length, and the sum to one more digit (Zhou et al. 2024,
             arXiv 2402.09371).
         equal: Whether both operands have as many digits as the length.
@@ -38,7 +38,7 @@ class Addition(Task):
     def example(self, length: int, rng: np.random.Generator) -> Example:
         sizes = [length, length]
         if not self.equal:
-            pair = int(rng.integers(2 * length - 1))  # index of a pair of sizes whose maximum is the length
+            pair = int(rng.integers(2 * length - 1))  # index of one of the pairs of sizes whose maximum is the length
             sizes[pair % 2] = length - (pair + 1) // 2
         a, b = (_number(size, rng) for size in sizes)
         width = length if self.padded else 0
@@ -50,15 +50,15 @@ class Addition(Task):
         return Example(f"{first}+{second}", total, (length, *sizes), key=key)
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Digits of equal significance have the same place, as in `kerple.tasks.places.in_step`.
+        """Return equal places for digits of equal significance, as `kerple.tasks.places.in_step` does.
 
-        With padding, the ``+`` has the place that follows the digits of the first number. The final digit of the sum
-        has the same place, because the sum has one more digit. The ``+`` therefore marks the end of the sum. In the
-        paper of position coupling the ``+`` has the place of the ``=``, and no token marks the end.
+        With padding, the ``+`` has the place that follows the digits of the first operand. The final digit of the sum
+        has this place too, because the sum has one more digit. The ``+`` therefore shows the model which digit is the
+        last. In Cho et al. 2024, arXiv 2405.20671, the ``+`` has the place of the ``=``.
         """
-        _check_coupled(self, self.order)
+        _check_order(self.order)
         places = in_step(tokens, DIGIT_IDS)
-        next_place = F.pad(places, (1, 0))[:, :-1] + 1
+        next_place = F.pad(places, (1, -1)) + 1  # the place of the previous token plus one
         return next_place.where(tokens == IDS["+"], places) if self.padded else places
 
 
@@ -66,7 +66,8 @@ class Multiplication(Task):
     """The product of a natural number and a digit: ``36*7=252``. The length is the number of digits of the number.
 
     Args:
-        order: ``plain`` writes the first digit first; ``reversed`` writes number and product with the last digit first.
+        order: ``plain`` writes the most significant digit first. ``reversed`` writes number and product with the least
+            significant digit first.
         padded: Whether the product is padded with zeros to one more digit than the number.
     """
 
@@ -84,16 +85,16 @@ class Multiplication(Task):
         return Example(f"{number}*{digit}", product, (length, digit))
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Digits of equal significance have the same place. The digit after the ``*`` has none."""
-        _check_coupled(self, self.order)
-        is_factor = torch.zeros_like(tokens, dtype=torch.bool)  # the digit after the *
-        is_factor[:, 1:] = tokens[:, :-1] == IDS["*"]
+        """Return equal places for digits of equal significance, and none for the digit after the ``*``."""
+        _check_order(self.order)
+        is_factor = F.pad(tokens == IDS["*"], (1, -1))  # the token after the *
         return in_step(tokens, DIGIT_IDS).where(~is_factor, 0)
 
 
-def _check_coupled(task: Task, order: str) -> None:
+def _check_order(order: str) -> None:
+    """Raise a UserError unless the order is ``reversed``, with which places do not depend on later digits."""
     if order != "reversed":
-        raise UserError(f"{type(task).__name__}: order: got {order}, expected reversed with model.position Coupled")
+        raise UserError(f"data.task.order: got {order}, expected reversed with model.position Coupled")
 
 
 def _number(digits: int, rng: np.random.Generator) -> str:
@@ -105,7 +106,10 @@ def _number(digits: int, rng: np.random.Generator) -> str:
 
 
 class ModularSum(Task):
-    """The sum of single digits modulo 10 (Kazemnejad et al. 2023, table 1: Summation): ``8+3+1=2``."""
+    """The sum of digits modulo 10 (Kazemnejad et al. 2023, table 1: Summation): ``8+3+1=2``.
+
+    The length is the number of digits.
+    """
 
     numbers = True
 
@@ -115,7 +119,10 @@ class ModularSum(Task):
 
 
 class Parity(Task):
-    """Whether the number of ones is even (0) or odd (1) (Kazemnejad et al. 2023, table 1): ``1101=1``."""
+    """Whether the number of ones is even (0) or odd (1) (Kazemnejad et al. 2023, table 1): ``1101=1``.
+
+    The length is the number of bits.
+    """
 
     numbers = True
 
@@ -127,8 +134,8 @@ class Parity(Task):
 class Polynomial(Task):
     """The value of a polynomial modulo 10 (Kazemnejad et al. 2023, table 1): ``-2:3*x^2-1*x^3=0``.
 
-    The length is the number of terms. Coefficients are -3 to 3, degrees 0 to 3, x is -2 to 2, and 0^0 = 1. Remainders
-    are 0 to 9, also of negative values.
+    The first number is the value of x, which is -2 to 2. The length is the number of terms. Coefficients are -3 to 3,
+    degrees are 0 to 3, and 0^0 is 1. The answer is 0 to 9, also for negative values.
     """
 
     numbers = True

@@ -8,15 +8,15 @@ from kerple.tasks.task import Example, Task, check_option, digits_text
 from kerple.tasks.vocabulary import LETTERS
 
 FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. there and back again. "
-MOST_KEYS = 26 * 26  # pairs of small letters
+MOST_KEYS = 26 * 26  # number of pairs of small letters
 
 
 class Passkey(Task):
     """Find the number hidden in filler (Mohtashami & Jaggi 2023, arXiv 2305.16300): ``the gr[40718]ass is=40718``.
 
     The filler repeats the paper's five sentences from a random start. The length is the number of filler characters.
-    The key has 5 digits and a uniformly random offset. The instructions of the paper are omitted, because the model is
-    trained on the task.
+    The key has 5 digits, and is inserted into the filler at a uniformly random offset. The instructions of the paper
+    are omitted, because the model is trained on the task.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the key")
@@ -32,15 +32,15 @@ class NeedleInFiller(Task):
     """Find the number of one key among several keys: ``the[xq:40] gr[bo:71]ass is;xq=40``.
 
     The problems are the single-key and multi-key needles of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1),
-    in the filler of `Passkey`. The length is the number of filler characters. Offsets are uniformly random, and the
-    question is about a random key.
+    in the filler of `Passkey`. A needle is a key of two small letters with a number. The length is the number of filler
+    characters. Offsets of the needles in the filler are uniformly random, and the question is about a random key.
 
     Args:
-        keys: Number of needles; 1 for RULER's single needle.
+        keys: Number of needles, 1 to 676; 1 for RULER's single needle.
         digits: Number of digits of each number, 1 or more.
 
     Raises:
-        UserError: If keys is not positive, or there are more than pairs of letters.
+        UserError: ``keys`` is out of range.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the needle")
@@ -69,6 +69,7 @@ class NeedleInFiller(Task):
 
 
 def _filler(length: int, rng: np.random.Generator) -> str:
+    """Return ``length`` characters of the repeated filler, from a random start."""
     start = int(rng.integers(len(FILLER)))
     return (FILLER * (length // len(FILLER) + 2))[start : start + length]
 
@@ -76,8 +77,8 @@ def _filler(length: int, rng: np.random.Generator) -> str:
 class AssociativeRecall(Task):
     """Recall the values of all keys (Arora et al. 2023, arXiv 2312.04927: MQAR): ``a3b1c7=c7a3b1``.
 
-    The length is the number of pairs of a letter and a digit. After the ``=`` the keys follow in random order. The keys
-    are input, and only the values are scored.
+    A key is a letter and its value a digit. The length is the number of pairs. The answer has all pairs in random
+    order. Its keys are given to the model, and only the values are scored.
     """
 
     longest = len(LETTERS)
@@ -92,9 +93,10 @@ class AssociativeRecall(Task):
 class VariableChain(Task):
     """Follow signs along a chain of variables, as in LEGO (Zhang et al. 2022, arXiv 2206.04301): ``b=-a,a=+1;b=-``.
 
-    The length is the number of clauses, which define one letter each and are in random order. One clause starts the
-    chain with ``+1`` or ``-1``. Every other clause sets a variable to another variable or its opposite. The question is
-    about a random variable. Its depth is the number of clauses from the start of the chain.
+    The length is the number of clauses. Each defines a variable, which is a letter, and their order is random. The
+    first clause of the chain sets a variable to ``+1`` or ``-1``. Every other clause sets a variable to the previous
+    variable of the chain or to its opposite. The question is about a random variable. Its depth is the number of
+    clauses from the start of the chain up to its own.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "depth")

@@ -1,16 +1,16 @@
-"""Random problems. Sample k depends only on seed, split and k, for any number of ranks and workers.
+"""Random problems of a task. Problem k of a split depends only on the seed and k, not on ranks and workers.
 
 No test problem occurs in training:
 
-- Up to the training length, a hash of the problem assigns it to training, validation or test. Problems are drawn until
-  one belongs to the requested split.
+- A problem that is not longer than the training length is assigned to training, validation or test by a hash. A problem
+  of a split is drawn by drawing problems until one belongs to the split.
 - Longer problems do not occur in training.
 
 The hash does not depend on the seed, so that all runs of a comparison hold out the same problems.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.nn.utils.rnn import pad_sequence
 
 from kerple.base.errors import UserError
 from kerple.model import Batch
@@ -26,8 +26,8 @@ from kerple.tasks.task import Example, Task
 from kerple.tasks.vocabulary import PAD_ID
 
 Split = Literal["train", "validation", "test"]
-MAX_DRAWS = 1000  # draws after which a split counts as empty
-STALE = 200  # draws without a new problem after which a length counts as exhausted
+MAX_DRAWS = 1000  # after so many draws without a problem of the split, the split counts as empty
+STALE = 200  # after so many draws without a new problem, the split counts as exhausted
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,24 @@ class Sampler:
     held_out: float
 
     def split_of(self, example: Example) -> Split:
-        """Return the split of a problem that is not longer than the training length."""
+        """Return the split of a problem, which must not be longer than the training length."""
         number = int.from_bytes(blake2b(example.identity.encode(), digest_size=8).digest(), "big") / 2**64
         return "test" if number < self.held_out else "validation" if number < 2 * self.held_out else "train"
 
     def draw(self, split: Split, seed: int, index: int, length: int | None = None) -> Example | None:
-        """Draw sample number ``index`` of a split.
+        """Draw problem number ``index`` of a split.
 
         Args:
             split: ``train``, ``validation`` or ``test``.
-            seed: Seed of the samples, 0 to 2⁶⁴ - 1.
-            index: Index of the sample, from 0.
+            seed: Seed of the problems, 0 to 2⁶⁴ - 1.
+            index: Index of the problem, from 0.
             length: Length of the problem; None for a random length, uniform on 1..train_length.
 
         Returns:
-            The example, or None if the split has almost no problems of this length.
+            The problem and its answer, or None if `MAX_DRAWS` draws gave no problem of the split.
         """
-        stream = np.random.Philox(key=[seed, index], counter=[0, 0, length or 0, get_args(Split).index(split)])
-        rng = np.random.Generator(stream)
+        counter = [0, 0, length or 0, get_args(Split).index(split)]
+        rng = np.random.Generator(np.random.Philox(key=[seed, index], counter=counter))
         if length is None:
             length = int(rng.integers(1, self.train_length + 1))
         for _ in range(MAX_DRAWS):
@@ -73,20 +73,38 @@ class Sampler:
         return None
 
     def training_problem(self, seed: int, index: int, length: int | None = None) -> Example:
-        """Return training problem number ``index``, see `draw`.
+        """Return training problem number ``index``; arguments as of `draw`.
 
         Raises:
-            UserError: If there is no training problem.
+            UserError: There are almost no training problems.
         """
         example = self.draw("train", seed, index, length)
         if example is None:
-            raise UserError(f"data.held_out: got {self.held_out}, which leaves no training problem; reduce it")
+            raise UserError(f"data.held_out: got {self.held_out}, which leaves no training problem; decrease it")
         return example
 
-    def distinct(self, split: Split, count: int, length: int | None = None) -> list[Example]:
-        """Draw ``count`` different problems of a split, or fewer if the split has fewer.
+    def training_batch(self, seed: int, examples: int | None, samples: Sequence[int]) -> Batch:
+        """Return the batch of some training samples, as `collate` does.
 
-        The seed is always 0, so that all runs are tested on the same problems.
+        Args:
+            seed: Seed of the problems, and of their order if they are repeated.
+            examples: Number of different problems, which each epoch has once, in an order of its own; None for a new
+                problem in each sample.
+            samples: Indices of the samples, counted over all epochs.
+        """
+        if examples is not None:
+            samples = [int(_order(seed, k // examples, examples)[k % examples]) for k in samples]
+        return collate([self.training_problem(seed, k) for k in samples])
+
+    def distinct(self, split: Split, count: int, length: int | None = None) -> list[Example]:
+        """Return ``count`` different problems of a split, or fewer if no more are found.
+
+        The seed is always 0, so that all runs use the same validation and test problems.
+
+        Args:
+            split: ``validation`` or ``test``.
+            count: Largest number of problems.
+            length: Length of the problems; None for random lengths, uniform on 1..train_length.
         """
         examples: dict[str, Example] = {}
         index = last = 0  # index of this draw, and of the last draw with a new problem
@@ -102,72 +120,35 @@ class Sampler:
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Return a batch of examples, padded on the right.
+    """Return the batch of some examples, padded on the right to the longest.
 
     Returns:
-        ``tokens`` (B, T + 1) int64 and ``scored`` (B, T) bool.
+        ``tokens`` (B, T + 1) int64, where T + 1 is the number of tokens of the longest example, and ``scored`` (B, T)
+        bool, which is true for targets that are scored.
     """
-    sequences = [example.tokens() for example in examples]
-    longest = max(map(len, sequences))
-    tokens = torch.full((len(examples), longest), PAD_ID)  # (B, T + 1)
-    scored = torch.zeros(len(examples), longest - 1, dtype=torch.bool)  # (B, T)
-    for row, (example, sequence) in enumerate(zip(examples, sequences, strict=True)):
-        tokens[row, : len(sequence)] = torch.tensor(sequence)
-        scored[row, : len(sequence) - 1] = torch.tensor(example.scored())
+    tokens = pad_sequence(
+        [torch.tensor(example.tokens()) for example in examples], batch_first=True, padding_value=PAD_ID
+    )
+    scored = pad_sequence([torch.tensor(example.scored()) for example in examples], batch_first=True)
     return {"tokens": tokens, "scored": scored}
 
 
-@lru_cache(maxsize=1)  # of the current epoch
+@lru_cache(maxsize=1)  # the permutation of the current epoch
 def _order(seed: int, epoch: int, examples: int) -> np.ndarray:
-    """Return the order of repeated problems in an epoch."""
+    """Return the order of the repeated problems in an epoch, a permutation of 0 .. examples - 1."""
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(examples)
-
-
-class TrainingProblems(Dataset[Batch]):
-    """Dataset of training batches. Item b of rank r of W starts with sample (b · W + r) · batch_size.
-
-    Args:
-        sampler: Sampler of the problems.
-        seed: Seed of the problems, and of their order if they are repeated.
-        batch_size: Number of rows of a batch.
-        examples: Number of different samples, which are then repeated in another order; None for no repetition.
-        batches: Number of batches of each rank in an epoch.
-        rank: Index of this process, r.
-        world: Number of processes, W.
-    """
-
-    def __init__(
-        self, sampler: Sampler, seed: int, batch_size: int, examples: int | None, batches: int, rank: int, world: int
-    ) -> None:
-        self.sampler, self.seed, self.batch_size, self.examples = sampler, seed, batch_size, examples
-        self.batches, self.rank, self.world = batches, rank, world
-
-    def __len__(self) -> int:
-        return self.batches
-
-    def __getitem__(self, batch: int) -> Batch:
-        first = (batch * self.world + self.rank) * self.batch_size
-        numbers = range(first, first + self.batch_size)
-        return collate([self.sampler.training_problem(self.seed, self._problem(k)) for k in numbers])
-
-    def _problem(self, k: int) -> int:
-        """Return the index of the problem of the k-th sample."""
-        if self.examples is None:
-            return k
-        epoch, i = divmod(k, self.examples)
-        return int(_order(self.seed, epoch, self.examples)[i])
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of a task for measurements.
+    """Examples of a task on which a model is measured.
 
     Args:
         task: The task.
-        groups: Groups of examples with equal length.
-        batch_size: Number of examples per forward pass.
+        groups: Groups of examples: one for each of ``lengths`` for the test, and a single one for the validation.
+        batch_size: Largest number of examples per forward pass.
         training_length: Largest length of training problems.
-        lengths: Requested lengths, some of which may have no example.
+        lengths: Lengths of the test problems. Some may have no example.
     """
 
     task: Task
@@ -177,31 +158,35 @@ class Examples:
     lengths: Sequence[int]
 
 
-class HeldOutProblems(Dataset[Batch]):
-    """Dataset of batches of fixed examples with equal length. Every rank gets the same number of batches.
+class HeldOutProblems:
+    """Batches of fixed examples for evaluation, in order. Lightning uses it in place of a `DataLoader`.
 
-    A batch contains the entries of `collate`, and ``index`` (B,) int64, the indices of its examples in all groups. If
-    there are too few batches for all ranks, the missing batches have one row with index -1, which is not scored.
+    A batch has the entries of `collate`, and ``index`` (B,) int64, the index of each example in all groups together.
+    Batch i belongs to rank i modulo the number of ranks. Every rank gets the same number of batches. If there are too
+    few, a batch for padding has one row, whose index is -1 and which is not scored.
 
     Args:
-        groups: Groups of examples with equal length. No batch has examples of two groups.
-        batch_size: Number of rows of a batch.
-        rank: Index of this process, r.
-        world: Number of processes, W; item b of rank r is batch b · W + r.
+        groups: Groups of examples. All examples of a batch are of one group.
+        batch_size: Largest number of rows of a batch.
+        rank: Index of this process.
+        world_size: Number of processes.
     """
 
-    def __init__(self, groups: Sequence[Sequence[Example]], batch_size: int, rank: int, world: int) -> None:
-        self.rank, self.world = rank, world
+    def __init__(self, groups: Sequence[Sequence[Example]], batch_size: int, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
         self.chunks = [group[i : i + batch_size] for group in groups for i in range(0, len(group), batch_size)]
-        self.starts = np.cumsum([0, *map(len, self.chunks)]).tolist()
+        self.starts = np.cumsum([0, *map(len, self.chunks)]).tolist()  # index of each chunk's first example
 
     def __len__(self) -> int:
-        return math.ceil(len(self.chunks) / self.world)
+        return math.ceil(len(self.chunks) / self.world_size)
 
     def __getitem__(self, item: int) -> Batch:
-        batch = item * self.world + self.rank
+        batch = item * self.world_size + self.rank
         if batch >= len(self.chunks):
-            filler = collate(self.chunks[0][:1])
-            return filler | {"scored": filler["scored"] & False, "index": torch.tensor([-1])}
+            padding = collate(self.chunks[0][:1])
+            return padding | {"scored": padding["scored"] & False, "index": torch.tensor([-1])}
         start, chunk = self.starts[batch], self.chunks[batch]
         return collate(chunk) | {"index": torch.arange(start, start + len(chunk))}
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.__getitem__, range(len(self)))

@@ -4,32 +4,39 @@ import numpy as np
 from torch import Tensor
 
 from kerple.tasks.places import LETTER_IDS, in_step, mirrored
-from kerple.tasks.task import Example, Task, check_option, letters_text
+from kerple.tasks.task import Example, Task, check_option
 from kerple.tasks.vocabulary import LETTERS
 
 
 class _LetterTask(Task):
-    """Task on a sequence of random letters, with the option ``symbols``."""
+    """Base class of tasks on a sequence of random letters.
+
+    Args:
+        symbols: Number of different letters, 2 to 52.
+
+    Raises:
+        UserError: ``symbols`` is out of range.
+    """
 
     def __init__(self, symbols: int = 26) -> None:
         check_option(self, "symbols", symbols, 2, len(LETTERS))
         self.symbols = symbols
 
     def letters(self, length: int, rng: np.random.Generator) -> str:
-        """Draw a sequence of this length."""
-        return letters_text(rng.integers(self.symbols, size=length))
+        """Return a random sequence of this length."""
+        return "".join(LETTERS[i] for i in rng.integers(self.symbols, size=length))
 
 
 class Copy(_LetterTask):
     """Repeat the sequence (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``cabb=cabb``.
 
     Args:
-        repeated: Whether the sequence repeats one letter, so that the task is to count. Each length then has one
-            problem per symbol, so that few test problems are left. Reports state their number.
+        repeated: Whether the sequence repeats one letter, so that the task is to count. Each length then has only one
+            problem for each letter, and few test problems. Reports state the number of test problems.
         symbols: Number of different letters, 2 to 52.
 
     Raises:
-        UserError: If symbols is out of range.
+        UserError: ``symbols`` is out of range.
     """
 
     def __init__(self, repeated: bool = False, symbols: int = 26) -> None:
@@ -55,7 +62,7 @@ class Reverse(_LetterTask):
         symbols: Number of different letters, 2 to 52.
 
     Raises:
-        UserError: If symbols is out of range.
+        UserError: ``symbols`` is out of range.
     """
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
@@ -73,7 +80,7 @@ class Sort(_LetterTask):
         symbols: Number of different letters, 2 to 52.
 
     Raises:
-        UserError: If symbols is out of range.
+        UserError: ``symbols`` is out of range.
     """
 
     def example(self, length: int, rng: np.random.Generator) -> Example:

@@ -15,21 +15,20 @@ def characters_to_ids(text: str) -> list[int]:
     """Return the token ids of a text, one per character.
 
     Raises:
-        UserError: If a character is not in `CHARACTERS`.
+        UserError: A character is not in `CHARACTERS`.
     """
     try:
         return [IDS[character] for character in text]
     except KeyError as unknown:
-        raise UserError(f"text: got the character {unknown}, expected one of {CHARACTERS[3:]!r}") from None
+        raise UserError(f"got the character {unknown} in {text!r}, expected one of {CHARACTERS[3:]!r}") from None
 
 
 def ids_to_characters(tokens: list[int]) -> str:
     """Return the text of token ids, without padding.
 
     Raises:
-        UserError: If an id is outside the vocabulary.
+        UserError: An id is not in the vocabulary, such as an id that a model with more ids has generated.
     """
-    outside = [t for t in tokens if not 0 <= t < len(CHARACTERS)]
-    if outside:
-        raise UserError(f"tokens: got id {outside[0]}, expected 0 to {len(CHARACTERS) - 1}")
+    if outside := [t for t in tokens if not 0 <= t < len(CHARACTERS)]:
+        raise UserError(f"tokens: got the id {outside[0]}, expected 0 to {len(CHARACTERS) - 1}")
     return "".join(CHARACTERS[t] for t in tokens if t != PAD_ID)

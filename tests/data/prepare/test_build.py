@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,18 +17,16 @@ from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.cli import inspect, prepare
-from kerple.data.manifest import Manifest, token_dtype
+from kerple.data.manifest import token_dtype
 from kerple.data.prepare import build
 from kerple.data.prepare.documents import split_of
 from kerple.data.shards import BLOCK, Folder, verify
-from tests.data.conftest import write_lines
-
-ROOT = Path(__file__).parents[3]
-Build = Callable[..., Manifest]
+from kerple.data.text import ShardText
+from tests.data.conftest import contents, small_build, write_lines
 
 
-def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, small_build, contents, monkeypatch):
-    """The writes are those of shards, the entry of each part, tokenizer, settings and manifest."""
+def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, monkeypatch):
+    """Shards, descriptions of parts, the tokenizer, settings and the manifest are written."""
     writes, stop_at = 0, 0
 
     def stopping(path: Path, content: bytes | str, durable: bool = True) -> None:
@@ -58,38 +55,40 @@ def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, smal
             shutil.rmtree(folder)
 
 
-def stop_before_the_manifest(small_build: Build, *arguments: Path) -> None:
+def stop_before_the_manifest(*arguments: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_check_reading", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             small_build(*arguments)
 
 
-def test_finished_parts_are_kept_and_other_settings_refused(json_lines, prepared, tmp_path, small_build, monkeypatch):
-    stop_before_the_manifest(small_build, tmp_path, json_lines)
+def test_finished_parts_are_kept_and_other_settings_refused(json_lines, prepared, tmp_path, monkeypatch):
+    stop_before_the_manifest(tmp_path, json_lines)
     monkeypatch.setattr("kerple.data.prepare.workers.tokenise", lambda *_: pytest.fail("tokenised again"))
     with pytest.raises(UserError, match="prepared with other settings: drop_duplicates was False, is True"):
         small_build(tmp_path, json_lines, drop_duplicates=True)
     assert small_build(tmp_path, json_lines).splits == Folder(str(prepared)).manifest.splits
 
 
-def test_a_part_whose_text_changed_while_nothing_was_prepared_is_done_again(documents, tmp_path, small_build):
+def test_a_finished_part_whose_text_has_changed_is_tokenised_again(documents, tmp_path):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
-    stop_before_the_manifest(small_build, tmp_path / "out", corpus)
-    corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # of the same size, and so the same to `state`
+    stop_before_the_manifest(tmp_path / "out", corpus)
+    corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # of the same size, so that the state is equal
     changed = small_build(tmp_path / "out", corpus, tokenizer="bpe")
     assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=str(tmp_path / "out")).splits
 
 
-def test_a_corpus_or_a_split_without_text(documents, tmp_path, small_build, capsys):
+def test_a_corpus_or_a_split_without_text(documents, tmp_path, capsys):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
     with pytest.raises(UserError, match="has no training document"):
         small_build(tmp_path / "out", corpus, tokenizer="bpe", text_field="body", max_dropped_fraction=1.0)
     small_build(tmp_path / "out", corpus, split_fractions=(1.0, 0.0, 0.0))
     assert "out: there is no validation and no test text" in capsys.readouterr().err
+    with pytest.raises(UserError, match="the longest document has 0 tokens"):
+        ShardText(Folder(tmp_path / "out"), "test").document_blocks(8)
 
 
-def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(documents, tmp_path, small_build, capsys):
+def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(documents, tmp_path, capsys):
     corpus = write_lines(tmp_path / "bad.jsonl", documents + documents[:40] + documents[:10])
     unique = small_build(tmp_path / "unique", corpus, drop_duplicates=True)
     assert unique.left_out == {"duplicates": 50}
@@ -105,7 +104,7 @@ def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(doc
     assert manifest.splits == good.splits
 
 
-def test_a_vocabulary_of_more_than_two_bytes_takes_four(prepared, json_lines, tmp_path, small_build, monkeypatch):
+def test_a_vocabulary_of_more_than_two_bytes_takes_four(prepared, json_lines, tmp_path, monkeypatch):
     assert (token_dtype(1 << 16), token_dtype((1 << 16) + 1)) == (np.uint16, np.uint32)
     for module in ("manifest", "prepare.build"):
         monkeypatch.setattr(f"kerple.data.{module}.token_dtype", lambda _: np.dtype("<u4"))
@@ -117,7 +116,7 @@ def test_a_vocabulary_of_more_than_two_bytes_takes_four(prepared, json_lines, tm
     assert tokens[tokens > 0].tolist() == [t for t in expected.read(0, len(expected)).tolist() if t]  # and padding
 
 
-def test_splits_have_their_fractions_and_the_tokenizer_learns_from_training_text_only(tmp_path, small_build):
+def test_splits_have_their_fractions_and_the_tokenizer_learns_from_training_text_only(tmp_path):
     splits = [split_of(str(i).encode(), (0.949, 0.05, 0.001)) for i in range(40_000)]
     assert abs(splits.count("train") / 40_000 - 0.949) < 0.005
     assert abs(splits.count("test") / 40_000 - 0.001) < 0.0008
@@ -131,37 +130,37 @@ def test_splits_have_their_fractions_and_the_tokenizer_learns_from_training_text
     assert not any("ep" in piece or "pt" in piece for piece in learned)
 
 
-def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path, small_build):
+def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path):
     (folder := tmp_path / "corpus").mkdir()
     one, two = (write_lines(folder / f"{name}.jsonl", documents) for name in ("one", "two"))
     small_build(tmp_path / "out", folder)
     os.utime(one, (0, 0))  # a copy is the same corpus
     small_build(tmp_path / "out", folder)
     two.rename(folder / "three.jsonl")
-    with pytest.raises(UserError, match=r"files was '2 files, .* is '2 files, .*\. Give data.directory"):
+    with pytest.raises(UserError, match=r"files was '2 files, .* is '2 files, .*; choose another folder"):
         small_build(tmp_path / "out", folder)
-    shutil.rmtree(folder)  # shards are used where the corpus is not, too
+    shutil.rmtree(folder)  # shards can be used without their corpus
     small_build(tmp_path / "out", folder)
 
 
-def test_a_folder_that_must_not_be_written(json_lines, tmp_path, small_build):
-    with pytest.raises(UserError, match=r"data\.directory: got .*inside of the corpus"):
+def test_a_folder_that_must_not_be_written(json_lines, tmp_path):
+    with pytest.raises(UserError, match=r"data\.directory: got .*inside the corpus"):
         small_build(json_lines / "below" / "shards", json_lines)
     assert not (json_lines / "below").exists()
     directory = tmp_path / "out"
     small_build(directory, json_lines)
     (directory / ".lock").unlink()
-    (directory / ".lock").mkdir()  # no lock can be taken here, not even by root
+    (directory / ".lock").mkdir()  # so that the folder cannot be locked, not even by root
     assert small_build(directory, json_lines).splits["train"].tokens
     with pytest.raises(UserError, match=r"prepared with other settings: vocabulary was 300, is 400"):
         small_build(directory, json_lines, vocabulary=400)
-    (directory / "manifest.json").unlink()  # shards that no preparation left are not written over
+    (directory / "manifest.json").unlink()  # shards without a manifest are not overwritten
     (directory / ".lock").rmdir()
-    with pytest.raises(UserError, match=r"data\.directory: got .*, which has .*\.tar without a manifest"):
+    with pytest.raises(UserError, match=r"data\.directory: .* has .*\.tar but no manifest"):
         small_build(directory, json_lines)
 
 
-def test_the_command_prepares_what_a_configuration_says_and_inspect_shows_it(json_lines, tmp_path, monkeypatch, capsys):
+def test_the_command_prepares_the_corpus_of_a_configuration(json_lines, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(json_lines, "books.d")
     options = "{corpus: elsewhere, vocabulary: 300, prepare_workers: 1, length: 8}"
@@ -183,7 +182,7 @@ PACKED = {"plain": LINES, "gzip": gzip.compress(LINES), "zstd": zstandard.compre
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """Random bytes, or a corpus of some kind with random bytes written over it, cut off or put before it."""
+    """Random bytes, or a corpus in which random bytes are put over a part, at the start, or instead of the end."""
     if draw(st.booleans()):
         return draw(st.binary(max_size=2000))
     content = PACKED[draw(st.sampled_from(sorted(PACKED)))]
@@ -194,20 +193,20 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 @given(name=st.sampled_from(CORPORA), content=damaged(), max_dropped_fraction=st.sampled_from([0.0, 0.01, 1.0]))
 @settings(max_examples=60, deadline=None)
-def test_any_bytes_become_shards_or_one_line(prepared, small_build, name, content, max_dropped_fraction):
+def test_any_bytes_become_shards_or_an_error_of_one_line(prepared, name, content, max_dropped_fraction):
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         corpus, directory = Path(folder, "corpus"), Path(folder, "shards")
         corpus.mkdir()
         (corpus / name).write_bytes(content)
-        manifest, complaint = None, ""
+        manifest, message = None, ""
         options = {"tokenizer": str(prepared), "max_dropped_fraction": max_dropped_fraction}
         try:
             manifest = small_build(directory, corpus, **options)
         except UserError as error:
-            complaint = str(error)
+            message = str(error)
         if manifest is None:
-            assert len(complaint.splitlines()) == 1
+            assert len(message.splitlines()) == 1
             assert not (directory / "manifest.json").exists()
         else:
             verify(Folder(str(directory)))

@@ -32,17 +32,18 @@ def read(corpus: Path | str, text_field: str = "text") -> list[str]:
     return [document.text if isinstance(document, Document) else document.reason for document in documents]
 
 
-def test_json_lines_plain_and_compressed_and_not_with_text_files(tmp_path):
+def test_json_lines_may_be_compressed_but_not_mixed_with_text_files(tmp_path):
     half = LINES.index(b"\n", len(LINES) // 2) + 1
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(LINES))
     compress = zstandard.ZstdCompressor().compress
-    (tmp_path / "c.jsonl.zst").write_bytes(compress(LINES[:half]) + compress(LINES[half:]))  # two frames, as of pzstd
+    two_frames = compress(LINES[:half]) + compress(LINES[half:])  # as pzstd writes them
+    (tmp_path / "c.jsonl.zst").write_bytes(two_frames)
     for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst"):
         assert read(tmp_path / name) == TEXTS
     assert read(tmp_path) == TEXTS * 3
     (tmp_path / "README.md").write_text("about it")
-    with pytest.raises(UserError, match=r"got .*a\.jsonl, expected one format; .* such as '.*/\*\.jsonl'"):
+    with pytest.raises(UserError, match=r"got .*a\.jsonl, expected only text files, .* such as '.*/\*\.jsonl'"):
         read(tmp_path)
     assert read(tmp_path / "*.gz") == TEXTS
     assert read(f"file://{tmp_path}/a.jsonl") == TEXTS
@@ -51,14 +52,14 @@ def test_json_lines_plain_and_compressed_and_not_with_text_files(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "pack"), [("all.tar", bytes), ("all.tgz", gzip.compress)])
-def test_a_tar_of_json_lines_passes_by_what_is_no_file(tmp_path, name, pack):
+def test_a_tar_of_json_lines_and_text_files_without_links(tmp_path, name, pack):
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for member_name, content in (
             ("x/1.jsonl.zst", zstandard.compress(LINES)),
             ("x/2.jsonl", LINES),
             ("x/3.txt", b"plain"),
-            ("../4.txt", b"outside"),  # a name only: nothing is ever extracted
+            ("../4.txt", b"outside"),  # only a name: members are not extracted to the disk
         ):
             member = tarfile.TarInfo(member_name)
             member.size = len(content)
@@ -69,7 +70,7 @@ def test_a_tar_of_json_lines_passes_by_what_is_no_file(tmp_path, name, pack):
     (tmp_path / name).write_bytes(pack(packed.getvalue()))
     assert read(tmp_path / name) == [*TEXTS, *TEXTS, "plain", "outside"]
     (tmp_path / name).write_bytes(pack(packed.getvalue()[:2000]))
-    with pytest.raises(UserError, match=rf"{name}: is not a tar file that can be read to its end"):
+    with pytest.raises(UserError, match=rf"{name} cannot be read as a tar file to its end"):
         read(tmp_path / name)
 
 
@@ -90,7 +91,7 @@ def test_a_corpus_at_a_url(tmp_path):
         corpus = f"http://127.0.0.1:{server.server_port}/c.jsonl?download=1"
         assert read(corpus) == TEXTS
         assert find_corpus(corpus).state() is None
-        with pytest.raises(UserError, match=r"/none\.jsonl.*: cannot be read"):
+        with pytest.raises(UserError, match=r"/none\.jsonl.* cannot be read"):
             read(corpus.replace("c.jsonl", "none.jsonl"))
         server.shutdown()
 
@@ -117,7 +118,7 @@ def test_a_link_is_read_unless_it_leaves_the_corpus_or_is_broken(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["txt.gz", "jsonl.gz", "tar.gz"])
-def test_a_document_that_does_not_fit_into_memory_is_one_line(tmp_path, monkeypatch, ending):
+def test_a_document_that_does_not_fit_into_memory_is_an_error_of_one_line(tmp_path, monkeypatch, ending):
     class Endless(io.BytesIO):
         def read(self, *size: object) -> bytes:
             raise MemoryError
@@ -131,7 +132,7 @@ def test_a_document_that_does_not_fit_into_memory_is_one_line(tmp_path, monkeypa
 
 
 def test_a_pipe_and_a_closed_folder_are_named(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "pipe.txt")  # which would never end
+    os.mkfifo(tmp_path / "pipe.txt")  # reading it would never end
     for corpus in ("", "*.txt", "pipe.txt"):
         with pytest.raises(UserError, match=r"pipe\.txt is not a regular file"):
             read(tmp_path / corpus)
@@ -139,7 +140,7 @@ def test_a_pipe_and_a_closed_folder_are_named(tmp_path, monkeypatch):
     scan = os.scandir
 
     def refuse(path: str) -> object:
-        if str(path).endswith("closed"):  # to root no folder is closed
+        if str(path).endswith("closed"):  # a real permission would not stop root
             raise PermissionError(13, "Permission denied", path)
         return scan(path)
 
@@ -167,7 +168,7 @@ LINES_OF_JSON = {
 }  # fmt: skip
 
 
-def test_what_a_line_of_json_may_be():
+def test_documents_and_faults_of_lines_of_json():
     entries = list(read_lines(io.BytesIO(b"\n".join(LINES_OF_JSON)), "x", "text"))
     found = [entry.text if isinstance(entry, Document) else entry.reason for entry in entries]
     assert found == list(LINES_OF_JSON.values())
@@ -180,25 +181,25 @@ def test_parquet(tmp_path):
     parquet.write_table(pyarrow.table({"text": [*TEXTS, None], "n": list(range(26))}), tmp_path / "a.parquet")
     parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "b.parquet")
     assert read(tmp_path) == [*TEXTS, "no text", "good", "not Unicode", "better"]
-    with pytest.raises(UserError, match=r"a\.parquet: .*'body'"):
+    with pytest.raises(UserError, match=r"a\.parquet cannot be read .*'body'"):
         read(tmp_path, "body")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(UserError, match=r"a\.parquet"):
         read(tmp_path)
 
 
-def test_a_dataset_of_the_hub_is_streamed_and_leaves_nothing_if_it_cannot_be(tmp_path, monkeypatch):
+def test_a_dataset_of_the_hub_is_streamed_and_no_folder_is_made_if_that_is_impossible(tmp_path, monkeypatch):
     def load_dataset(path: str, config: str | None, *, split: str, streaming: bool) -> list[dict[str, str]]:
         assert (path, config, split, streaming) == ("org/name", "en", "train", True)
         return [{"text": text} for text in TEXTS]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
     assert read("hf:org/name:en") == TEXTS
-    with pytest.raises(UserError, match=r"text_field: got 'body', hf:org/name:en has text"):
+    with pytest.raises(UserError, match=r"text_field: got 'body', but hf:org/name:en has text"):
         read("hf:org/name:en", "body")
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="datasets"):  # which the command line prints as one line
+    with pytest.raises(ModuleNotFoundError, match="datasets"):  # the command line prints it as one line
         prepare(ShardOptions("hf:org/name"))
     assert not list(tmp_path.iterdir())
 

@@ -27,7 +27,7 @@ CODE = {
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A folder of three wheels, which stands for pip's index, and the list of them."""
+    """A folder of three wheels, from which pip downloads, and a list of them."""
     lines = []
     (tmp_path / "index").mkdir()
     for (name, files), about in zip(CODE.items(), ("train demo", "test demo", "validation"), strict=True):
@@ -51,7 +51,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def test_files_come_with_package_and_split_and_without_copies(index, tmp_path):
+def test_files_of_wheels_have_package_and_split_and_copies_are_left_out(index, tmp_path):
     reading = Reading(CORPORA["code"](tmp_path / "here"), (1.0, 0.0, 0.0))
     assert {(d.name, d.text, d.group, d.split) for d in reading} == {
         ("apple/core.py", "def bite():\n    return 'apple'\n", "apple", "train"),
@@ -60,12 +60,12 @@ def test_files_come_with_package_and_split_and_without_copies(index, tmp_path):
     }
     assert reading.left_out == {"generated": 2, "not Unicode": 1, "duplicates": 1}
     entries = list(read_wheels(read_list(demo=False), tmp_path / "here"))
-    assert entries == list(read_wheels(read_list(demo=False), index))  # from a folder that has them, and in that order
+    assert entries == list(read_wheels(read_list(demo=False), index))  # the same from a folder of wheels
     assert {d.group for d in read_wheels(read_list(demo=True), index) if isinstance(d, Document)} == {"apple", "pear"}
 
 
-def test_what_cannot_be_fetched_is_one_line_and_what_came_is_kept(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(wheels, "AT_ONCE", 2)
+def test_a_failed_download_is_an_error_of_one_line_and_complete_files_are_kept(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(wheels, "WHEELS_PER_CALL", 2)
     here, plum = tmp_path / "here", index / "plum-1.0-py3-none-any.whl"
     whole = plum.read_bytes()
     for content, message in ((whole + b"other", "DO NOT MATCH THE HASHES"), (None, "Could not find a version")):
@@ -76,7 +76,7 @@ def test_what_cannot_be_fetched_is_one_line_and_what_came_is_kept(index, tmp_pat
         assert files(here) == ["apple-1.0-py3-none-any.whl", "pear-1.0-py3-none-any.whl"]
     plum.write_bytes(whole)
     (here / "pear-1.0-py3-none-any.whl").write_bytes(b"half a downl")
-    (index / "apple-1.0-py3-none-any.whl").unlink()  # it has come and is not asked for again
+    (index / "apple-1.0-py3-none-any.whl").unlink()  # it was downloaded before, and is not requested again
     list(read_wheels(read_list(demo=False), here))
     assert files(here) == [f"{name}-1.0-py3-none-any.whl" for name in CODE]
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
@@ -89,7 +89,7 @@ CLEAN = {"rfc7": "Seven is\na number.\n", "rfc12": "Twelve, naïve.\n", "rfc30":
 
 @pytest.fixture
 def apt(tmp_path, monkeypatch):
-    """A folder of RFCs that an apt-get of our own has as a package, and a list of them; sources have one section."""
+    """A list of RFCs, and a program apt-get that downloads them as a package; the sources have only main."""
     monkeypatch.setattr(rfc, "LIST", tmp_path / "rfc.txt")
     checksums = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in CLEAN.items()}
     checksums["rfc30"] += " rfc7"  # which it obsoletes
@@ -123,7 +123,7 @@ def apt(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="needs dpkg-deb of Debian")
-def test_rfcs_come_from_debians_packages_once(apt):
+def test_rfcs_are_downloaded_once_from_debians_packages(apt):
     folder = apt / "cache/rfc"
     (apt / "offline").touch()
     with pytest.raises(UserError, match=r"data\.corpus: .*\(no network\).*start again.*data\.source"):
@@ -139,7 +139,7 @@ def test_rfcs_come_from_debians_packages_once(apt):
     assert (apt / "calls").read_text() == calls  # nothing is fetched again
 
 
-def test_a_folder_of_ones_own_is_taken_and_what_it_lacks_is_named(apt, monkeypatch):
+def test_rfcs_of_a_users_folder_are_read_and_missing_ones_are_named(apt, monkeypatch):
     folder = apt / "mine"
     folder.mkdir()
     for name, text in TEXTS.items():
@@ -155,14 +155,14 @@ def test_a_folder_of_ones_own_is_taken_and_what_it_lacks_is_named(apt, monkeypat
         splits.add(documents["rfc7.txt"].split)
     assert splits == {"train", "validation"}
     (folder / "rfc30.txt").write_text("Thirty-one.\n")
-    with pytest.raises(UserError, match=r"data\.source: .*rfc30\.txt has another checksum"):
+    with pytest.raises(UserError, match=r"data\.source: .*rfc30\.txt differs from the text in the list"):
         list(read_rfcs(folder))
     (folder / "rfc30.txt").unlink()
     monkeypatch.setenv("PATH", str(apt))
     with pytest.raises(UserError, match=r"data\.corpus: got rfc, which needs Debian's apt-get.*data\.source"):
         list(read_rfcs(folder))
     monkeypatch.setattr(rfc, "fetch_rfcs", lambda folder: None)
-    with pytest.raises(UserError, match=r"data\.source: .*mine lacks rfc30: 1 of 3 RFCs; set data\.source to a folder"):
+    with pytest.raises(UserError, match=r"data\.source: .*mine, which lacks 1 of 3 RFCs: rfc30; set data\.source"):
         list(read_rfcs(folder))
 
 
@@ -187,7 +187,7 @@ def test_pages_of_an_rfc_become_one_text():
     assert without_pages(text) == expected
     assert without_pages(text.replace("\f", "")) == expected
     assert without_pages("One page.\n\n\n\nOf a new RFC.\n") == "One page.\n\nOf a new RFC.\n"
-    assert without_pages("a\n\fa\n\fb\n") == "a\na\nb\n"  # twice is no running head
+    assert without_pages("a\n\fa\n\fb\n") == "a\na\nb\n"  # a line on two pages is not a running head
 
 
 TABLE = "".join(f"    0x{i:08x}: ('NAME_{i}', \"what it says, number {i}\"),\n" for i in range(200))
@@ -195,8 +195,8 @@ PAIRS = [a + b for a in "abcdefgh" for b in "abcdefgh"]
 HAND = "".join(f"def {a}{b}(x):\n    return {a}.{b}(x, {b})\n" for a in ("to", "at", "by") for b in PAIRS)
 
 
-def test_what_counts_as_generated():
-    assert len(HAND) > 4000  # or it would be too short to be judged
+def test_generated_files_are_recognised():
+    assert len(HAND) > 4000  # shorter files are never generated tables
     assert is_generated("p/a.py", TABLE)
     assert is_generated("p/a.py", f"x = '{'y ' * 2600}'\n")
     short, late = TABLE[:3000], "x = 1\n" * 400 + "# generated by hand\n"

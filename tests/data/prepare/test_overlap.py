@@ -20,17 +20,17 @@ def shards(documents: list[list[int]], cuts: list[int]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("chunk", [1 << 22, 7, 100])
-def test_fractions_are_those_of_a_loop_over_sets(chunk, monkeypatch):
+def test_fractions_equal_those_of_a_loop_over_sets(chunk, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", chunk)
     draw = np.random.default_rng(0)
     training = [draw.integers(1, 5, size).tolist() for size in (300, 10, 700, 33, 31, 500)]
     fresh = [draw.integers(1, 5, size).tolist() for size in (200, 31, 32, 5, 90)]
     test = [
         *fresh,
-        training[2][100:200],  # all of it stands in a training document
+        training[2][100:200],  # all of its runs occur in a training document
         fresh[0][:50] + training[0][:60] + training[0][100:145],
         training[3],
-        training[0][-20:] + training[1],  # across the end of a document, which is no run
+        training[0][-20:] + training[1],  # not a run, because a training document ends in between
         [*training[5][:40], 4, *training[5][40:80]],
     ]
     expected = fractions_by_loop(test, training)

@@ -9,6 +9,7 @@ import pytest
 
 from kerple.base.errors import UserError
 from kerple.data.prepare import workers
+from tests.data.conftest import contents, small_build
 
 
 def die(*_: object) -> None:
@@ -16,21 +17,22 @@ def die(*_: object) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_of_which_one_dies_and_the_next_start(json_lines, prepared, tmp_path, small_build, contents):
+def test_a_preparation_in_which_a_process_dies_is_continued(json_lines, prepared, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "tokenise", die)
-        with pytest.raises(UserError, match=r"data\.prepare_workers: got 2, of which one died"):
+        with pytest.raises(UserError, match=r"data\.prepare_workers: got 2, one of which ended unexpectedly"):
             small_build(tmp_path, json_lines, prepare_workers=2)
     small_build(tmp_path, json_lines, prepare_workers=2)
     assert contents(tmp_path) == contents(prepared)
 
 
-def test_processes_end_with_a_preparation_that_is_killed(json_lines, tmp_path):
+def test_processes_end_if_the_preparation_is_killed(json_lines, tmp_path):
     code = (
-        "import sys, time; from kerple.data.prepare import workers\n"
+        "import time; from kerple.data.prepare import workers\n"
+        "def parts():\n"
+        "    yield 0, []; print('started', flush=True); time.sleep(60)\n"
         "if __name__ == '__main__':\n"
-        "    with workers.tokenising(2) as (submit, _):\n"
-        "        submit(*'ab'); print('here', flush=True); time.sleep(60)"
+        "    list(workers.tokenise_parts(2, None, parts()))"
     )
     (tmp_path / "main.py").write_text(code)
     environment = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
@@ -38,7 +40,7 @@ def test_processes_end_with_a_preparation_that_is_killed(json_lines, tmp_path):
     assert process.stdout is not None
     process.stdout.readline()
     running: list[psutil.Process] = []
-    while len(running) < 2:  # one is Python's tracker of resources
+    while len(running) < 2:  # one of them is Python's resource tracker
         running = psutil.Process(process.pid).children(recursive=True)
         time.sleep(0.1)
     time.sleep(1)

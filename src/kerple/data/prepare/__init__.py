@@ -1,1 +1,1 @@
-"""Preparation of a corpus: its tokenisation into the shards that `kerple.data` reads."""
+"""Preparation of a corpus: reads its documents, tokenises them, and writes the shards that `kerple.data` reads."""

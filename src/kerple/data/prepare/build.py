@@ -1,8 +1,9 @@
-"""`prepare`: writes the shards of a corpus in parallel; their bytes do not depend on the number of workers.
+"""`prepare`: tokenises a corpus in parallel and writes its shards.
 
-One process reads the documents and divides them into parts, whose boundaries depend only on the corpus. A worker
-tokenises each part, and part n becomes shard n of each split. An interrupted preparation reads the corpus again, and
-tokenises the missing parts.
+One process reads the documents and divides them into parts. The boundaries of the parts depend only on the corpus, so
+that the shards do not depend on the number of workers. Each part is tokenised by one worker, and the documents of part
+n become shard n of their split. If a preparation is interrupted, the next one reads the whole corpus again, but
+tokenises only the missing parts.
 """
 
 import hashlib
@@ -10,9 +11,8 @@ import json
 import multiprocessing
 import shutil
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,36 +31,38 @@ from kerple.data.prepare.corpora import Corpus, find_corpus
 from kerple.data.prepare.documents import Reading, cut_into_parts
 from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
-from kerple.data.prepare.workers import Encoded, Encoder, tokenising
-from kerple.data.shards import Folder, Tokens, read_shards, token_checksum, write_shard
+from kerple.data.prepare.workers import Encoder, tokenise_parts
+from kerple.data.shards import Folder, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
-TRAINING_BYTES = 10**8  # bytes of the training split that a tokenizer is trained on
-SHIPPED = Path(__file__).parents[1] / "tokenizers"  # tokenizers of `code` and `rfc`
-PARTS = "parts"  # folder with the settings and a file for each finished part, which is removed at the end
+TRAINING_BYTES = 10**8  # bytes of the training split on which a tokenizer is trained
+SHIPPED = Path(__file__).parents[1] / "tokenizers"  # trained tokenizers of `code` and `rfc`
+PARTS = "parts"  # folder with the settings and a file for each finished part; it is deleted after the preparation
 
 
 def prepare(options: ShardOptions) -> Manifest:
-    """Prepare the shards in ``options.location`` unless they exist; an interrupted preparation is continued.
+    """Prepare the shards in ``options.location`` and return their manifest. Existing shards are only checked.
 
-    Several processes may call this at the same time: one of them prepares, and the others wait.
+    An interrupted preparation is continued. Several processes may call this at the same time: one of them prepares, and
+    the others wait.
 
     Args:
         options: Options of the preparation.
 
     Raises:
-        UserError: The corpus or the tokenizer cannot be used, the corpus has no document or too many faulty ones, or
+        UserError: The corpus or the tokenizer cannot be used, the corpus has no document or too many unusable ones, or
             the folder was prepared with other options or from other files.
     """
     directory = Path(options.location)
-    # a finished folder is not locked, because it may not be writable
+    # a finished folder is not locked, because a lock needs permission to write
     if (directory / MANIFEST_FILE).exists():
-        shutil.rmtree(directory / PARTS, ignore_errors=True)  # left by a killed process
+        shutil.rmtree(directory / PARTS, ignore_errors=True)  # a process may have been killed before it did this
         return check_prepared(options)
     assert options.corpus is not None
     if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):
-        raise UserError(f"data.directory: got {directory}, inside of the corpus {options.corpus}; choose another")
-    corpus = find_corpus(options.corpus, options.text_field, options.fetched)  # before the folder is made
+        raise UserError(f"data.directory: got {directory}, inside the corpus {options.corpus}; choose another folder")
+    # before the folder of the shards is made, so that a mistake in data.corpus leaves no folder
+    corpus = find_corpus(options.corpus, options.text_field, options.fetched)
     with _locked(directory):
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
@@ -75,7 +77,7 @@ def prepare(options: ShardOptions) -> Manifest:
         splits = {}
         for name in SPLITS:
             shards = tuple(Shard(part[name]["tokens"], part[name]["sha256"]) for part in parts)
-            documents, size = (sum(part[name][what] for part in parts) for what in ("documents", "bytes"))
+            documents, size = (sum(part[name][key] for part in parts) for key in ("documents", "bytes"))
             splits[name] = Split(shards, documents, size, token_checksum(directory, name, shards, encoder.dtype))
         manifest = Manifest(
             vocabulary,
@@ -89,48 +91,56 @@ def prepare(options: ShardOptions) -> Manifest:
         )
         manifest.write(directory)
         shutil.rmtree(directory / PARTS, ignore_errors=True)
-    tokens, documents = (sum(getattr(s, what) for s in splits.values()) for what in ("tokens", "documents"))
+    tokens, documents = (sum(getattr(split, key) for split in splits.values()) for key in ("tokens", "documents"))
     summary = f"{options.location}: prepared {tokens:,} tokens of {documents:,} documents"
     print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
-    if none := " and no ".join(name for name, split in splits.items() if not split.documents):
+    if empty := " and no ".join(name for name, split in splits.items() if not split.documents):
         advice = "add documents, or set data.split_fractions"
-        print(f"{options.location}: there is no {none} text; {advice}", file=sys.stderr)
+        print(f"{options.location}: there is no {empty} text; {advice}", file=sys.stderr)
     return manifest
 
 
 def check_corpus(options: ShardOptions) -> None:
-    """Raise a UserError if the shards are missing and their corpus does not exist."""
+    """Raise a UserError if the shards have not been prepared and their corpus does not exist."""
     if options.corpus is not None and not Path(options.location, MANIFEST_FILE).exists():
         find_corpus(options.corpus, options.text_field, options.fetched)
 
 
 def check_prepared(options: ShardOptions) -> Manifest:
-    """The manifest of a prepared folder, after comparing its settings with these options and the files of the corpus.
+    """Return the manifest of a prepared folder, after comparing it with the options and the files of the corpus.
+
+    The files of remote corpora, and of corpora that do not exist on this machine, are not compared.
 
     Raises:
-        UserError: There is no manifest, or the options or the files differ; the message names the differences.
+        UserError: There is no manifest, or the options or the files differ. The message names the differences.
     """
     manifest = Folder(options.location).manifest
     settings = options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
-        with suppress(UserError):  # the shards can be used on a machine without the corpus
+        with suppress(UserError):  # shards can be used on a machine without the corpus
             settings["files"] = find_corpus(options.corpus, options.text_field, options.fetched).state()
-    _refuse_other(options.location, manifest.settings, settings)
+    _compare_settings(options.location, manifest.settings, settings)
     return manifest
 
 
-def _refuse_other(location: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _compare_settings(location: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise a UserError if a folder was prepared with other values of the settings ``now``."""
     changes = [f"{name} was {before.get(name)!r}, is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changes:
-        advice = "Give data.directory another folder, or delete this one; data.corpus: null omits this check"
-        raise UserError(f"{location}: was prepared with other settings: {'; '.join(changes)}. {advice}")
+        given = f"got {location}, which was prepared with other settings: {'; '.join(changes)}"
+        advice = "choose another folder, delete this one, or set data.corpus: null to use it without this check"
+        raise UserError(f"data.directory: {given}; {advice}")
 
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Make and lock the folder."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # in a spawned worker
-        raise UserError('data: a script that prepares shards needs `if __name__ == "__main__":` around its statements')
+    """Make the folder, and hold its lock within the context.
+
+    Raises:
+        UserError: A worker process calls this, the folder cannot be written to, or memory runs out within the context.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker that imports the main script
+        raise UserError('data: a script that prepares shards needs `if __name__ == "__main__":`, as workers import it')
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(directory / ".lock").acquire()
@@ -146,18 +156,24 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a preparation, which is trained or loaded once and then read from the folder.
+    """Return the tokenizer of a preparation. It is trained or loaded once, and then read from the folder of the shards.
+
+    Args:
+        directory: Folder of the shards.
+        options: Options of the preparation.
+        corpus: The corpus.
+        settings: Settings of the preparation, to be compared with those of an interrupted one.
 
     Raises:
-        UserError: The folder has shards without a manifest or an unfinished preparation with other settings, or the
-            tokenizer cannot be loaded or has too many entries.
+        UserError: The folder has shards without a manifest or an unfinished preparation with other settings, the corpus
+            has no training document, or the tokenizer cannot be loaded or has too many entries.
     """
     unfinished = directory / PARTS / "settings.json"
     if unfinished.exists():
-        _refuse_other(options.location, read_mapping(unfinished), settings)
+        _compare_settings(options.location, read_mapping(unfinished), settings)
         return load_tokenizer(str(directory))
     for shard in directory.glob("*.tar"):
-        raise UserError(f"data.directory: got {directory}, which has {shard.name} without a manifest; choose another")
+        raise UserError(f"data.directory: {directory} has {shard.name} but no manifest; choose another folder")
     shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
     if options.tokenizer == TRAINED_HERE and not shipped.exists():
         reading = Reading(corpus, options.split_fractions)
@@ -165,19 +181,19 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
         if (first := next(texts, None)) is None:
             reasons = reading.reasons() or "it is empty, or too small"
             given = f"got {options.corpus!r}, which has no training document for a tokenizer: {reasons}"
-            raise UserError(f"data.corpus: {given}; set data.text_field, split_fractions or tokenizer")
+            raise UserError(f"data.corpus: {given}; set data.text_field, data.split_fractions or data.tokenizer")
         tokenizer = train_tokenizer(chain([first], texts), options.vocabulary)
     else:
         tokenizer = load_tokenizer(str(shipped) if shipped.exists() else options.tokenizer)
     if (size := vocabulary_size(tokenizer)) > options.vocabulary:
-        raise UserError(f"data.vocabulary: got {options.vocabulary}, but {options.tokenizer!r} has {size} entries")
+        raise UserError(f"data.vocabulary: got {options.vocabulary}, expected at least {size}, as the tokenizer has")
     write(directory / "tokenizer.json", tokenizer.to_str())
     write(unfinished, json.dumps(settings))
     return tokenizer
 
 
 def _training_texts(reading: Reading) -> Iterator[str]:
-    """Yield texts of the training split, up to `TRAINING_BYTES` in all."""
+    """Yield texts of the training split until they have `TRAINING_BYTES` bytes in all."""
     size = 0
     for document in tqdm(reading, desc="training the tokenizer", unit=" documents", delay=1):
         if document.split == "train":
@@ -188,49 +204,43 @@ def _training_texts(reading: Reading) -> Iterator[str]:
 
 
 def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, reading: Reading) -> list[dict[str, Any]]:
-    """Tokenise the unfinished parts, and return the entries of each part by split."""
+    """Write the shards of the unfinished parts, and return a description of each part.
+
+    A description has the checksum of the part's documents (``texts``), and for each split the fields of its `Shard`,
+    the number of documents and their bytes. It is stored in `PARTS`.
+    """
     paths = list[Path]()
-    waiting = deque[tuple[int, str, Callable[[], dict[str, Encoded]]]]()
     tokens = 0
-    with (
-        tqdm(total=reading.corpus.size(), desc="tokenising", unit="B", unit_scale=True) as bar,
-        tokenising(options.prepare_workers) as (submit, workers),
-    ):
 
-        def write_next() -> None:
-            nonlocal tokens
-            number, checksum, result = waiting.popleft()
-            done: dict[str, Any] = {"texts": checksum}
-            for name, (ids, count, size) in result().items():
-                shard = write_shard(directory, name, number, ids)
-                done[name] = vars(shard) | {"documents": count, "bytes": size}
-                tokens += len(ids)
-            write(paths[number], json.dumps(done))
-            bar.set_postfix_str(f"{tokens / 1e6:.1f} Mtok")
-
+    def unfinished() -> Iterator[tuple[tuple[int, str], list[Document]]]:
         for number, documents in enumerate(cut_into_parts(reading)):
             paths.append(directory / PARTS / f"{number:05d}.json")
             checksum = hashlib.blake2b("\0".join(f"{d.split}\0{d.text}" for d in documents).encode()).hexdigest()
-            # a finished part is repeated if its documents have changed since
+            # a finished part is written again if its documents have changed
             if not paths[number].exists() or read_mapping(paths[number])["texts"] != checksum:
-                waiting.append((number, checksum, submit(encoder, documents)))
+                yield (number, checksum), documents
             bar.update(reading.used_bytes + reading.lost_bytes - bar.n)
-            if len(waiting) > workers:
-                write_next()
-        while waiting:
-            write_next()
+
+    with (
+        tqdm(total=reading.corpus.size(), desc="tokenising", unit="B", unit_scale=True) as bar,
+        closing(tokenise_parts(options.prepare_workers, encoder, unfinished())) as results,
+    ):
+        for (number, checksum), splits in results:
+            part: dict[str, Any] = {"texts": checksum}
+            for name, (ids, count, size) in splits.items():
+                part[name] = vars(write_shard(directory, name, number, ids)) | {"documents": count, "bytes": size}
+                tokens += len(ids)
+            write(paths[number], json.dumps(part))
+            bar.set_postfix_str(f"{tokens / 1e6:.1f} Mtok")
     return [read_mapping(path) for path in paths]
 
 
 def _write_test_documents(
     directory: Path, splits: dict[str, Split], encoder: Encoder, documents: list[Document]
 ) -> str:
-    """Write the table of the test documents with their overlaps with the training text; return its sha256."""
-
-    def tokens(split: str) -> Iterator[Tokens]:
-        return read_shards(directory, split, splits[split].shards, encoder.dtype)
-
-    fractions = overlap(tokens("test"), tokens("train"), encoder.end_of_text).round(6)
+    """Write the table of the test documents with their overlaps (see `overlap`), and return the sha256 of its file."""
+    test, training = (read_shards(directory, name, splits[name].shards, encoder.dtype) for name in ("test", "train"))
+    fractions = overlap(test, training, encoder.end_of_text).round(6)
     names = (document.name.encode("utf-8", "replace").decode() for document in documents)  # a path may not be Unicode
     rows = zip(names, (document.group for document in documents), fractions, strict=True)
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -239,16 +249,17 @@ def _write_test_documents(
 
 
 def _check_reading(options: ShardOptions, reading: Reading) -> None:
-    """Check that a corpus has documents, few faulty ones, and the expected checksum."""
+    """Raise a UserError if a corpus has no documents, too many unusable ones, or not the expected checksum."""
     if not reading.used_bytes:
-        shutil.rmtree(Path(options.location, PARTS))  # they belong to this state of the corpus
+        shutil.rmtree(Path(options.location, PARTS))  # so that a corrected corpus can be prepared
         given = f"got {options.corpus!r}, which has no document that can be used: {reading.reasons() or 'it is empty'}"
         raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of the text column")
     fraction = reading.lost_bytes / (reading.lost_bytes + reading.used_bytes)
     if fraction > options.max_dropped_fraction:
         given = f"got {options.max_dropped_fraction}, but {fraction:.2g} of {options.corpus!r} cannot be used"
-        advice = f"repair the corpus and delete {options.location}, or raise data.max_dropped_fraction"
+        advice = f"repair the corpus and delete {options.location}, or increase data.max_dropped_fraction"
         raise UserError(f"data.max_dropped_fraction: {given}: {reading.reasons()}; {advice}")
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
         given = f"got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}"
-        raise UserError(f"data.corpus: {given}; delete the folder to which it was fetched and repeat, or report it")
+        advice = f"delete its files in {options.fetched} and run the command again; if this does not help, report it"
+        raise UserError(f"data.corpus: {given}; {advice}")

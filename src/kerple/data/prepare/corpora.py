@@ -1,41 +1,41 @@
 """Corpora: sources of documents, built-in or named by a path.
 
-A corpus has a function that yields its documents, in the same order on every call. A new built-in corpus needs such a
-function and an entry in `CORPORA`.
+A corpus has a function that yields its documents, in the same order in every call. To add a built-in corpus, write such
+a function, and add an entry to `CORPORA`.
 """
 
 import hashlib
 import os
 import random
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from kerple.base.errors import UserError
 from kerple.data.input_files import is_remote
 from kerple.data.options import HUB
-from kerple.data.prepare.readers import Document, Fault, dataset, list_files, read_files, read_text
+from kerple.data.prepare.readers import Document, Fault, dataset, list_files, read_files
 from kerple.data.prepare.rfc import read_rfcs
 from kerple.data.prepare.wheels import read_list, read_wheels
 
-FILE_ORDER = 0  # seed of the shuffle of files
-# checksums of the texts of fetched corpora, see `Manifest`
+FILE_ORDER = 0  # seed of the shuffle of the standard library's files
+# checksums of the texts of built-in corpora, as in `Manifest.text`
 CODE = "1971f33401c2326b7f4f6e6ba1fb21a1e7c153cf5ce7e266b4d138eda863d7d4"
 CODE_DEMO = "55b3706fbfcbb02bdd667a48f6756ba6e9a345801b65ef62e5c38a0e59628491"
 RFC = "00aa37f481a0dc9ac567be82780beac040b1b56dc29ce51a2fa07741896b9f20"
-COMPRESSED = (".zst", ".gz", ".tgz", ".parquet")
+COMPRESSED = (".zst", ".gz", ".tgz", ".parquet")  # extensions of files whose size is not the size of their text
 
 
 class Corpus(NamedTuple):
-    """A corpus.
+    """A source of documents.
 
     Attributes:
-        documents: Yields the documents, and a `Fault` for each document that cannot be read.
-        files: Paths of the files of the corpus; empty if they are not known.
-        text: Expected checksum of the text of a fetched corpus, see `Manifest`.
-        text_bytes: Bytes of this text.
-        drop_duplicates: Whether only the first of several documents with equal text belongs to the corpus.
+        documents: Yields the documents, and a `Fault` for each document that cannot be used.
+        files: Paths or URLs of the files of the corpus; empty for fetched corpora and datasets.
+        text: Checksum that the text of a fetched corpus must have (`Manifest.text`); None for other corpora.
+        text_bytes: Number of bytes of this text.
+        drop_duplicates: Whether documents whose text equals that of an earlier document are always dropped.
     """
 
     documents: Callable[[], Iterator[Document | Fault]]
@@ -45,33 +45,31 @@ class Corpus(NamedTuple):
     drop_duplicates: bool = False
 
     def state(self) -> str | None:
-        """Number and bytes of the files, and a checksum of their names and sizes.
+        """Return the number of files, their bytes, and a checksum of their names and sizes.
 
-        An edit that keeps the size is not noticed. The state of a remote corpus is the expected checksum, or None.
+        A change of a file that keeps its size does not change the state. For a corpus without local files, the state is
+        the expected checksum of its text, or None.
         """
         if not self.files or is_remote(self.files[0]):
             return self.text
         sizes = [os.stat(path).st_size for path in self.files]
-        digest = hashlib.sha256()
-        for path, size in zip(self.files, sizes, strict=True):
-            digest.update(os.fsencode(f"{os.path.basename(path)}\0{size}\0"))
-        return f"{len(sizes)} files, {sum(sizes)} bytes, {digest.hexdigest()[:16]}"
+        names = "".join(f"{os.path.basename(path)}\0{size}\0" for path, size in zip(self.files, sizes, strict=True))
+        return f"{len(sizes)} files, {sum(sizes)} bytes, {hashlib.sha256(os.fsencode(names)).hexdigest()[:16]}"
 
     def size(self) -> int | None:
-        """Bytes of text for the progress bar; None if they are not known before reading."""
+        """Return the number of bytes of text for the progress bar; None if it is not known before reading."""
         if not self.files or any(is_remote(path) or path.endswith(COMPRESSED) for path in self.files):
             return self.text_bytes
         return sum(os.stat(path).st_size for path in self.files)
 
 
-def text_files(paths: Iterable[str]) -> Corpus:
-    """A corpus of text files in this order; each file is one document."""
-    paths = list(paths)
-    return Corpus(lambda: map(read_text, paths), paths)
+def file_corpus(files: list[str], text_field: str = "") -> Corpus:
+    """Return the corpus of the documents that `read_files` yields for these arguments."""
+    return Corpus(lambda: read_files(files, text_field), files)
 
 
 def standard_library() -> Corpus:
-    """The .py files of the standard library of the running Python, about 30 MB.
+    """Return the corpus of the .py files of the standard library of the running Python, about 30 MB.
 
     They are sorted and then shuffled with a fixed seed, so that files of one package are not neighbours.
     """
@@ -79,15 +77,15 @@ def standard_library() -> Corpus:
     excluded = {"site-packages", "dist-packages", "__pycache__"}
     paths = [p for p in sorted(root.rglob("*.py")) if p.is_file() and not excluded & set(p.relative_to(root).parts)]
     random.Random(FILE_ORDER).shuffle(paths)
-    return text_files(map(str, paths))
+    return file_corpus(list(map(str, paths)))
 
 
 def library_modules() -> Corpus:
-    """The top-level modules of the standard library, such as `argparse.py`, in alphabetical order, about 5 MB."""
-    return text_files(str(path) for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
+    """Return the corpus of the top-level modules of the standard library, in alphabetical order, about 5 MB."""
+    return file_corpus([str(path) for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))])
 
 
-# the argument is the folder into which a corpus is fetched when it is read
+# The argument is the folder into which a corpus is fetched. It is fetched when its documents are first read.
 CORPORA: dict[str, Callable[[Path], Corpus]] = {
     "code": lambda folder: Corpus(lambda: read_wheels(read_list(False), folder), [], CODE, 183271102, True),
     "code-demo": lambda folder: Corpus(lambda: read_wheels(read_list(True), folder), [], CODE_DEMO, 29953133, True),
@@ -98,7 +96,7 @@ CORPORA: dict[str, Callable[[Path], Corpus]] = {
 
 
 def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache") -> Corpus:
-    """The corpus of a name, see `ShardOptions`.
+    """Return the corpus of a name.
 
     Args:
         name: One of `CORPORA`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.
@@ -106,7 +104,7 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
         source: Folder of the files of a fetched corpus.
 
     Raises:
-        UserError: There is no such corpus.
+        UserError: No file is found, or the files, the folder or the dataset cannot be read.
     """
     if name in CORPORA:
         return CORPORA[name](Path(source))
@@ -116,4 +114,4 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
     if not files:
         expected = f"a file, folder, pattern, URL, hf:NAME or {', '.join(CORPORA)}"
         raise UserError(f"data.corpus: got {name!r}, where no file was found, expected {expected}")
-    return Corpus(lambda: read_files(files, text_field), files)
+    return file_corpus(files, text_field)

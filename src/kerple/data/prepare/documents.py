@@ -1,4 +1,4 @@
-"""Reading of a corpus: the splits of its documents, the documents that are left out, and the division into parts."""
+"""Reading of a corpus: assigns documents to splits, leaves out unusable ones, and divides the others into parts."""
 
 import hashlib
 from collections import Counter
@@ -10,30 +10,41 @@ from kerple.data.prepare.readers import Document, Fault
 
 
 def part_size(number: int) -> int:
-    """Minimum number of characters of a part. The first parts are small, so that a small corpus occupies many cores."""
+    """Return the number of characters after which part ``number`` ends with the current document.
+
+    The first parts are small, so that a small corpus has enough parts for all cores.
+    """
     return 1 << 22 if number < 64 else 1 << 25
 
 
 def split_of(text: bytes, fractions: tuple[float, float, float]) -> str:
-    """The split of a document by a hash of the name of its group or of its text."""
+    """Return the split of a document, by a hash of its text or of the name of its group.
+
+    Args:
+        text: The text, or the name of the group.
+        fractions: Fractions of the documents in train, validation and test.
+    """
     number = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
     train, validation, _ = fractions
     return "train" if number < train else "validation" if number < train + validation else "test"
 
 
 class Reading:
-    """Reads the documents of a corpus with their splits, and counts the documents that are left out.
+    """Iterates once over the documents of a corpus, sets their splits, and counts the documents that are left out.
 
     Args:
         corpus: The corpus.
-        fractions: Fractions of the documents in train, validation and test, unless the corpus determines the splits.
-        drop_duplicates: Whether only the first of several documents with equal text is read. Some corpora require it.
+        fractions: Fractions of the documents in train, validation and test. They have no effect if the corpus
+            determines the splits.
+        drop_duplicates: Whether to leave out documents whose text equals that of an earlier one. A corpus may require
+            it (`Corpus.drop_duplicates`).
 
     Attributes:
-        left_out (Counter[str]): Number of documents that were left out so far, by reason.
-        lost_bytes (int): Bytes of documents that cannot be used.
-        used_bytes (int): Bytes of the documents that were read.
-        text (hashlib._Hash): Checksum of these documents, see `Manifest`.
+        left_out (Counter[str]): Number of documents left out so far, for each reason.
+        examples (dict[str, str]): For each reason except ``empty`` and ``duplicates``, a message about the first case.
+        lost_bytes (int): Number of bytes of the documents that cannot be used.
+        used_bytes (int): Number of bytes of the other documents, duplicates included.
+        text (hashlib._Hash): Checksum of the documents of all splits, which becomes `Manifest.text`.
         test_documents (list[Document]): Documents of the test split, without their texts.
     """
 
@@ -69,12 +80,12 @@ class Reading:
             yield document
 
     def reasons(self) -> str:
-        """Numbers of the documents that cannot be used and their reasons, for messages; empty if there are none."""
+        """Return how many documents cannot be used and why, for messages; empty if all can be used."""
         return "; ".join(f"{self.left_out[reason]} × {example}" for reason, example in self.examples.items())
 
 
 def cut_into_parts(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Divide the documents of a corpus into parts."""
+    """Yield the documents in parts of at least `part_size` characters, except the last part."""
     number, part, size = 0, list[Document](), 0
     for document in documents:
         part.append(document)

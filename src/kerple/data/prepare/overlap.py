@@ -1,7 +1,7 @@
-"""The overlap of test documents with the training text: runs of tokens that occur in both.
+"""The overlap of each test document with the training text: the fraction of its runs of 32 tokens that occur there.
 
-A loss on copied training text, such as a licence or another version of a file, says little about unseen text. The
-overlap counts runs of `GRAM` tokens, which are compared by hashes of 64 bits.
+A loss on copied training text, such as a licence or another version of a file, says little about unseen text. Runs of
+`GRAM` consecutive tokens are compared by 64-bit hashes.
 """
 
 from collections.abc import Iterable
@@ -11,19 +11,24 @@ from numpy.typing import NDArray
 
 from kerple.data.shards import Tokens
 
-GRAM = 32  # tokens
-CHUNK = 1 << 18  # tokens that are hashed at once; their hashes fit into the cache of a processor
+GRAM = 32  # number of tokens in a run
+CHUNK = 1 << 18  # number of tokens hashed in one step; their hashes fit into the cache of a processor
 
 
 def gram_hashes(tokens: Tokens, end_of_text: int) -> NDArray[np.uint64]:
-    """Hash of the `GRAM` tokens from each index on, (n - GRAM + 1,) uint64; 0 if a document ends among them.
+    """Return a hash of each run of `GRAM` consecutive tokens, (n - GRAM + 1,) uint64; 0 for runs with an end of text.
 
-    The hash is a polynomial in an odd number modulo 2^64. Its coefficients are a random number for each token id.
+    The hash of a run is a polynomial modulo 2⁶⁴ at an odd number. Its coefficients are random numbers, one for each
+    token id.
+
+    Args:
+        tokens: Token ids (n,).
+        end_of_text: The token after each document.
     """
     codes = np.random.default_rng(0).integers(1, 1 << 63, max(int(tokens.max(initial=0)), end_of_text) + 1, np.uint64)
     hashes, base, length = codes[tokens], np.array([0x9E3779B97F4A7C15], np.uint64), 1
     ends = tokens == end_of_text
-    while length < GRAM:  # two hashes give one of twice the length
+    while length < GRAM:  # the hashes of two neighbouring runs give the hash of a run of twice the length
         hashes = hashes[:-length] * base + hashes[length:]
         ends = ends[:-length] | ends[length:]
         base, length = base * base, 2 * length
@@ -32,34 +37,35 @@ def gram_hashes(tokens: Tokens, end_of_text: int) -> NDArray[np.uint64]:
 
 
 def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int) -> NDArray[np.float64]:
-    """The fraction of the runs of `GRAM` tokens of each test document that occur in a training document.
+    """Return the fraction of each test document's runs of `GRAM` tokens that also occur in a training document.
 
     Args:
-        test: Tokens of the shards of the test split; a shard ends with the end of a document.
+        test: Tokens of the shards of the test split, which end with a complete document.
         training: Tokens of the shards of the training split.
-        end_of_text: The token at the end of each document.
+        end_of_text: The token after each document.
 
     Returns:
         Fractions (documents,) fp64, 0 for documents that are shorter than a run.
     """
     tokens = np.concatenate([np.empty(0, np.uint16), *test])
-    document = np.concatenate([[0], np.cumsum(tokens == end_of_text)])[:-1]
+    is_end = tokens == end_of_text
+    documents = int(is_end.sum())
     if len(tokens) < GRAM:
-        return np.zeros(int((tokens == end_of_text).sum()))
+        return np.zeros(documents)
     hashes = gram_hashes(tokens, end_of_text)
-    inside = hashes != 0
-    different, number = np.unique(hashes[inside], return_inverse=True)
-    shared = np.zeros(len(different), bool)
-    bits = np.uint64(64 - max(16, min(30, len(different).bit_length() + 3)))
-    # indexed by the first bits of a hash, which rule out most hashes of the training text
-    possible = np.zeros(1 << (64 - int(bits)), bool)
-    possible[different >> bits] = True
+    is_run = hashes != 0
+    document = (np.cumsum(is_end) - is_end)[: len(hashes)][is_run]  # index of each run's document
+    test_hashes, hash_index = np.unique(hashes[is_run], return_inverse=True)
+    is_shared = np.zeros(len(test_hashes), bool)  # whether the run also occurs in the training text
+    shift = np.uint64(64 - max(16, min(30, len(test_hashes).bit_length() + 3)))
+    # whether a test run has a hash with these leading bits; a fast test that excludes most runs of the training text
+    is_prefix = np.zeros(1 << (64 - int(shift)), bool)
+    is_prefix[test_hashes >> shift] = True
     for shard in training:
         for start in range(0, len(shard) - GRAM + 1, CHUNK):
-            seen = gram_hashes(shard[start : start + CHUNK + GRAM - 1], end_of_text)
-            seen = seen[possible[seen >> bits]]
-            index = np.searchsorted(different, seen).clip(max=len(different) - 1)
-            shared[index[different[index] == seen]] = True
-    count = int(document[-1]) + 1
-    runs = np.bincount(document[: len(hashes)][inside], minlength=count)
-    return np.bincount(document[: len(hashes)][inside], shared[number], count) / np.maximum(runs, 1)
+            candidates = gram_hashes(shard[start : start + CHUNK + GRAM - 1], end_of_text)
+            candidates = candidates[is_prefix[candidates >> shift]]
+            index = np.searchsorted(test_hashes, candidates).clip(max=len(test_hashes) - 1)
+            is_shared[index[test_hashes[index] == candidates]] = True
+    runs = np.bincount(document, minlength=documents)
+    return np.bincount(document, is_shared[hash_index], documents) / np.maximum(runs, 1)

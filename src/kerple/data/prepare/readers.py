@@ -20,18 +20,19 @@ from kerple.data.input_files import decompress, filesystem, is_remote, open_byte
 
 LINES = tuple(f".{kind}{packed}" for kind in ("jsonl", "ndjson") for packed in ("", ".zst", ".gz"))
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
-PARQUET = (".parquet",)
+PARQUET = ".parquet"
+CONTAINERS = (*LINES, *TARS, PARQUET)  # extensions of files with several documents; other files are text files
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document.
+    """A document of a corpus.
 
     Args:
-        name: Name in messages, such as its file and line.
+        name: Name of the document in messages, such as its file and line.
         text: The text.
-        group: Name of its group, such as its package; empty if there is none.
-        split: Its split if the corpus determines it; if empty, a hash of the group or the text determines it.
+        group: Name of a group of related documents, such as the files of a package; empty if there is none.
+        split: ``train``, ``validation`` or ``test``; empty if a hash of the group or the text determines the split.
     """
 
     name: str
@@ -45,9 +46,9 @@ class Fault:
     """A document that cannot be used.
 
     Args:
-        name: Name in messages.
-        reason: The reason; `empty` does not count as a loss.
-        bytes: Number of bytes that are lost. For a truncated file, all bytes that were read count.
+        name: Name of the document in messages.
+        reason: The reason in a few words. Documents whose reason is ``empty`` are not counted in `Reading.lost_bytes`.
+        bytes: Number of bytes of the document. For a damaged file, all bytes that were read from it.
         details: Details for the message.
     """
 
@@ -58,73 +59,83 @@ class Fault:
 
 
 def list_files(corpus: str) -> list[str]:
-    """The files in a folder and its subfolders, the files that match a pattern, or one file; paths or URLs, sorted.
+    """Return the sorted paths or URLs of the files of a corpus.
 
-    Files and folders whose names begin with a dot are left out, and links to folders are not followed.
+    They are the files in a folder and its subfolders, the files that match a pattern, or a single file. Files and
+    folders whose names begin with a dot are left out. Links to folders inside a folder are not followed.
+
+    Args:
+        corpus: Path or URL of a file or folder, or a glob pattern.
 
     Raises:
-        UserError: A folder cannot be read, a link leads out of the folder or pattern, or a file is not a regular file.
+        UserError: A folder cannot be read, a link leads out of the folder (with a pattern: out of its part before the
+            first mark), or a file is not a regular file.
     """
     if not is_remote(corpus):
         root = corpus.removeprefix("file://")
         if os.path.isdir(root):
-            paths = _inside(root, _walk(root))
-        elif os.path.lexists(root):  # the name of a file may contain pattern marks
+            paths = _check_links(root, _walk(root))
+        elif os.path.lexists(root):  # before the pattern, because the name of a file may contain * ? or [
             paths = [root]
         else:
             found = (path for path in glob.glob(root, recursive=True) if not os.path.isdir(path))
-            paths = _inside(os.path.dirname(root.partition("*")[0].partition("?")[0].partition("[")[0]), found)
+            paths = _check_links(os.path.dirname(root.partition("*")[0].partition("?")[0].partition("[")[0]), found)
         for path in filterfalse(os.path.isfile, paths):  # reading a FIFO or a device may never end
             raise UserError(f"data.corpus: {path} is not a regular file; remove it from the corpus")
         return sorted(paths)
     system, inner = filesystem(corpus)
     pattern = any(mark in without_query(corpus) for mark in "*?[")
-    if not pattern and without_query(corpus).endswith(LINES + TARS + PARQUET):
-        return [corpus]  # web servers seldom list folders
+    if not pattern and without_query(corpus).endswith(CONTAINERS):
+        return [corpus]  # most web servers cannot list folders, so that `find` fails
     try:
         paths = system.glob(inner) if pattern else system.find(inner)
     except Exception as error:  # each file system raises other errors
-        raise UserError(f"data.corpus: got {corpus!r}, which cannot be read ({error!r})") from error
-    below = len(inner.rpartition("/")[0]) if pattern else len(inner)
-    hidden = [path for path in paths if any(part.startswith(".") for part in path[below:].split("/"))]
-    return [system.unstrip_protocol(path) for path in sorted(set(paths) - set(hidden))]
+        raise UserError(f"data.corpus: {corpus} cannot be read ({error!r}); check its address") from error
+    below = len(inner.rpartition("/")[0]) if pattern else len(inner)  # the corpus itself may be in a hidden folder
+    return [system.unstrip_protocol(path) for path in sorted(set(paths)) if "/." not in f"/{path[below:]}"]
 
 
 def _walk(root: str) -> Iterator[str]:
+    """Yield the paths of the files in a folder and its subfolders, except hidden ones."""
+
     def refuse(error: OSError) -> None:
-        raise UserError(f"data.corpus: {error.filename} cannot be read ({error.strerror})") from error
+        raise UserError(f"data.corpus: {error.filename} cannot be read ({error.strerror}); remove it") from error
 
     for folder, below, names in os.walk(root, onerror=refuse):
         below[:] = [name for name in below if not name.startswith(".")]
-        _inside(root, (path for name in below if os.path.islink(path := os.path.join(folder, name))))
+        _check_links(root, (path for name in below if os.path.islink(path := os.path.join(folder, name))))
         yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
 
 
-def _inside(root: str, paths: Iterable[str]) -> list[str]:
-    """The paths, after checking that no link leads out of a folder."""
-    paths, inside = list(paths), Path(root).resolve()
+def _check_links(root: str, paths: Iterable[str]) -> list[str]:
+    """Return the paths, after checking that neither they nor their folders are links to places outside ``root``."""
+    paths, target = list(paths), Path(root).resolve()
     for path in {os.path.dirname(path) for path in paths} | set(filter(os.path.islink, paths)):
-        if not Path(path).resolve().is_relative_to(inside):
-            raise UserError(f"data.corpus: {path} is a link out of {root}; copy what it points to into the corpus")
+        if not Path(path).resolve().is_relative_to(target):
+            raise UserError(f"data.corpus: {path} is a link out of {root}; copy its target into the corpus")
     return paths
 
 
 def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
     """Yield the documents of text files (one document each), or of JSON lines, tar files and Parquet files.
 
+    Args:
+        paths: Paths or URLs of the files, which may be compressed.
+        text_field: Key of the text in JSON lines, or name of its column in Parquet files.
+
     Raises:
-        UserError: Text files are mixed with other kinds, or a file cannot be read.
+        UserError: Text files are mixed with other formats, or a file cannot be read.
     """
-    tables = [path for path in paths if without_query(path).endswith(LINES + TARS + PARQUET)]
-    if tables and len(tables) < len(paths):
-        other = next(path for path in paths if path not in tables)
-        pattern = f"{os.path.dirname(tables[0])}/*{''.join(Path(without_query(tables[0])).suffixes)}"
-        raise UserError(
-            f"data.corpus: got {other} and {tables[0]}, expected one format; give a pattern, such as '{pattern}'"
-        )
-    if not tables:
+    containers = [path for path in paths if without_query(path).endswith(CONTAINERS)]
+    if containers and len(containers) < len(paths):
+        other = next(path for path in paths if path not in containers)
+        pattern = f"{os.path.dirname(containers[0])}/*{''.join(Path(without_query(containers[0])).suffixes)}"
+        expected = "expected only text files, or only JSON lines, tar and Parquet files"
+        given = f"got {other} and {containers[0]}, {expected}"
+        raise UserError(f"data.corpus: {given}; give a pattern, such as '{pattern}'")
+    if not containers:
         yield from (read_text(path) for path in paths)
-    for path in tables:
+    for path in containers:
         if without_query(path).endswith(PARQUET):
             yield from read_parquet(path, text_field)
         else:
@@ -136,51 +147,52 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
 
 
 def read_text(path: str) -> Document | Fault:
-    """The document in a text file, which may be compressed."""
+    """Return the document in a text file, which may be compressed."""
     with open_bytes(path) as file:
         try:
             return as_document(decompress(file, path).read(), path)
         except Exception as error:  # gzip, zlib and zstandard raise different errors
-            return damaged(path, file.tell(), error)
+            return _damaged_file(path, file.tell(), error)
 
 
-def damaged(name: str, size: int, error: Exception) -> Fault:
-    """The fault of a file that is truncated or cannot be decompressed after ``size`` bytes.
+def _damaged_file(name: str, size: int, error: Exception) -> Fault:
+    """Return the fault of a file of which ``size`` bytes were read before an error.
 
     Raises:
         UserError: The file is at a URL, so that the network may be the reason, or a document does not fit into memory.
     """
     if isinstance(error, MemoryError):
-        raise UserError(f"{name}: does not fit into memory; split it into smaller documents") from error
+        raise UserError(f"data.corpus: {name} does not fit into memory; split it into smaller documents") from error
     if is_remote(name):
-        raise UserError(f"{name}: cannot be read to its end ({error!r}); start again to continue") from error
+        raise UserError(f"data.corpus: {name} cannot be read to its end ({error!r}); run the command again") from error
     return Fault(name, "damaged file", max(size, 1), f"{error}")
 
 
 def as_document(content: bytes | Any, name: str) -> Document | Fault:
-    """The document with this content, UTF-8 or a string; a fault for anything else."""
+    """Return the document with this content, a string or UTF-8 bytes; return a fault for other content."""
     if not isinstance(content, bytes | str):
         return Fault(name, "no text", 0)
     try:
         text = content.decode() if isinstance(content, bytes) else content
-        size = len(text.encode())  # fails for half a surrogate pair
+        size = len(text.encode())  # an error if the string has half a surrogate pair
     except UnicodeError:
         return Fault(name, "not Unicode", len(content))
     return Document(name, text) if text.strip() else Fault(name, "empty", size)
 
 
 def read_lines(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
-    """Yield the text of each line, a JSON object; a truncated or damaged file ends with a fault."""
+    """Yield the document of each line, a JSON object. If the file is damaged, the last item is a fault."""
     number = size = 0
     try:
         for number, line in enumerate(file, 1):
             size += len(line)
             yield _from_json(line, f"{name}:{number}", text_field)
     except Exception as error:  # gzip, zlib and zstandard raise different errors
-        yield damaged(f"{name}:{number + 1}", size, error)
+        yield _damaged_file(f"{name}:{number + 1}", size, error)
 
 
 def _from_json(line: bytes, name: str, text_field: str) -> Document | Fault:
+    """Return the document of a line of JSON."""
     if not line.strip():
         return Fault(name, "empty", 0)
     try:
@@ -190,14 +202,14 @@ def _from_json(line: bytes, name: str, text_field: str) -> Document | Fault:
     text = entry.get(text_field) if isinstance(entry, dict) else None
     if not isinstance(text, str):
         keys = f"the keys are {', '.join(entry)}" if isinstance(entry, dict) else "it is not an object"
-        return Fault(name, "no text", len(line), f"{text_field!r} is not a string, {keys[:200]}")
+        return Fault(name, "no text", len(line), f"{text_field!r} is not a string; {keys[:200]}")
     return as_document(text, name)
 
 
 def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
     """Yield the documents of the members of a tar file: JSON lines, which may be compressed, and text files.
 
-    Nothing is extracted to the disk. Members that are not regular files are skipped.
+    Members are not extracted to the disk. Members that are not regular files, such as links, are skipped.
 
     Raises:
         UserError: The file cannot be read to its end.
@@ -215,11 +227,15 @@ def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document |
     except (UserError, MemoryError):
         raise
     except Exception as error:  # tarfile and the decompressing libraries raise different errors
-        raise UserError(f"{name}: is not a tar file that can be read to its end ({error})") from error
+        raise UserError(f"data.corpus: {name} cannot be read as a tar file to its end ({error}); repair it") from error
 
 
 def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
     """Yield the documents in a column of a Parquet file.
+
+    Args:
+        path: Path or URL of the file.
+        text_field: Name of the column.
 
     Raises:
         UserError: The file cannot be read or has no such column.
@@ -234,40 +250,42 @@ def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
             texts = chain.from_iterable(batch.column(0).cast("binary").to_pylist() for batch in batches)
             for number, text in enumerate(texts, 1):
                 yield as_document(text, f"{path}:{number}")
-        except (OSError, ValueError, LookupError, NotImplementedError) as error:  # pyarrow's are among them
-            raise UserError(f"{path}: cannot be read as Parquet with a column {text_field!r} ({error})") from error
+        except (OSError, ValueError, LookupError, NotImplementedError) as error:  # bases of pyarrow's errors
+            given = f"{path} cannot be read as Parquet with a column {text_field!r} ({error})"
+            raise UserError(f"data.corpus: {given}; set data.text_field, or repair the file") from error
 
 
 def dataset(name: str, text_field: str) -> Callable[[], Iterator[Document | Fault]]:
-    """Open a dataset of the Hugging Face hub; the result streams its documents. No script of the dataset is run.
+    """Open a dataset of the Hugging Face hub, and return a function that streams its documents.
 
     Args:
-        name: `NAME`, `NAME:CONFIG` or `NAME:CONFIG:SPLIT`; the default split of the dataset is `train`.
-        text_field: Name of the feature with the text.
+        name: `NAME`, `NAME:CONFIG` or `NAME:CONFIG:SPLIT`. Without `SPLIT`, it is the dataset's split `train`.
+        text_field: Name of the column with the text.
 
     Raises:
-        UserError: The dataset cannot be opened or, on reading, fails or has no such feature.
+        UserError: The dataset cannot be opened. The returned function raises it too, if the dataset cannot be read or
+            has no such column.
         ModuleNotFoundError: `datasets` is not installed.
     """
     import datasets
 
     path, config, split = (*name.split(":"), "", "")[:3]
-    with _errors_name(name):
+    with _dataset_errors(name):
         rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
 
     def documents() -> Iterator[Document | Fault]:
-        with _errors_name(name):
+        with _dataset_errors(name):
             for number, row in enumerate(rows, 1):
                 if text_field not in row:
-                    raise UserError(f"data.text_field: got {text_field!r}, hf:{name} has {', '.join(row)}")
+                    raise UserError(f"data.text_field: got {text_field!r}, but hf:{name} has {', '.join(row)}")
                 yield as_document(row[text_field], f"hf:{name}:{number}")
 
     return documents
 
 
 @contextmanager
-def _errors_name(dataset: str) -> Iterator[None]:
-    """Turn the errors of a dataset within the context into a UserError with its name."""
+def _dataset_errors(dataset: str) -> Iterator[None]:
+    """Replace errors of the library `datasets` within the context by a UserError with the name of the dataset."""
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:

@@ -1,10 +1,12 @@
 """`rfc`: the RFCs of Debian's packages doc-rfc without page breaks, running heads and page numbers.
 
-apt fetches the packages from the package sources of the machine, with the component non-free, into a separate folder.
-The system is not changed, and only the texts of the packages are used. rfc.txt lists the RFCs: the name, the first 16
-hexadecimal digits of the sha256 of the result of `without_pages`, and the family unless the RFC is the
-first of it. RFCs that obsolete each other, directly or through others, are a family. The relation is that of
-rfc-index.txt in Debian's package doc-rfc-std, version 20230121-1.
+apt fetches the packages from the machine's package sources, to which the component non-free is added, into a separate
+folder. The system is not changed, and only the texts of the packages are used.
+
+RFCs that obsolete each other, directly or through others, are a family. It has the name of its first RFC. A line of
+rfc.txt has the name of an RFC, the first 16 hexadecimal digits of the sha256 of its text after `without_pages`, and the
+name of its family if it is not the first RFC of its family. The families were computed from rfc-index.txt in Debian's
+package doc-rfc-std, version 20230121-1.
 """
 
 import gzip
@@ -19,34 +21,34 @@ from pathlib import Path
 from typing import IO, cast
 
 from kerple.base.errors import UserError
-from kerple.data.prepare.fetching import arriving, call
+from kerple.data.prepare.external_downloader import download_folder, run_downloader
 from kerple.data.prepare.readers import Document
 
 LIST = Path(__file__).with_name("rfc.txt")
-KINDS = ("experimental", "fyi-bcp", "informational", "misc", "old-std", "others", "std", "std-proposed")
+PACKAGES = ("experimental", "fyi-bcp", "informational", "misc", "old-std", "others", "std", "std-proposed")
 SOURCES = Path("/etc/apt")
-MEMBER = re.compile(r".*/(rfc[1-9]\d*\.txt(\.gz)?)")
+MEMBER = re.compile(r".*/(rfc[1-9]\d*\.txt(\.gz)?)")  # path of the text of an RFC in a package
 ADVICE = "set data.source to a folder of rfc1.txt, rfc2.txt and so on (rfc-editor.org has them as one archive)"
 NUMBER = re.compile(r"\d+|\b[ivxlc]+\b")
-PAGE_END = re.compile(r"^(.*\[page +\w+\])[ \t]*\n(?!\s*\f)", re.M | re.I)  # without a form feed
+PAGE_END = re.compile(r"^(.*\[page +\w+\])[ \t]*\n(?!\s*\f)", re.M | re.I)  # a page number without a form feed
 
 
 def read_rfcs(folder: Path) -> Iterator[Document]:
-    """Yield the listed RFCs, in the order of a hash of their names; the group is the family.
+    """Yield the RFCs in rfc.txt, in the order of a hash of their names. The group of a document is its family.
 
     Args:
-        folder: Folder of rfc1.txt, rfc2.txt and so on, or rfc1.txt.gz; the RFCs are fetched if one is missing.
+        folder: Folder of rfc1.txt, rfc2.txt and so on, each of them compressed (rfc1.txt.gz) or not. If one is missing,
+            all RFCs are fetched into the folder.
 
     Raises:
-        UserError: The RFCs cannot be fetched, or one is missing or has another text.
+        UserError: The RFCs cannot be fetched, or one is missing in Debian's packages or differs from rfc.txt.
     """
     listed = {name: about for name, *about in map(str.split, LIST.read_text(encoding="utf-8").splitlines())}
-    if not _present(folder) >= listed.keys():
+    if listed.keys() - _names(folder):
         fetch_rfcs(folder)
-    present = _present(folder)
-    if missing := [name for name in listed if name not in present]:
-        some = f"{', '.join(missing[:5])}: {len(missing)} of {len(listed)} RFCs"
-        raise UserError(f"data.source: {folder} lacks {some}; {ADVICE}")
+    if missing := sorted(listed.keys() - _names(folder)):
+        given = f"got {folder}, which lacks {len(missing)} of {len(listed)} RFCs: {', '.join(missing[:5])}"
+        raise UserError(f"data.source: {given}; {ADVICE}")
     for name in sorted(listed, key=lambda name: hashlib.sha256(name.encode()).digest()):
         path = folder / f"{name}.txt"
         content = path.read_bytes() if path.exists() else gzip.decompress(Path(f"{path}.gz").read_bytes())
@@ -56,57 +58,59 @@ def read_rfcs(folder: Path) -> Iterator[Document]:
             text = without_pages(content.decode("latin-1"))
         checksum, *family = listed[name]
         if hashlib.sha256(text.encode()).hexdigest()[:16] != checksum:
-            raise UserError(f"data.source: {path} has another checksum than listed; delete it, or {ADVICE}")
+            given = f"got {folder}, where {path.name} differs from the text in the list of RFCs"
+            raise UserError(f"data.source: {given}; delete this file and run again, or {ADVICE}")
         yield Document(path.name, text, family[0] if family else name)
 
 
-def _present(folder: Path) -> set[str]:
+def _names(folder: Path) -> set[str]:
+    """Return the names of the RFCs in a folder, such as ``rfc1``."""
     return {path.name.partition(".")[0] for path in folder.glob("rfc*.txt*")}
 
 
 def fetch_rfcs(folder: Path) -> None:
-    """Fetch Debian's packages of RFCs by apt, and write the texts into a folder.
+    """Download Debian's packages of RFCs by apt, and write their texts into a folder.
 
     Raises:
         UserError: apt is not installed, or cannot fetch the packages.
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise UserError(f"data.corpus: got rfc, which needs Debian's apt-get and dpkg-deb; {ADVICE}")
-    with arriving(folder) as fresh:
-        for below in ("apt/sources", "apt/lists/partial", "apt/cache/archives/partial"):
-            (fresh / below).mkdir(parents=True)
+    with download_folder(folder) as downloads:
+        for name in ("sources", "lists/partial", "cache/archives/partial"):
+            (downloads / "apt" / name).mkdir(parents=True)
         for path in filter(Path.is_file, [SOURCES / "sources.list", *SOURCES.glob("sources.list.d/*")]):
             lines = re.sub(rb"^((deb|Components:)\s.*\bmain\b.*)", rb"\1 non-free", path.read_bytes(), flags=re.M)
-            (fresh / "apt/sources" / path.name).write_bytes(lines)
-        folders = {"Etc::SourceParts": "sources", "State::Lists": "lists", "Cache": "cache"}
-        options = ["Dir::Etc::SourceList=/dev/null", *(f"Dir::{name}={fresh}/apt/{at}" for name, at in folders.items())]
-        apt = ["apt-get", *(f"--option={option}" for option in options)]
-        subprocess.run([*apt, "update"], capture_output=True)  # the download reports its errors
-        call([*apt, "download", *(f"doc-rfc-{kind}" for kind in KINDS)], ADVICE, fresh / "apt")
-        for package in (fresh / "apt").glob("*.deb"):
+            (downloads / "apt/sources" / path.name).write_bytes(lines)
+        sources = ["--option=Dir::Etc::SourceList=/dev/null", f"--option=Dir::Etc::SourceParts={downloads}/apt/sources"]
+        state = [f"--option=Dir::State::Lists={downloads}/apt/lists", f"--option=Dir::Cache={downloads}/apt/cache"]
+        apt = ["apt-get", *sources, *state]
+        subprocess.run([*apt, "update"], capture_output=True)  # if it fails, the download reports an error
+        run_downloader([*apt, "download", *(f"doc-rfc-{name}" for name in PACKAGES)], downloads / "apt", ADVICE)
+        for package in (downloads / "apt").glob("*.deb"):
             with (
-                subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as unpacking,
-                tarfile.open(fileobj=unpacking.stdout, mode="r|") as archive,
+                subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as process,
+                tarfile.open(fileobj=process.stdout, mode="r|") as archive,
             ):
                 for member in archive:
                     if (match := MEMBER.fullmatch(member.name)) and member.isreg():
                         content = cast("IO[bytes]", archive.extractfile(member)).read()
-                        (fresh / match[1]).write_bytes(content)
+                        (downloads / match[1]).write_bytes(content)
 
 
 def without_pages(text: str) -> str:
-    """Remove the page breaks of an RFC.
+    """Return the text of an RFC without page breaks.
 
     - The first and the last line of each page are dropped, up to three times, if they have a page number in brackets,
-      or if they occur on at least 3 pages and on at least 25% of all pages. Case, numbers and the amount of space do
-      not matter in this comparison.
-    - Pages are joined by an empty line, except inside a sentence: the first page does not end with one of .:;!? and the
-      second begins with a lower-case letter.
-    - Spaces at the end of lines are removed, and several empty lines become one.
+      or if they are first or last on at least 3 pages and on at least 25% of all pages. Case, numbers and the amount of
+      space do not matter in this comparison.
+    - Pages are joined by an empty line. If the first page does not end with one of .:;!? and the second begins with a
+      lower-case letter, the page break is inside a sentence, and there is no empty line.
+    - White space at the end of lines is removed, and several empty lines become one.
     """
     text = PAGE_END.sub("\\1\n\f", text.replace("\r\n", "\n").replace("\x00", ""))
     pages = [[line.rstrip() for line in page.strip("\n\f ").split("\n")] for page in text.split("\f")]
-    pages = [_stripped(page) for page in pages]
+    pages = [_without_empty_ends(page) for page in pages]
     for end in (0, -1):
         for _ in range(3):  # running heads have up to three lines
             lines = Counter(_pattern(page[end]) for page in pages if page)
@@ -114,7 +118,7 @@ def without_pages(text: str) -> str:
                 if page and (
                     lines[_pattern(page[end])] >= max(3, len(pages) / 4) or re.search(r"\[page +\w+\]", page[end], re.I)
                 ):
-                    pages[number] = _stripped(page[1:] if end == 0 else page[:-1])
+                    pages[number] = _without_empty_ends(page[1:] if end == 0 else page[:-1])
     whole = ""
     for page in pages:
         inside = whole and page and whole[-1] not in ".:;!?" and page[0].lstrip()[:1].islower()
@@ -122,11 +126,12 @@ def without_pages(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", whole) + "\n"
 
 
-def _stripped(lines: list[str]) -> list[str]:
-    """The lines without empty ones at both ends."""
+def _without_empty_ends(lines: list[str]) -> list[str]:
+    """Return the lines without the empty ones at the beginning and the end."""
     full = [number for number, line in enumerate(lines) if line.strip()]
     return lines[full[0] : full[-1] + 1] if full else []
 
 
 def _pattern(line: str) -> str:
+    """Return a line in lower case, with # for numbers and one space for several."""
     return " ".join(NUMBER.sub("#", line.lower()).split())

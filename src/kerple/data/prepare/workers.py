@@ -4,12 +4,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -23,12 +23,12 @@ from kerple.data.tokenizer import encode
 
 
 class Encoder(NamedTuple):
-    """The settings of `tokenise`.
+    """The settings of `tokenise`, which are sent to the workers.
 
     Attributes:
         tokenizer: The content of a `tokenizer.json`.
         end_of_text: Id of the token after each document.
-        dtype: Dtype of the tokens, see `Manifest.dtype`.
+        dtype: Dtype of the tokens, see `token_dtype`.
     """
 
     tokenizer: str
@@ -37,7 +37,7 @@ class Encoder(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The tokens (n,) of documents of a split, the number of documents, and their UTF-8 bytes."""
+    """The tokens (n,) of some documents of a split, the number of these documents, and their UTF-8 bytes."""
 
     tokens: Tokens
     documents: int
@@ -45,10 +45,14 @@ class Encoded(NamedTuple):
 
 
 def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
-    """The tokens of documents by split, in the order of the documents, whose splits are set.
+    """Return the tokens of documents for each split, in the order of the documents.
+
+    Args:
+        encoder: The settings.
+        documents: Documents with a split.
 
     Raises:
-        UserError: The tokenizer encodes a text with the end-of-text token.
+        UserError: The tokens of a text contain the end-of-text token.
     """
     tokenizer = _load(encoder.tokenizer)
     tokens: dict[str, list[Tokens]] = {split: [] for split in SPLITS}
@@ -56,9 +60,8 @@ def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
     for document in documents:
         ids = encode(tokenizer, document.text)
         if encoder.end_of_text in ids:
-            raise UserError(
-                "data.tokenizer: got one that produces its end-of-text token inside a document; choose another"
-            )
+            given = f"got a tokenizer whose end-of-text token is in the tokens of {document.name}"
+            raise UserError(f"data.tokenizer: {given}; choose another tokenizer, or remove the document")
         tokens[document.split].append(np.array([*ids, encoder.end_of_text], encoder.dtype))
         sizes[document.split] += len(document.text.encode())
     nothing = np.empty(0, encoder.dtype)
@@ -67,44 +70,53 @@ def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
 
 _load = lru_cache(maxsize=1)(Tokenizer.from_str)
 
-Submit = Callable[[Encoder, list[Document]], Callable[[], dict[str, Encoded]]]
+Key = TypeVar("Key")
 
 
-@contextmanager
-def tokenising(workers: int) -> Iterator[tuple[Submit, int]]:
-    """Start processes that tokenise.
+def tokenise_parts(
+    workers: int, encoder: Encoder, parts: Iterable[tuple[Key, list[Document]]]
+) -> Generator[tuple[Key, dict[str, Encoded]], None, None]:
+    """Tokenise parts in parallel, and yield the result of `tokenise` for each part, in the order of the parts.
+
+    The processes end when the generator is closed. At most ``workers`` + 1 parts are held in memory.
 
     Args:
-        workers: Number of processes. 0 starts one per core, and 1 uses this process.
-
-    Yields:
-        A function that submits documents and returns a function, which waits for the result and returns it; and the
-        number of started processes.
+        workers: Number of processes. 0 starts one per core. With 1, documents are tokenised in this process.
+        encoder: The settings.
+        parts: A key and the documents of each part; the key is returned with the result.
 
     Raises:
-        UserError: A process has died.
+        UserError: A process has ended unexpectedly, or `tokenise` raises it.
     """
     workers = workers or cores()
     if workers == 1:
-        yield lambda *arguments: partial(tokenise, *arguments), 0
+        yield from ((key, tokenise(encoder, documents)) for key, documents in parts)
         return
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+    waiting = deque[tuple[Key, Future[dict[str, Encoded]]]]()
     try:
-        yield lambda *arguments: pool.submit(tokenise, *arguments).result, workers
+        for key, documents in parts:
+            waiting.append((key, pool.submit(tokenise, encoder, documents)))
+            if len(waiting) > workers:
+                key, future = waiting.popleft()
+                yield key, future.result()
+        yield from ((key, future.result()) for key, future in waiting)
     except BrokenProcessPool as error:
-        reason = "of which one died, probably because memory ran out; start again with fewer, finished parts are kept"
-        raise UserError(f"data.prepare_workers: got {workers}, {reason}") from error
+        reason = "one of which ended unexpectedly, probably because memory ran out"
+        advice = "run the command again with fewer; finished parts are kept"
+        raise UserError(f"data.prepare_workers: got {workers}, {reason}; {advice}") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _start_worker() -> None:
-    """Ignore SIGINT, which the parent process handles, and end when the parent ends or is killed."""
+    """Ignore SIGINT, which the parent process handles, and end this process when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
+    """Wait until the parent process has ended or was killed, and end this process."""
     parent: Any = multiprocessing.parent_process()
     parent.join()
     os._exit(1)
