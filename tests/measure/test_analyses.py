@@ -15,7 +15,7 @@ from kerple.base.errors import UserError
 from kerple.measure.attention import AttentionMaps, AttentionStatistics
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.four_terms import TERMS, FourTerms, four_terms, spread
-from kerple.measure.kernels import KernelCurves
+from kerple.measure.kernel_curves import KernelCurves
 from kerple.measure.measure import Measure
 from kerple.measure.protocols import full, windowed
 from kerple.measure.receptive_field import ReceptiveField
