@@ -8,7 +8,7 @@ from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.translation import read_family
-from kerple.measure.gap import GapCurve, _kept_fraction
+from kerple.measure.gap import GapCurve, _remaining_fraction
 from kerple.model.stored import fill, transformer
 from tests.hf.tiny import LENGTH, VOCABULARY, tiny
 from tests.probe.models import build
@@ -85,7 +85,7 @@ def test_the_curve_is_of_the_losses_of_each_document():
 
 def test_the_fraction_that_is_kept_is_of_means_and_its_interval_a_jackknife():
     none, near, far = np.array([[3.0, 4.0, 5.0, 3.5], [1.0, 1.0, 2.0, 2.0], [2.0, 1.5, 3.0, 2.5]])
-    kept, low, high = _kept_fraction(none, near, far)
+    kept, low, high = _remaining_fraction(none, near, far)
     assert kept == pytest.approx(1 - (2.25 - 1.5) / (3.875 - 1.5))
     without = [1 - (np.delete(far - near, i).sum() / np.delete(none - near, i).sum()) for i in range(4)]
     half = 3.182446 * np.sqrt(3 / 4 * np.square(without - np.mean(without)).sum())
