@@ -208,7 +208,7 @@ class Extrapolation(Measure):
 
     @property
     def _block_lengths(self) -> Sequence[int]:
-        """Number of targets in a block, for each pass over the text; with ``sampling: paper`` a pass for each length."""
+        """Number of targets in a block. With ``sampling: paper``, the text is read once for each length."""
         return self.lengths if self.sampling == "paper" else [self.targets]
 
     def _blocks(self, text: Text, length: int) -> TextBlocks:

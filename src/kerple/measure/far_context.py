@@ -19,13 +19,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks
 from kerple.measure.drawing import label_axes, panel
-from kerple.measure.measure import (
-    Measure,
-    known_training_length,
-    length_limit,
-    ordered_lengths,
-    require_positive,
-)
+from kerple.measure.measure import Measure, known_training_length, length_limit, ordered_lengths, require_positive
 from kerple.measure.metrics import TokenLoss
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
@@ -223,17 +217,16 @@ def _document_table(
         documents: Document of each block.
         k: Number of targets in a block.
     """
-    columns = ["length", "document", "blocks", "targets", *CONTEXTS]
     rows = [
-        (length, document, 1, k, *(float(losses[length, context].nll[i]) / k for context in CONTEXTS))
+        (length, document, 1, k, *(float(losses[length, context].nll[i]) for context in CONTEXTS))
         for length in lengths
         for i, document in enumerate(documents)
     ]
-    methods = {"blocks": "sum", "targets": "sum"} | dict.fromkeys(CONTEXTS, "mean")
-    groups = pd.DataFrame(rows, columns=columns).groupby(["length", "document"], sort=False, as_index=False)
-    means = groups.agg(methods)
-    own, none, foreign = (means[context] for context in CONTEXTS)
-    return means.assign(gain=none - own, content=foreign - own, disturbance=foreign - none)
+    by_block = pd.DataFrame(rows, columns=["length", "document", "blocks", "targets", *CONTEXTS])
+    table = by_block.groupby(["length", "document"], sort=False, as_index=False).sum()
+    own, none, foreign = (table[context] / table["targets"] for context in CONTEXTS)
+    effects = {"gain": none - own, "content": foreign - own, "disturbance": foreign - none}
+    return table.assign(own=own, none=none, foreign=foreign, **effects)
 
 
 def _figure(intervals: dict[int, dict[str, tuple[float, float]]], training_length: int, title: str) -> Figure:

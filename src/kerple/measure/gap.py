@@ -26,15 +26,15 @@ class GapCurve(Measure):
     gap is (no context - gap) / (no context - no gap), where each term is a loss. *No context* reads only the ``k``
     inputs after the gap.
 
-    The inputs are short, whatever the gap. The measurement therefore tests the positional encoding at large distances,
-    but not whether a model finds something in a long text. Layers with a window have no gap.
+    The inputs are short at every gap. The measurement therefore tests the positional encoding at large distances, but
+    not whether a model finds something in a long text. In layers with a window, positions have no gap.
 
     The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. The intervals of the fractions
     are 95% intervals over documents by the jackknife.
 
     Args:
-        gaps: Gaps in tokens; None for 1/4, 1/2, 1, 2, 4 and 16 times the training length. Gaps for which the network has
-            too few positions are left out.
+        gaps: Gaps in tokens; None for 1/4, 1/2, 1, 2, 4 and 16 times the training length. Gaps are left out if the
+            network has too few positions for them.
         context: Number of inputs before the gap.
         k: Number of targets, and of inputs after the gap.
         blocks: Number of blocks of text. Each is the beginning of a different document.
@@ -58,8 +58,12 @@ class GapCurve(Measure):
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
-        self.fitting_gaps(network)
+        self.fitting_gaps(network)  # raises an error if the training length is not known
         self._blocks(text)
+
+    def skip_reason(self, network: Network) -> str | None:
+        inputs = self.context + self.k
+        return None if self.fitting_gaps(network) else f"{network.name} has less than {inputs} positions (context + k)"
 
     def fitting_gaps(self, network: Network) -> list[int]:
         """Return 0 and the gaps for which the network has enough positions, in ascending order."""

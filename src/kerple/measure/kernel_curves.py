@@ -1,9 +1,10 @@
-"""`KernelCurves`: the bias of each head against distance in a trained model."""
+"""`KernelCurves`: the bias of each head against the distance from query to key, in a trained model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -20,16 +21,18 @@ from kerple.positions import Position
 
 @dataclass
 class KernelCurves(Measure):
-    """Tabulates the bias of each head, and its weight if the strategy has one, against distance. It reads no text.
+    """Tabulates and draws the bias of each head against the distance from query to key. It reads no text.
 
-    The result has ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. A strategy whose bias is not a
-    function of the distance is skipped.
+    Some strategies also multiply the attention score by a weight that depends on the distance. It is tabulated, too.
+    The result has ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. The measurement is skipped if the
+    strategy has neither a bias nor a weight that is a function of the distance.
 
     Args:
-        length: Number of distances, 0..length-1; None for 32 × the training length.
+        length: Number of distances, 0..length-1; None for 32 × the training length. The table has at most 201 of them,
+            in logarithmic steps.
 
     Raises:
-        UserError: If the length is below 2.
+        UserError: If ``length`` is below 2.
     """
 
     length: int | None = None
@@ -39,36 +42,36 @@ class KernelCurves(Measure):
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 2:
-            raise UserError(f"KernelCurves: length: got {self.length}, expected at least 2 distances")
+            raise UserError(f"KernelCurves: length: got {self.length}, expected at least 2")
 
     def check(self, network: Any, text: Any) -> None:
         require_capabilities(self, network, self.needs)
 
     def skip_reason(self, network: Any) -> str | None:
-        return None if any(True for _ in kernel_tables(network, 2)) else f"{network.name} has no bias by distance"
+        return None if next(kernel_tables(network, 2), None) else f"{network.name} has no bias by distance"
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        trained = network.shape.length
-        length = self.length or 32 * trained
-        tables = list(kernel_tables(network, length))
-        spaced = torch.logspace(0, torch.log10(torch.tensor(float(length - 1))), 200).round().long()
-        distances = sorted({0, *spaced.clamp(max=length - 1).tolist()})
+        training_length = network.shape.length
+        length = self.length or 32 * training_length
+        curves = list(kernel_tables(network, length))
+        distances = sorted({0, *np.geomspace(1, length - 1, 200).round().astype(int).tolist()})
         rows = [
             {"layer": layer, "head": head, "distance": d}
-            | {kind: None if table is None else float(table[head, d]) for kind, table in of_layer.items()}
-            for layer, _, of_layer in tables
+            | {kind: None if table is None else float(table[head, d]) for kind, table in tables.items()}
+            for layer, _, tables in curves
             for head in range(network.shape.heads)
             for d in distances
         ]
-        return Result(self.name, {self.name: rows}, {self.name: _figure(tables, distances, trained, network.name)})
+        figure = _figure(curves, distances, training_length, network.name)
+        return Result(self.name, {self.name: rows}, {self.name: figure})
 
 
 @torch.no_grad()
 def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, Position, dict[str, Tensor | None]]]:
-    """Yield (layer, strategy, bias and weight) for each strategy that has a bias or a weight.
+    """Yield (layer, strategy, tables) for each layer whose strategy has a bias or a weight by distance.
 
-    The layer is "all" if all layers share one strategy. Bias and weight are (H, length) fp32; one of them is None if
-    the strategy does not have it.
+    If all layers share one strategy, it is yielded once, and the layer is "all". The tables have the keys ``bias`` and
+    ``weight``. A table is (heads, distances 0..length-1) fp32, or None if the strategy does not have it.
     """
     positions = network.positions
     for layer, position in enumerate(positions):
@@ -79,19 +82,22 @@ def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, Posi
 
 
 def _figure(
-    tables: list[tuple[str, Position, dict[str, Tensor | None]]], distances: list[int], trained: int, strategy: str
+    curves: list[tuple[str, Position, dict[str, Tensor | None]]],
+    distances: list[int],
+    training_length: int,
+    strategy: str,
 ) -> Figure:
     """Draw the curves of all heads against distance, with a panel for each layer and kind (bias or weight).
 
     Args:
-        tables: The tables of `kernel_tables`. Of more than four layers, the first, the middle and the last are drawn.
+        curves: The results of `kernel_tables`. Of more than four layers, the first, the middle and the last are drawn.
         distances: Distances to draw.
-        trained: Training length, for the mark.
+        training_length: Position of a vertical line in tokens.
         strategy: Name of the strategy, for the titles.
     """
-    few = tables if len(tables) <= 4 else [tables[0], tables[len(tables) // 2], tables[-1]]
-    labels = {"bias": "bias added to the scaled score (nats)", "weight": "weight times the score"}
-    panels = [(layer, kind, t) for layer, _, kinds in few for kind, t in kinds.items() if t is not None]
+    drawn = curves if len(curves) <= 4 else [curves[0], curves[len(curves) // 2], curves[-1]]
+    labels = {"bias": "bias added to the scaled score (nats)", "weight": "factor of the score"}
+    panels = [(layer, kind, t) for layer, _, tables in drawn for kind, t in tables.items() if t is not None]
     figure = Figure(figsize=(7.6, 3.8 * len(panels)), layout="constrained")
     for axes, (layer, kind, table) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         for head, curve in enumerate(table.cpu()):
@@ -99,5 +105,5 @@ def _figure(
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(0, distances[-1])
         title = f"{strategy}: {kind} of each head, layer {layer}"
-        label_axes(axes, trained, xlabel="distance to the key (tokens)", ylabel=labels[kind], title=title)
+        label_axes(axes, training_length, xlabel="distance to the key (tokens)", ylabel=labels[kind], title=title)
     return figure

@@ -53,7 +53,7 @@ class Runner:
         return TokenLoss(groups, self.device)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes, on the CPU. The tensor itself may change."""
+        """Return the sum of a tensor over all processes, on the CPU. The tensor itself may be overwritten."""
         if self.processes > 1:
             torch.distributed.all_reduce(x)
         return x.cpu()
@@ -75,7 +75,7 @@ class Runner:
         """Return a runner for a program without Lightning. The work is divided among the processes of torchrun.
 
         Args:
-            device: ``cpu`` or ``cuda``; None for a GPU if there is one, else the CPU. With ``cuda``, a process of torchrun
+            device: ``cpu`` or ``cuda``; None for a GPU if there is one, else the CPU. A process that torchrun starts
                 uses the GPU of its local rank.
             precision: ``32-true``, ``bf16-mixed``, ``16-mixed``, or ``auto`` to choose by the device.
 
