@@ -172,7 +172,7 @@ def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None
     ("measure", "model", "reason"),
     [
         (FourTerms(), {"name": "KerpleLog"}, "adds nothing to the embeddings"),
-        (FourTerms(), {"name": "Combined", "parts": [SSMax, Sinusoidal]}, "Combined also has transform_qk"),
+        (FourTerms(), {"name": "Combined", "parts": [SSMax, Sinusoidal]}, "Combined also overrides transform_qk"),
         (FourTerms(), {"name": "Sinusoidal", "qk_norm": True}, "qk_norm normalises queries and keys"),
         (KernelCurves(), {"name": "RoPE"}, "no bias by distance"),
         (AttentionStatistics(length=16, blocks=2), {"name": "Learned"}, "only 8 positions"),

@@ -18,6 +18,9 @@ from kerple.measure.runner import Runner
 from kerple.model import Transformer
 from kerple.positions import Position
 
+KernelTables = tuple[str, Position, dict[str, Tensor | None]]
+"""A layer, its strategy, and the tables of `kernel_tables`."""
+
 
 @dataclass
 class KernelCurves(Measure):
@@ -67,7 +70,7 @@ class KernelCurves(Measure):
 
 
 @torch.no_grad()
-def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, Position, dict[str, Tensor | None]]]:
+def kernel_tables(network: Transformer, length: int) -> Iterator[KernelTables]:
     """Yield (layer, strategy, tables) for each layer whose strategy has a bias or a weight by distance.
 
     If all layers share one strategy, it is yielded once, and the layer is "all". The tables have the keys ``bias`` and
@@ -81,12 +84,7 @@ def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, Posi
             yield "all" if len(positions) == 1 else str(layer), position, tables
 
 
-def _figure(
-    curves: list[tuple[str, Position, dict[str, Tensor | None]]],
-    distances: list[int],
-    training_length: int,
-    strategy: str,
-) -> Figure:
+def _figure(curves: list[KernelTables], distances: list[int], training_length: int, strategy: str) -> Figure:
     """Draw the curves of all heads against distance, with a panel for each layer and kind (bias or weight).
 
     Args:
