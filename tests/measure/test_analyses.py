@@ -74,7 +74,7 @@ def test_shift_scores_the_same_segments_at_other_positions(name: str, moves: boo
 def test_shifts_a_strategy_has_no_position_for_are_left_out(tmp_path: Path) -> None:
     measure = ShiftTest(shifts=[0, 4, 5], length=4, blocks=6)
     result = measure.run(model_of("Learned").eval().network, RandomText(tokens=400).text("test"))
-    assert "left out [5]: Learned has only 8 positions" in result.report
+    assert "shifts left out: [5]; Learned has only 8 positions" in result.report
     assert [row["shift"] for row in result.tables["shift"]] == [0, 4]
 
 
@@ -192,7 +192,7 @@ def test_what_a_strategy_cannot_show_is_skipped_with_a_reason(
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     for measure, message in (
         (ShiftTest(blocks=1000), "of 8 targets, but the test split has only 49"),
-        (AttentionMaps(heads=[(2, 0)]), r"got \[\(2, 0\)\], expected layers 0..1"),
+        (AttentionMaps(heads=[(2, 0)]), r"got \[\(2, 0\)\], expected pairs of a layer in 0..1"),
         (FourTerms(length=513), "length: got 513, expected at most 512"),
     ):
         with pytest.raises(UserError, match=message):

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -93,7 +94,7 @@ def byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, i
 
     A byte that is not part of a character is a lone surrogate in the text (``surrogateescape``).
     """
-    offsets = torch.tensor([0, *(len(c.encode("utf-8", "surrogateescape")) for c in text)]).cumsum(0).tolist()
+    offsets = list(accumulate((len(c.encode("utf-8", "surrogateescape")) for c in text), initial=0))
     return [(offsets[start], offsets[end]) for start, end in spans]
 
 
