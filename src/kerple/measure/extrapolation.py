@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 from typing import Any, ClassVar, Literal, get_args
 
@@ -19,9 +20,9 @@ from kerple.measure.measure import (
     require_positive,
     skipped_lengths,
 )
-from kerple.measure.measurement import Measurement, add_block
+from kerple.measure.measurement import Measurement
 from kerple.measure.metrics import ContextGain
-from kerple.measure.protocols import Protocol, ProtocolName
+from kerple.measure.protocols import Protocol, ProtocolName, full
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Network, Windows
@@ -235,15 +236,34 @@ def _measurements(
     token_bytes: Tensor | None = None,
     gain: ContextGain | None = None,
 ) -> list[Measurement]:
-    """Return sums over the blocks of this process. The last two arguments are those of `add_block`."""
+    """Return the sums of losses over the blocks of this process, for the lengths that the network can read.
+
+    Args:
+        network: The model.
+        blocks: The blocks.
+        protocols: The protocols.
+        lengths: The evaluation lengths.
+        runner: Device, precision and processes.
+        token_bytes: Number of bytes of text of each token id, (V,) int64; None for no bits per byte.
+        gain: The context gain, to which the losses of full and windowed at its length are added; None for no gain.
+    """
     measurements = []
     for protocol, length in product(protocols, lengths):
         if length <= length_limit(network):
             groups = length if protocol.name == "per_position" else len(blocks)
             measurements.append(Measurement(protocol, length, runner.losses(groups)))
-    for i, tokens in runner.blocks(blocks):
+    for i, tokens in runner.blocks(blocks):  # (1, N+1)
+        full_losses = cache(partial(full, network, tokens))  # several protocols use them at the same length
         with runner.autocast():
-            add_block(network, tokens, i, measurements, token_bytes, gain)
+            for m in measurements:
+                losses = m.protocol(network, tokens, m.length, full_losses)  # (1, scored targets)
+                if gain is not None and m.protocol.name == "windowed" and m.length == gain.length:
+                    gain.update(full_losses(m.length), losses)
+                if m.by_position:
+                    m.loss.update(losses)
+                else:
+                    scored = tokens[:, 1 + m.protocol.scored_targets(m.length, blocks.length)]
+                    m.loss.update(losses, i, None if token_bytes is None else token_bytes[scored])
     return measurements
 
 

@@ -36,12 +36,12 @@ class TokenLoss:
         """Add losses in nats, fp32 or fp64.
 
         Args:
-            losses: Losses of any shape that all belong to ``group``. If it is None, (…, G): a column for each group.
+            losses: Losses of any shape that all belong to ``group``. If it is None, they belong to the groups 0..G-1 in
+                turn, such as the G positions of successive segments.
             group: Number of the group, 0..G-1, or None.
             text_bytes: Number of bytes of the text of each target, int64, of the losses' shape, for `bits_per_byte`.
         """
         assert losses.dtype in (torch.float32, torch.float64), f"losses have dtype {losses.dtype}"
-        assert group is not None or losses.shape[-1] == len(self.nll), "expected a column of losses for each group"
         groups = slice(None) if group is None else slice(group, group + 1)
         rows = losses.detach().double().reshape(-1, len(self.nll[groups]))  # (n, G) or (n, 1)
         # on CUDA, sums are deterministic and index_add is not
@@ -88,9 +88,7 @@ class ContextGain:
         self.sums, self.squares = torch.zeros(2, 2, bins, dtype=torch.float64, device=device)
 
     def update(self, full: Tensor, windowed: Tensor) -> None:
-        """Add the losses of the same targets of whole segments, (…, L) fp32 or fp64 in nats."""
-        assert full.shape == windowed.shape
-        assert full.shape[-1] == self.length
+        """Add the losses of the same targets of S successive segments, S · L of any shape, fp32 or fp64 in nats."""
         losses = torch.stack([full, windowed - full]).double().reshape(2, -1, self.length)  # (2, S, L)
         means = torch.stack([part.mean(-1) for part in losses.split(self.width, -1)], -1)  # (2, S, bins)
         self.sums += means.sum(1)
