@@ -196,7 +196,7 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp
     ("options", "message"),
     [
         ({"lengths": [8, 12]}, r"lengths: got \[8, 12\]"),
-        ({"protocols": ["sliding"], "stride": 9}, "stride: got 9, .* at most 8"),
+        ({"protocols": ["sliding"], "stride": 9}, "stride: got 9, expected 1 to 8"),
         ({"protocols": ["full"], "window": 4}, "window: got 4"),
         ({"protocols": ["sliding"], "stride": 4, "skip": 27, "block_length": 64}, "skip: got 27, .* or 28 .* to 63"),
         ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),

@@ -202,11 +202,6 @@ def test_the_numbers_of_blocks_of_groups_and_documents_are_limited(
         text.document_blocks(10, None, 0.5, 5, 2)
 
 
-def test_documents_that_are_all_too_short_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"at least 1 blocks of 121 tokens .* the longest document has 120"):
-        Text(CountingText(), [0, 60, 180]).document_blocks(120)
-
-
 def test_perplexity_is_the_exponential_of_the_total_mean_not_a_mean_of_means() -> None:
     loss = TokenLoss()
     loss.update(torch.tensor([6.0, 4.0]), 0, torch.tensor([3, 0]))  # updates of unequal size
