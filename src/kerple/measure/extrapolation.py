@@ -174,29 +174,31 @@ class Extrapolation(Measure):
             raise UserError(f"Extrapolation: {option}: got {self.targets}, {expected}; {advice}")
 
     def _check_protocols(self) -> None:
+        """Raise a UserError if an option of a protocol is missing, out of range or without effect."""
         names, shortest, longest = self.protocols, self.lengths[0], self.lengths[-1]
         if not names or not set(names) <= set(get_args(ProtocolName)):
             expected = ", ".join(get_args(ProtocolName))
             raise UserError(f"Extrapolation: protocols: got {list(names)}, expected one or more of {expected}")
-        for option, (protocol, *others) in OPTIONS.items():
-            value, used = getattr(self, option), not {protocol, *others}.isdisjoint(names)
+        for option, users in OPTIONS.items():
+            value, used = getattr(self, option), not set(users).isdisjoint(names)
             if value is not None and not used:
-                advice = f"add {protocol}, or leave {option} out"
-                raise UserError(f"Extrapolation: {option}: got {value}, expected {protocol} among protocols; {advice}")
+                advice = f"add {users[0]} to protocols, or leave out {option}"
+                raise UserError(f"Extrapolation: {option}: got {value}, but no protocol uses it; {advice}")
             if used and option != "window" and not 1 <= (value or 0) <= shortest:
-                expected = f"1 to {shortest} (the shortest of lengths), because protocols has {protocol}"
+                expected = f"1 to {shortest} (the shortest of lengths) for the protocol {users[0]}"
                 raise UserError(f"Extrapolation: {option}: got {value}, expected {expected}")
         if self.distances != "true" and "keep_first" not in names:
             reason = "because keep_first is not among protocols"
             raise UserError(f"Extrapolation: distances: got {self.distances}, expected true, {reason}")
-        minimum = longest - (self.stride or 0)
+        minimum = longest - (self.stride or 0)  # so that the targets have enough context at every length
         if self.skip and ("sliding" not in names or not minimum <= self.skip < self.targets):
-            expected = (
-                f"0, or {minimum} (longest of lengths minus stride) to {self.targets - 1} if protocols has sliding"
+            expected = f"0, or {minimum} to {self.targets - 1} with the protocol sliding"
+            raise UserError(
+                f"Extrapolation: skip: got {self.skip}, expected {expected}; a larger block_length allows more"
             )
-            raise UserError(f"Extrapolation: skip: got {self.skip}, expected {expected}; block_length sets the maximum")
 
     def _protocols(self, training_length: int) -> list[Protocol]:
+        """Return the protocols with their options. The training length is the default window."""
         window = self.window or training_length
         options: dict[str, dict[str, Any]] = {
             "windowed": {"visibility": Visibility(window)},
@@ -213,6 +215,7 @@ class Extrapolation(Measure):
         return self.lengths if self.sampling == "paper" else [self.targets]
 
     def _blocks(self, text: Text, length: int) -> TextBlocks:
+        """Return the blocks of ``length`` targets to measure."""
         if self.documents:
             limits = self.blocks_per_group, self.blocks_per_document
             return text.document_blocks(length, self.blocks, self.overlap, *limits)

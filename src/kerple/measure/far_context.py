@@ -63,12 +63,12 @@ def counterparts(groups: Sequence[Any]) -> list[int]:
         members.setdefault(group, []).append(i)
     if len(members) < 2:
         advice = "use a longer text or a shorter length"
-        raise UserError(f"data: got long enough text of one document or group, expected at least two; {advice}")
+        raise UserError(f"data: got text of one document or group that is long enough, expected two or more; {advice}")
     first, *others = members.values()
-    found: dict[int, int] = {}
+    counterpart: dict[int, int] = {}
     for blocks, next_blocks in pairwise([first, *others, first]):
-        found |= zip(blocks, cycle(next_blocks), strict=False)
-    return [found[i] for i in range(len(groups))]
+        counterpart |= zip(blocks, cycle(next_blocks), strict=False)
+    return [counterpart[i] for i in range(len(groups))]
 
 
 def document_groups(text: Text, documents: list[int]) -> list[Any]:

@@ -63,7 +63,7 @@ class GapCurve(Measure):
 
     def skip_reason(self, network: Network) -> str | None:
         inputs = self.context + self.k
-        return None if self.fitting_gaps(network) else f"{network.name} has less than {inputs} positions (context + k)"
+        return None if self.fitting_gaps(network) else f"{network.name} has fewer than {inputs} positions (context + k)"
 
     def fitting_gaps(self, network: Network) -> list[int]:
         """Return 0 and the gaps for which the network has enough positions, in ascending order."""

@@ -27,7 +27,7 @@ class Measure(ABC):
     """Classes of which the network must be an instance, such as the capabilities in `kerple.model.network`."""
 
     def run(self, network: Network, text: Any, runner: Runner | None = None) -> Result:
-        """Check the network and the text, and measure the network. If there are several processes, each must call it.
+        """Check the network and the text, and measure the network. Every process must call this method.
 
         Args:
             network: The network, in evaluation mode.

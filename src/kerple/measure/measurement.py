@@ -36,7 +36,7 @@ class Measurement:
         return rows
 
     def scalars(self) -> dict[str, float]:
-        """Return perplexity by name, and bits per byte if bytes are known; nothing for ``per_position``."""
+        """Return the perplexity by name, and the bits per byte if bytes are known. ``per_position`` has neither."""
         if self.by_position:
             return {}
         name = f"{self.protocol.label}/{self.length}"

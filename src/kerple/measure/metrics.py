@@ -54,7 +54,7 @@ class TokenLoss:
         return (self.nll.sum() / self.targets.sum()).exp()
 
     def bits_per_byte(self) -> Tensor:
-        """Return the bits of loss per byte of text, () fp64. They do not depend on the number of tokens of the text."""
+        """Return the bits of loss per byte of text, () fp64, which can be compared between tokenizers."""
         return self.nll.sum() / self.text_bytes.sum() / math.log(2)  # in this order the result is fp64
 
     def rows(self, protocol: str, length: int, by_position: bool = False) -> list[Row]:
@@ -88,7 +88,7 @@ class ContextGain:
         self.sums, self.squares = torch.zeros(2, 2, bins, dtype=torch.float64, device=device)
 
     def update(self, full: Tensor, windowed: Tensor) -> None:
-        """Add the losses of the same targets of S successive segments, S · L of any shape, fp32 or fp64 in nats."""
+        """Add losses of the targets of successive segments, with full attention and with the window, in nats."""
         losses = torch.stack([full, windowed - full]).double().reshape(2, -1, self.length)  # (2, S, L)
         means = torch.stack([part.mean(-1) for part in losses.split(self.width, -1)], -1)  # (2, S, bins)
         self.sums += means.sum(1)

@@ -63,7 +63,7 @@ def distance_covering(cumulative: Tensor, fraction: float) -> int:
 
 
 def smallest_sufficient(perplexities: Mapping[int, float]) -> int:
-    """Return the smallest window that is sufficient, if all larger windows are sufficient, too.
+    """Return the smallest window such that it and all larger windows are sufficient.
 
     Args:
         perplexities: Perplexity of each window. The largest window is the whole block, that is, full attention.
