@@ -202,6 +202,7 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp
             {"protocols": ["sliding"], "stride": 4, "skip": 27, "block_length": 64},
             "skip: got 27, expected 0, or 28 to 63",
         ),
+        ({"blocks_per_group": 1}, "documents: got false, expected true, because blocks_per_group"),
         ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),
         ({"lengths": [8, 256]}, "of 256 targets, but the test split has only 0"),
         ({"sampling": "paper"}, "segments: got 320, but there are only 6"),

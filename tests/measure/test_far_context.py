@@ -85,8 +85,6 @@ def test_far_context_and_extrapolation_read_the_same_blocks() -> None:
     measures = FarContext([16, 32], K, **options), Extrapolation([8, 32], ["full"], documents=True, **options)
     for about in (measure.run(ours(), text).about for measure in measures):
         assert (about["block_document"], about["groups"]) == ([0, 2], ["x", "y"])
-    with pytest.raises(UserError, match="documents: got false, expected true, because blocks_per_group"):
-        Extrapolation([8, 32], ["full"], blocks_per_group=1)
 
 
 class LastTokens:

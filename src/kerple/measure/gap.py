@@ -17,6 +17,8 @@ from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Network, Offset
 
+NO_CONTEXT = "no context"
+
 
 @dataclass
 class GapCurve(Measure):
@@ -75,37 +77,36 @@ class GapCurve(Measure):
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         gaps, blocks = self.fitting_gaps(network), self._blocks(text)
-        sums = [runner.losses(len(blocks)) for _ in (None, *gaps)]  # without context, and for each gap
+        sums = {gap: runner.losses(len(blocks)) for gap in (NO_CONTEXT, *gaps)}
         for i, tokens in runner.blocks(blocks):
             with runner.autocast():
-                sums[0].update(network.losses(tokens[:, -self.k - 1 :], self.k), i)
-                for gap, loss in zip(gaps, sums[1:], strict=True):
+                sums[NO_CONTEXT].update(network.losses(tokens[:, -self.k - 1 :], self.k), i)
+                for gap in gaps:
                     offset = gap * (torch.arange(self.context + self.k, device=runner.device) >= self.context)
-                    loss.update(network.losses(tokens, self.k, offset=offset), i)
-        runner.synchronise(*sums)
+                    sums[gap].update(network.losses(tokens, self.k, offset=offset), i)
+        runner.synchronise(*sums.values())
         assert blocks.documents is not None
-        losses, documents = torch.stack([loss.nll for loss in sums]).numpy() / self.k, blocks.documents.tolist()
+        losses, documents = {gap: (loss.nll / self.k).numpy() for gap, loss in sums.items()}, blocks.documents.tolist()
         rows = [
-            {"gap": label, "document": document, "loss": loss}
-            for label, losses_at_gap in zip(["no context", *gaps], losses.tolist(), strict=True)
-            for document, loss in zip(documents, losses_at_gap, strict=True)
+            {"gap": gap, "document": document, "loss": loss}
+            for gap, by_document in losses.items()
+            for document, loss in zip(documents, by_document.tolist(), strict=True)
         ]
-        table = sums[0].rows(f"no_context{self.k}", self.k)
-        for gap, loss in zip(gaps, sums[1:], strict=True):
-            table += loss.rows(f"gap{self.k}", gap + self.context + self.k)
-        curve = [
-            (gap, *_remaining_fraction(losses[0], losses[1], far)) for gap, far in zip(gaps, losses[1:], strict=True)
+        loss_rows = sums[NO_CONTEXT].rows(f"no_context{self.k}", self.k)
+        loss_rows += [row for gap in gaps for row in sums[gap].rows(f"gap{self.k}", gap + self.context + self.k)]
+        none, near = losses[NO_CONTEXT], losses[0]
+        curve = [(gap, *_remaining_fraction(none, near, losses[gap])) for gap in gaps[1:]]
+        lines = [
+            f"gap curve: {len(blocks)} documents, loss without context {none.mean():.3f}, with it {near.mean():.3f}"
         ]
-        means = losses.mean(1)
-        lines = [f"gap curve: {len(blocks)} documents, loss without context {means[0]:.3f}, with it {means[1]:.3f}"]
-        for (gap, fraction, low, high), mean in zip(curve[1:], means[2:], strict=True):
+        for gap, fraction, low, high in curve:
             effect = f"keeps {fraction:.0%} of its gain ({low:.0%} to {high:.0%})" if high > 0 else "harms"
-            lines.append(f"gap of {gap:,}: loss {mean:.3f}, the context {effect}")
+            lines.append(f"gap of {gap:,}: loss {losses[gap].mean():.3f}, the context {effect}")
         about = {"strategy": network.name, "training_length": network.training_length, "split": text.split}
         about |= {"context": self.context, "k": self.k, "block_document": documents, "precision": runner.precision}
-        scalars = {f"gap/kept/{gap}": fraction for gap, fraction, *_ in curve[1:]}
-        figures = {self.name: _figure(curve[1:], network, len(blocks))} if len(curve) > 1 else {}
-        return Result(self.name, {self.name: rows}, figures, table, about, scalars, "\n".join(lines))
+        scalars = {f"gap/kept/{gap}": fraction for gap, fraction, *_ in curve}
+        figures = {self.name: _figure(curve, network, len(blocks))} if curve else {}
+        return Result(self.name, {self.name: rows}, figures, loss_rows, about, scalars, "\n".join(lines))
 
     def _blocks(self, text: Text) -> TextBlocks:
         """Return the first block of each of the first documents that are long enough."""
