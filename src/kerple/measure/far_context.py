@@ -192,7 +192,7 @@ class FarContext(Measure):
         about |= {"groups": [groups[documents.index(document)] for document in dict.fromkeys(documents)]}
         title = f"{network.name}: effect of distant text, {len(set(documents))} documents"
         figures = {self.name: _figure(intervals, training_length, title)} if intervals else {}
-        rows = table.to_dict("records")
+        rows: Any = table.to_dict("records")
         return Result(self.name, {self.name: rows}, figures, loss_rows, about, scalars, "\n".join(lines))
 
     def _targets(self, training_length: int) -> int:
