@@ -100,7 +100,7 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: st
 def test_numbers_that_are_missing_are_an_error(tmp_path: Path, change: dict[str, Any]) -> None:
     test = write_run(tmp_path / "run", "RoPE", 1236, CURVE)
     results.write_compressed(test / results.TABLE, results.read(test)[0].astype(object).assign(**change))
-    with pytest.raises(ValueError, match=r"results\.csv\.gz: is not a file of results"):
+    with pytest.raises(ValueError, match=r"results\.csv\.gz: cannot be read as results"):
         results.read(test)
 
 

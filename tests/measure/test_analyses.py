@@ -1,4 +1,4 @@
-"""Measurements on a text: numbers against a second computation, and figures."""
+"""Measurements on a text: numbers against a second computation, and files of figures."""
 
 import math
 from functools import partial
@@ -15,7 +15,7 @@ from kerple.base.errors import UserError
 from kerple.measure.attention import AttentionMaps, AttentionStatistics
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.four_terms import TERMS, FourTerms, four_terms, spread
-from kerple.measure.kernels import KernelCurves
+from kerple.measure.kernel_curves import KernelCurves
 from kerple.measure.measure import Measure
 from kerple.measure.protocols import full, windowed
 from kerple.measure.receptive_field import ReceptiveField
@@ -30,7 +30,7 @@ from tests.toy import RandomText, small_model, trainer
 
 
 def model_of(name: str, qk_norm: bool = False, per_layer: bool | None = None, **options: Any) -> LanguageModel:
-    """A model of two layers with large weights, because initial weights make all tokens equally likely."""
+    """Return a model of two layers with large weights. With initial weights, all tokens are almost equally likely."""
     position = partial(strategies()[name], **options)
     model = small_model(position, vocabulary=23, layers=2, lr=0.01, per_layer=per_layer, qk_norm=qk_norm)
     with torch.no_grad():
@@ -40,8 +40,8 @@ def model_of(name: str, qk_norm: bool = False, per_layer: bool | None = None, **
     return model
 
 
-def measured(folder: Path, measure: Measure, model: LanguageModel) -> pd.DataFrame | None:
-    """The table of a measurement, or None. The model is then in evaluation mode."""
+def table_of(folder: Path, measure: Measure, model: LanguageModel) -> pd.DataFrame | None:
+    """Measure a model in evaluation mode, and return the table, or None if the measurement has none."""
     result = measure.run(model.eval().network, RandomText(tokens=400).text("test"))
     assert result.skipped is None, result.skipped
     result.write(folder)
@@ -57,10 +57,10 @@ def blocks_of(length: int, count: int) -> Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "moves"), [("Sinusoidal", True), ("KerpleLog", False)])
-def test_shift_scores_the_same_segments_at_other_positions(name: str, moves: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "changes"), [("Sinusoidal", True), ("KerpleLog", False)])
+def test_shift_scores_the_same_blocks_at_shifted_positions(name: str, changes: bool, tmp_path: Path) -> None:
     model = model_of(name)
-    table = measured(tmp_path, ShiftTest(shifts=[100, 0, 7], blocks=6), model)
+    table = table_of(tmp_path, ShiftTest(shifts=[100, 0, 7], blocks=6), model)
     assert table["shift"].tolist() == [0, 7, 100]
     tokens = blocks_of(8, 6)
     for row in table.itertuples():
@@ -68,24 +68,24 @@ def test_shift_scores_the_same_segments_at_other_positions(name: str, moves: boo
         assert row.nll_sum == pytest.approx(float(loss.sum()), rel=1e-6)
         assert row.ppl == pytest.approx(math.exp(float(loss.mean())), rel=1e-6)
         assert row.targets == 48
-    assert (abs(table["ppl"][2] / table["ppl"][0] - 1) > 1e-3) == moves
+    assert (abs(table["ppl"][2] / table["ppl"][0] - 1) > 1e-3) == changes
 
 
-def test_shifts_a_strategy_has_no_position_for_are_left_out(tmp_path: Path) -> None:
+def test_shifts_beyond_the_last_position_are_left_out() -> None:
     measure = ShiftTest(shifts=[0, 4, 5], length=4, blocks=6)
     result = measure.run(model_of("Learned").eval().network, RandomText(tokens=400).text("test"))
-    assert "left out [5]: Learned has only 8 positions" in result.report
+    assert "shifts left out: [5]; Learned has only 8 positions" in result.report
     assert [row["shift"] for row in result.tables["shift"]] == [0, 4]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_kernels_are_the_strategys_tables(per_layer: bool, tmp_path: Path) -> None:
+def test_kernel_curves_equal_the_hooks_of_the_strategy(per_layer: bool, tmp_path: Path) -> None:
     model = model_of("KerpleBiasWeight" if per_layer else "KerpleLog", per_layer=per_layer)
     positions = model.network.positions
-    for parameter in positions[-1].parameters():  # or both layers would have the same kernel
+    for parameter in positions[-1].parameters():  # so that the layers differ
         parameter.mul_(2)
-    table = measured(tmp_path, KernelCurves(length=100), model)
+    table = table_of(tmp_path, KernelCurves(length=100), model)
     assert set(table["distance"]) >= {0, 1, 2, 3, 99}
     assert set(table["layer"]) == ({0, 1} if per_layer else {"all"})
     for row in table.itertuples():
@@ -97,7 +97,7 @@ def test_kernels_are_the_strategys_tables(per_layer: bool, tmp_path: Path) -> No
 
 
 @torch.no_grad()
-def test_kernels_have_a_trajectory_of_bounded_length_that_survives_a_resumption(
+def test_the_trajectory_of_kernels_is_bounded_and_continues_after_a_resumption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_records, "MAX_RECORDS", 4)
@@ -125,10 +125,10 @@ def test_kernels_have_a_trajectory_of_bounded_length_that_survives_a_resumption(
 @torch.no_grad()
 def test_receptive_field_windows_are_windowed_perplexities(tmp_path: Path) -> None:
     model = model_of("KerpleLog")
-    shares = measured(tmp_path, ReceptiveField(length=16, blocks=6), model)
+    fractions = table_of(tmp_path, ReceptiveField(length=16, blocks=6), model)
     tokens = blocks_of(16, 6)
-    assert shares["distance"].tolist() == list(range(16))
-    assert shares["cumulative"].iloc[-1] == pytest.approx(1, abs=1e-9)
+    assert fractions["distance"].tolist() == list(range(16))
+    assert fractions["cumulative"].iloc[-1] == pytest.approx(1, abs=1e-9)
     table = pd.read_csv(tmp_path / "receptive_window.csv")
     assert table["window"].tolist() == [1, 2, 4, 8, 16]
     whole = math.exp(float(full(model.network, tokens, 16).double().mean()))
@@ -140,31 +140,30 @@ def test_receptive_field_windows_are_windowed_perplexities(tmp_path: Path) -> No
 
 
 @torch.no_grad()
-def test_attention_statistics_are_those_of_each_layer_and_head(tmp_path: Path) -> None:
+def test_attention_statistics_equal_a_loop_over_layers_and_heads(tmp_path: Path) -> None:
     model, probabilities = model_of("KerpleLog"), {}
-    table = measured(tmp_path, AttentionStatistics(length=8, blocks=3), model)
+    table = table_of(tmp_path, AttentionStatistics(length=8, blocks=3), model)
     model.network.visit_attention(blocks_of(8, 3)[:, :-1], lambda layer, p: probabilities.update({layer: p}))
     for row in table.itertuples():
         p = probabilities[row.layer][:, row.head].double()  # (3, T, T)
-        back = torch.arange(8)[:, None] - torch.arange(8)
+        distance = torch.arange(8)[:, None] - torch.arange(8)
         assert row.entropy == pytest.approx(float(-torch.xlogy(p, p).sum(-1).mean()), rel=1e-5)
-        assert row.distance == pytest.approx(float((p * back).sum(-1).mean()), rel=1e-5)
+        assert row.distance == pytest.approx(float((p * distance).sum(-1).mean()), rel=1e-5)
     assert table["entropy"].nunique() == len(table) == 4
 
 
 def test_attention_maps_are_drawn(tmp_path: Path) -> None:
-    table = measured(tmp_path, AttentionMaps(heads=[(1, 0), (0, 1)], length=6), model_of("T5"))
-    assert table is None  # a table would have T² rows for each head
+    assert table_of(tmp_path, AttentionMaps(heads=[(1, 0), (0, 1)], length=6), model_of("T5")) is None
 
 
 @torch.no_grad()
-def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None:
+def test_the_table_of_four_terms_has_means_over_blocks(tmp_path: Path) -> None:
     model = model_of("Sinusoidal")
-    table = measured(tmp_path, FourTerms(blocks=4), model)
+    table = table_of(tmp_path, FourTerms(blocks=4), model)
     assert len(table) == 2 * 5
-    texts = [four_terms(model.network, block[None]) for block in blocks_of(8, 4)[:, :-1]]
+    expected = [four_terms(model.network, block[None]) for block in blocks_of(8, 4)[:, :-1]]
     for row in table.itertuples():
-        variances = [float(spread(terms[row.term])[row.head]) ** 2 for terms in texts]
+        variances = [float(spread(terms[row.term])[row.head]) ** 2 for terms in expected]
         assert row.standard_deviation == pytest.approx(math.sqrt(sum(variances) / 4), rel=1e-4, abs=1e-6)
 
 
@@ -172,13 +171,13 @@ def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None
     ("measure", "model", "reason"),
     [
         (FourTerms(), {"name": "KerpleLog"}, "adds nothing to the embeddings"),
-        (FourTerms(), {"name": "Combined", "parts": [SSMax, Sinusoidal]}, "Combined also has transform_qk"),
+        (FourTerms(), {"name": "Combined", "parts": [SSMax, Sinusoidal]}, "Combined also overrides transform_qk"),
         (FourTerms(), {"name": "Sinusoidal", "qk_norm": True}, "qk_norm normalises queries and keys"),
         (KernelCurves(), {"name": "RoPE"}, "no bias by distance"),
         (AttentionStatistics(length=16, blocks=2), {"name": "Learned"}, "only 8 positions"),
     ],
 )
-def test_what_a_strategy_cannot_show_is_skipped_with_a_reason(
+def test_a_measurement_that_does_not_apply_is_skipped_with_a_reason(
     measure: Measure, model: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network, text = model_of(**model).eval().network, RandomText(tokens=400).text("test")
@@ -189,42 +188,45 @@ def test_what_a_strategy_cannot_show_is_skipped_with_a_reason(
     assert reason in capsys.readouterr().out
 
 
-def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
-    for measure, message in (
+@pytest.mark.parametrize(
+    ("measure", "message"),
+    [
         (ShiftTest(blocks=1000), "of 8 targets, but the test split has only 49"),
-        (AttentionMaps(heads=[(2, 0)]), r"got \[\(2, 0\)\], expected layers 0..1"),
+        (AttentionMaps(heads=[(2, 0)]), r"got \[\(2, 0\)\], expected pairs of a layer in 0..1"),
         (FourTerms(length=513), "length: got 513, expected at most 512"),
-    ):
-        with pytest.raises(UserError, match=message):
-            measured(tmp_path, measure, model_of("Sinusoidal"))
+    ],
+)
+def test_options_out_of_range_are_an_error(measure: Measure, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        table_of(tmp_path, measure, model_of("Sinusoidal"))
 
 
 @pytest.mark.parametrize("measure", [ShiftTest(length=4), ReceptiveField(8, 4), Extrapolation([8, 32])], ids=type)
-def test_a_model_whose_losses_are_not_finite_is_an_error(tmp_path: Path, measure: Measure) -> None:
+def test_losses_that_are_not_finite_are_an_error(tmp_path: Path, measure: Measure) -> None:
     model = model_of("KerpleLog")
     torch.nn.init.constant_(model.network.embedding.weight, math.nan)
     with pytest.raises(UserError, match="not finite; check the weights for NaN"):
-        measured(tmp_path, measure, model)
+        table_of(tmp_path, measure, model)
 
 
-# The sum of the four terms is the scores of the model
+# The sum of the four terms equals the scores of the model
 
 LLAMA = {"norm": "rms", "bias": False, "kv_heads": 2, "embedding_norm": True}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "options"), [("Learned", {}), ("Sinusoidal", LLAMA)])
-def test_terms_add_up_to_the_models_own_scores(name: str, options: dict) -> None:
+def test_four_terms_and_the_rest_add_up_to_the_scores_of_the_model(name: str, options: dict) -> None:
     network = Transformer(Shape(32, 4, 32), 2, 50, strategies()[name], init=0.2, **options).eval()
     tokens = torch.randint(50, (2, 12))
-    # norms start at 1, biases at 0, a table of positions near it: give them something to say
+    # random norms, biases and positions, because their initial values are 1, 0 and close to 0
     for parameter in (*network.positions.parameters(), *(p for p in network.parameters() if p.ndim == 1)):
         parameter.normal_()
-    seen: list[Tensor] = []
-    hook = network.blocks[0].attention.qkv.register_forward_hook(lambda m, i, output: seen.append(output))
+    outputs: list[Tensor] = []
+    hook = network.blocks[0].attention.qkv.register_forward_hook(lambda m, i, output: outputs.append(output))
     network(tokens)
     hook.remove()
-    q, k, _ = network.blocks[0].attention.split(seen[0])  # (B, H, T, δ), (B, G, T, δ)
+    q, k, _ = network.blocks[0].attention.split(outputs[0])  # (B, heads, T, δ), (B, key heads, T, δ)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     expected = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     terms = four_terms(network, tokens)
@@ -235,22 +237,21 @@ def test_terms_add_up_to_the_models_own_scores(name: str, options: dict) -> None
 
 
 @torch.no_grad()
-def test_each_term_depends_on_what_it_is_named_after(tiny_network) -> None:
-    network, same = tiny_network("Learned"), torch.full((1, 12), 7)
-    terms = four_terms(network, same)
+def test_terms_are_zero_without_their_words_or_positions(tiny_network) -> None:
+    network, tokens = tiny_network("Learned"), torch.full((1, 12), 7)
+    assert four_terms(network, tokens)["position-position"].std() > 0
     network.positions[0].table.zero_()
-    without = four_terms(network, same)
-    assert not any(without[t].any() for t in TERMS[1:])  # no position, no term with one
-    torch.testing.assert_close(without["word-word"], without["word-word"][..., :1, :1].expand(-1, -1, 12, 12))
-    assert terms["position-position"].std() > 0
+    words = four_terms(network, tokens)
+    assert not any(words[term].any() for term in TERMS[1:])
+    torch.testing.assert_close(words["word-word"], words["word-word"][..., :1, :1].expand(-1, -1, 12, 12))
     network.positions[0].table.normal_()
     network.embedding.weight.zero_()
-    wordless = four_terms(network, same)
-    assert not any(wordless[t].any() for t in TERMS[:3])
-    assert wordless["position-position"].any()
+    positions = four_terms(network, tokens)
+    assert not any(positions[term].any() for term in TERMS[:3])
+    assert positions["position-position"].any()
 
 
-def test_words_that_the_strategy_scales_are_still_words(tiny_network) -> None:
+def test_terms_of_scaled_words_equal_terms_of_scaled_embeddings(tiny_network) -> None:
     scaled, plain = tiny_network("Sinusoidal", scaled=True), tiny_network("Sinusoidal")
     plain.load_state_dict(scaled.state_dict())
     plain.embedding.weight.data *= 32**0.5  # the same model
@@ -258,9 +259,9 @@ def test_words_that_the_strategy_scales_are_still_words(tiny_network) -> None:
     torch.testing.assert_close(four_terms(scaled, tokens), four_terms(plain, tokens), rtol=1e-4, atol=1e-5)
 
 
-def test_spread_ignores_the_future_and_what_softmax_ignores() -> None:
+def test_spread_ignores_future_keys_and_the_mean_of_each_query() -> None:
     term = torch.zeros(1, 1, 3, 3)
     term[0, 0] = torch.tensor([[5.0, 99.0, 99.0], [1.0, 3.0, 99.0], [0.0, 0.0, 3.0]])
-    # rows around their means: 0 | -1, 1 | -1, -1, 2: squares 0 + 2 + 6 over 6 entries
+    # differences from the row means: 0; -1, 1; -1, -1, 2. Their squares add up to 8 in 6 entries.
     assert float(spread(term)) == pytest.approx((8 / 6) ** 0.5)
     assert float(spread(term + torch.tensor([[1.0], [20.0], [300.0]]))) == pytest.approx((8 / 6) ** 0.5)

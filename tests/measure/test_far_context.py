@@ -1,4 +1,4 @@
-"""Far context against a loop over single forward passes, and for a network that reads only the last tokens."""
+"""FarContext against a loop over single forward passes, and with a network that reads only the last tokens."""
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from kerple.positions import KerpleLog, Shape
 from tests.hf.tiny import hf
 
 VOCABULARY, SHORT, K = 30, 8, 3
-BEGINS, TOKENS = [0, 40, 50, 120], 170  # documents of 40, 10, 70 and 50 tokens: the second is too short
+BEGINS, TOKENS = [0, 40, 50, 120], 170  # documents of 40, 10, 70 and 50 tokens; 10 are too few for a block
 
 
 def text_of(groups: list[str] | None = None) -> Text:
@@ -36,39 +36,37 @@ def ours() -> Transformer:
 def gpt2():
     torch.manual_seed(0)
     sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}
-    return hugging_face_network(
-        hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, **sizes)).double().eval(), SHORT
-    )
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, **sizes))
+    return hugging_face_network(model.double().eval(), SHORT)
 
 
 @torch.no_grad()
 def loss(network, context: Tensor, target: int) -> float:
-    """Loss of one target after a context, by a softmax in fp64 of the last logits of one forward pass."""
+    """Return the loss of one target after a context, from the last logits of a forward pass in fp64."""
     logits = (network.model(context[None]).logits if hasattr(network, "model") else network(context[None]))[0, -1]
     assert logits.dtype == torch.float64
     return float(torch.logsumexp(logits, 0) - logits[target])
 
 
 @pytest.mark.parametrize("make", [ours, gpt2])
-@pytest.mark.parametrize("groups", [None, ["x", "y", "y", "x"]])
-def test_every_reading_is_a_loop_over_single_forward_passes(make, groups) -> None:
+@pytest.mark.parametrize(("groups", "others"), [(None, [1, 3, 3, 0]), (["x", "y", "y", "x"], [1, 0, 3, 2])])
+def test_losses_equal_a_loop_over_single_forward_passes(make, groups, others) -> None:
     network, text = make(), text_of(groups)
     result = FarContext(lengths=[16, 32], k=K).run(network, text)
     tokens = torch.as_tensor(text.stream.read(0, TOKENS))
     blocks = [(0, 0), (2, 50), (2, 82), (3, 120)]  # document, first token: blocks of 32 targets need 33 tokens
-    foreign_of = {None: [1, 3, 3, 0], "groups": [1, 0, 3, 2]}["groups" if groups else None]
     for length in (16, 32):
-        means: dict[int, list[list[float]]] = {}
-        for (document, start), other in zip(blocks, foreign_of, strict=True):
-            block, strange = tokens[start : start + 33], tokens[blocks[other][1] : blocks[other][1] + 33]
-            sums = [0.0, 0.0, 0.0]
+        means: dict[int, list[list[float]]] = {}  # of each block, by document
+        for (document, start), other in zip(blocks, others, strict=True):
+            block, other_block = tokens[start : start + 33], tokens[blocks[other][1] : blocks[other][1] + 33]
+            block_means = [0.0, 0.0, 0.0]
             for t in range(32 - K, 32):  # the input before each of the last k targets
                 own = block[32 - length : t + 1]
-                near = block[32 - SHORT : t + 1]
-                foreign = torch.cat([strange[: length - SHORT], near])
-                for r, context in enumerate((own, near, foreign)):
-                    sums[r] += loss(network, context, int(block[t + 1])) / K
-            means.setdefault(document, []).append(sums)
+                none = block[32 - SHORT : t + 1]
+                foreign = torch.cat([other_block[: length - SHORT], none])
+                for i, context in enumerate((own, none, foreign)):
+                    block_means[i] += loss(network, context, int(block[t + 1])) / K
+            means.setdefault(document, []).append(block_means)
         for document, values in means.items():
             own, none, foreign = np.mean(values, 0)
             (row,) = [r for r in result.tables["far_context"] if (r["length"], r["document"]) == (length, document)]
@@ -87,12 +85,10 @@ def test_far_context_and_extrapolation_read_the_same_blocks() -> None:
     measures = FarContext([16, 32], K, **options), Extrapolation([8, 32], ["full"], documents=True, **options)
     for about in (measure.run(ours(), text).about for measure in measures):
         assert (about["block_document"], about["groups"]) == ([0, 2], ["x", "y"])
-    with pytest.raises(UserError, match="documents: got false, expected true, which blocks_per_group"):
-        Extrapolation([8, 32], ["full"], blocks_per_group=1)
 
 
 class LastTokens:
-    """A network without positions whose losses depend on the last three inputs only."""
+    """A network without positions, whose losses depend only on the last three inputs."""
 
     name, training_length = "LastTokens", SHORT
 
@@ -102,7 +98,7 @@ class LastTokens:
         return losses if last is None else losses[:, -last:]
 
 
-def test_a_network_that_reads_the_last_tokens_only_gains_nothing() -> None:
+def test_effects_are_zero_for_a_network_that_reads_only_the_last_tokens() -> None:
     for row in FarContext(lengths=[16, 32], k=K).run(LastTokens(), text_of()).tables["far_context"]:
         assert [row[name] for name in ("gain", "content", "disturbance")] == pytest.approx([0, 0, 0], abs=1e-12)
 
@@ -113,7 +109,7 @@ def test_counterparts_come_from_the_next_group() -> None:
         counterparts([0, 0])
 
 
-def test_use_needs_both_a_gain_and_content() -> None:
+def test_the_verdict_use_requires_gain_and_content() -> None:
     assert verdict((0.01, 0.02), (0.1, 0.2)) == "distant text is used"
     assert verdict((-0.4, -0.3), (0.2, 0.3)) == "distant text is harmful"
     for gain, content in (((0.01, 0.02), (-0.1, 0.2)), ((-0.01, 0.02), (0.1, 0.2))):
@@ -125,23 +121,16 @@ def test_use_needs_both_a_gain_and_content() -> None:
     [
         ({"lengths": [8]}, text_of(), "lengths: got 8, expected more than 8, the training length"),
         ({"lengths": [16], "k": 8}, text_of(), "k: got 8, expected less than 8"),
-        ({"lengths": [256]}, text_of(), "the longest document has 70 tokens"),
+        ({"lengths": [70]}, text_of(), "at least 1 blocks of 71 tokens .* the longest document has 70 tokens"),
         ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64), [0]), "text of one document"),
-        (
-            {"lengths": [16]},
-            Text(torch.zeros(99, dtype=torch.int64)),
-            "documents of the text are not known; use TokenShards",
-        ),
+        ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64)), "documents of the text are not known; use Token"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is_read(options, text, message) -> None:
-    class Untouchable(LastTokens):
-        def losses(self, tokens, last=None):
-            raise AssertionError("read")
-
+def test_wrong_options_and_texts_are_an_error_before_the_measurement(options, text, message) -> None:
+    network = LastTokens()
+    network.losses = lambda *_: pytest.fail("the text was read")
     with pytest.raises(UserError, match=message):
-        FarContext(**options).run(Untouchable(), text)
-    unknown = LastTokens()
-    unknown.training_length = None
+        FarContext(**options).run(network, text)
+    network.training_length = None
     with pytest.raises(UserError, match="the training length of LastTokens is not known"):
-        FarContext(lengths=[16]).run(unknown, text_of())
+        FarContext(lengths=[16]).run(network, text_of())

@@ -1,4 +1,4 @@
-"""Protocols and blocks of documents against loops, and their sums."""
+"""Protocols and blocks of documents against loops, and sums of losses."""
 
 import math
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.data.text import Text
+from kerple.data.text import Text, TextBlocks
 from kerple.measure import protocols
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.metrics import TokenLoss
@@ -25,7 +25,7 @@ VOCABULARY = 23
 def network_of(length: int = 8, strategy: type[Position] = KerpleLog, layers: int = 2) -> Transformer:
     torch.manual_seed(0)
     network = Transformer(Shape(16, 2, length), layers, VOCABULARY, strategy)
-    for parameter in network.parameters():  # far from uniform predictions, or a wrong context would hardly show
+    for parameter in network.parameters():  # with almost uniform predictions, a wrong context has no effect
         parameter.data.mul_(6 if parameter.ndim > 1 else 1)
     return network.eval().requires_grad_(False)
 
@@ -35,13 +35,13 @@ def tokens_of(block: int, blocks: int = 1) -> Tensor:
 
 
 def loss_of_one(network: Transformer, tokens: Tensor, start: int, target: int, window: int | None = None) -> float:
-    """Loss of token ``target + 1`` given tokens start..target of one block (N+1,), by a softmax written out in fp64."""
+    """Return the loss of token ``target + 1`` given tokens start..target of a block (N+1,), by a softmax in fp64."""
     logits = network(tokens[None, start : target + 1], Visibility(window))[0, -1].double()
     return -float(logits[tokens[target + 1]] - logits.exp().sum().log())
 
 
 class Counter(Windows):
-    """A network whose loss of a target is the target itself: a list of losses says which targets were scored."""
+    """A network whose loss of a target is the target itself, so that losses show which targets were scored."""
 
     name, training_length = "Counter", None
 
@@ -58,7 +58,7 @@ class Counter(Windows):
 @pytest.mark.parametrize(
     ("length", "block", "window"), [(8, 48, None), (20, 53, None), (8, 48, 3), (20, 48, 1), (20, 48, 8)]
 )
-def test_full_and_windowed_are_loops_over_segments_and_a_mask(length: int, block: int, window: int | None) -> None:
+def test_full_and_windowed_equal_a_loop_over_targets(length: int, block: int, window: int | None) -> None:
     network, tokens = network_of(), tokens_of(block, blocks=2)
     expected = [[loss_of_one(network, row, t // length * length, t, window) for t in range(block)] for row in tokens]
     losses = full(network, tokens, length) if window is None else windowed(network, tokens, length, Visibility(window))
@@ -66,11 +66,11 @@ def test_full_and_windowed_are_loops_over_segments_and_a_mask(length: int, block
 
 
 @pytest.mark.parametrize(("length", "stride", "skip"), [(8, 3, 5), (12, 12, 20), (20, 7, 0), (47, 4, 5)])
-def test_sliding_is_the_loop_over_steps(length: int, stride: int, skip: int) -> None:
+def test_sliding_equals_a_loop_over_steps(length: int, stride: int, skip: int) -> None:
     network, tokens, block = network_of(), tokens_of(48), 48
     expected, end = [], max(length, min(skip + stride, block))
     first = skip
-    while first < block:  # each step ends at `end`, sees `length` tokens and scores what no step scored before
+    while first < block:  # each step reads `length` tokens before `end`, and scores the targets from `first` on
         expected += [loss_of_one(network, tokens[0], end - length, t) for t in range(first, end)]
         first, end = end, min(end + stride, block)
     actual = sliding(network, tokens, length, stride=stride, skip=skip)
@@ -78,7 +78,7 @@ def test_sliding_is_the_loop_over_steps(length: int, stride: int, skip: int) -> 
 
 
 @pytest.mark.parametrize(("length", "k"), [(8, 8), (20, 3)])
-def test_last_is_the_end_of_every_whole_segment(length: int, k: int) -> None:
+def test_last_scores_the_end_of_every_whole_segment(length: int, k: int) -> None:
     network, tokens = network_of(), tokens_of(48)
     ends = range(length, 49, length)
     expected = [loss_of_one(network, tokens[0], end - length, t) for end in ends for t in range(end - k, end)]
@@ -87,21 +87,21 @@ def test_last_is_the_end_of_every_whole_segment(length: int, k: int) -> None:
     assert Protocol("last", k=k).scored_targets(length, 48).tolist() == [t for end in ends for t in range(end - k, end)]
 
 
-ONCE = [Protocol("full"), Protocol("windowed", Visibility(3)), Protocol("sliding", stride=3)]
-ONCE += [Protocol("sliding", stride=4, skip=skip) for skip in (1, 16, 31)]
+UNSKIPPED = [Protocol("full"), Protocol("windowed", Visibility(3)), Protocol("sliding", stride=3)]
+SKIPPED = [Protocol("sliding", stride=4, skip=skip) for skip in (1, 16, 31)]
 
 
-@pytest.mark.parametrize("protocol", ONCE)
+@pytest.mark.parametrize("protocol", UNSKIPPED + SKIPPED)
 @pytest.mark.parametrize("length", [4, 7, 16, 31, 32])
-def test_every_target_behind_skip_is_scored_exactly_once_at_every_length(protocol: Protocol, length: int) -> None:
+def test_every_target_after_skip_is_scored_exactly_once_at_every_length(protocol: Protocol, length: int) -> None:
     assert protocol(Counter(), torch.arange(33)[None], length)[0].tolist() == list(range(protocol.skip + 1, 33))
     assert protocol.scored_targets(length, 32).tolist() == list(range(protocol.skip, 32))
 
 
 @pytest.mark.parametrize("strategy", [NoPE, KerpleLog, RoPE, T5])
 @torch.inference_mode()
-def test_keep_first_shows_the_first_tokens_and_the_window_and_nothing_else(strategy: type[Position]) -> None:
-    network = network_of(16, strategy, layers=1)  # through two layers text from outside the window arrives, too
+def test_keep_first_shows_exactly_the_first_tokens_and_the_window(strategy: type[Position]) -> None:
+    network = network_of(16, strategy, layers=1)  # two layers pass on text from outside the window
     tokens = tokens_of(16).repeat(16, 1)
     tokens[torch.arange(16), torch.arange(16)] += 1  # row j differs from the text in token j
     tokens %= VOCABULARY
@@ -114,7 +114,7 @@ def test_keep_first_shows_the_first_tokens_and_the_window_and_nothing_else(strat
 
 
 @pytest.mark.parametrize("skip", [0, 32])
-def test_a_stride_of_the_whole_length_is_full(skip: int) -> None:
+def test_sliding_by_the_whole_length_equals_full(skip: int) -> None:
     network, tokens = network_of(length=16), tokens_of(48)
     expected = full(network, tokens, 16)[:, skip:]
     torch.testing.assert_close(sliding(network, tokens, 16, stride=16, skip=skip), expected)
@@ -127,28 +127,27 @@ def test_a_stride_of_the_whole_length_is_full(skip: int) -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 24])
-def test_losses_do_not_depend_on_how_many_segments_run_at_once(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_do_not_depend_on_the_segments_in_a_forward_pass(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     network, tokens = network_of(), tokens_of(48, blocks=2)
-    for protocol in (Protocol("full"), Protocol("windowed", Visibility(3)), Protocol("sliding", stride=3)):
-        expected = protocol(network, tokens, 8)
-        with monkeypatch.context() as patch:
-            patch.setattr(protocols, "TOKENS_PER_FORWARD", budget)
-            torch.testing.assert_close(protocol(network, tokens, 8), expected, rtol=1e-6, atol=1e-6)
+    expected = [protocol(network, tokens, 8) for protocol in UNSKIPPED]
+    monkeypatch.setattr(protocols, "TOKENS_PER_FORWARD", budget)
+    for protocol, losses in zip(UNSKIPPED, expected, strict=True):
+        torch.testing.assert_close(protocol(network, tokens, 8), losses, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("length", "budget"), [(4, 16), (32, 16), (8, 20)])
-def test_tokens_of_a_forward_are_bounded(length: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokens_of_a_forward_pass_are_bounded(length: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocols, "TOKENS_PER_FORWARD", budget)
     for protocol in (Protocol("full"), Protocol("sliding", stride=3), Protocol("last", k=2)):
         counter = Counter()
         protocol(counter, torch.arange(65)[None].repeat(3, 1), length)
         assert all(rows * size <= max(budget, length) for rows, size in counter.forwards)
-        if protocol.name == "full":  # and used
+        if protocol.name == "full":  # as many segments as the bound allows
             assert max(rows for rows, _ in counter.forwards) == max(1, budget // length)
 
 
-class Counting:
-    """Token t is t."""
+class CountingText:
+    """An array of 300 tokens, in which token t is t."""
 
     def __len__(self) -> int:
         return 300
@@ -157,83 +156,71 @@ class Counting:
         return np.arange(start, start + count, dtype=np.uint16)
 
 
+def document_starts(begins: list[int], length: int) -> list[tuple[int, int]]:
+    """Return the document and the first token of each block of ``length`` targets inside a document."""
+    ends = [*begins[1:], len(CountingText())]
+    spans = enumerate(zip(begins, ends, strict=True))
+    return [(document, start) for document, (begin, end) in spans for start in range(begin, end - length, length)]
+
+
+def starts_of(blocks: TextBlocks) -> list[tuple[int, int]]:
+    """Return the document and the first token of each of these blocks."""
+    return list(zip(blocks.documents.tolist(), blocks.starts.tolist(), strict=True))
+
+
 @pytest.mark.parametrize("length", [1, 7, 30, 100])
 def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
     begins = [0, 1, 3, 40, 40, 75, 106, 207]  # one document is empty
-    blocks = Text(Counting(), begins).document_blocks(length)
-    expected, documents = [], []
-    for document, (begin, end) in enumerate(zip(begins, [*begins[1:], 300], strict=True)):
-        start = begin
-        while start + length + 1 <= end:
-            expected.append(list(range(start, start + length + 1)))
-            documents.append(document)
-            start += length
-    assert [blocks[i].tolist() for i in range(len(blocks))] == expected
-    assert blocks.documents.tolist() == documents
+    text, expected = Text(CountingText(), begins), document_starts(begins, length)
+    blocks = text.document_blocks(length)
+    assert starts_of(blocks) == expected
+    assert [block.tolist() for block in blocks] == [list(range(start, start + length + 1)) for _, start in expected]
     assert blocks[0].dtype == torch.int64
-    few = Text(Counting(), begins).document_blocks(length, limit=1)
-    assert [few[i].tolist() for i in range(len(few))] == expected[:1]
-    assert few.documents.tolist() == documents[:1]
     with pytest.raises(IndexError):
         blocks[len(blocks)]
-    allowed = np.arange(len(begins)) % 2 == 0
-    text = Text(Counting(), begins)
-    text.table = pd.DataFrame({"overlap": np.where(allowed, 0.5, 0.6)})
-    some = text.document_blocks(length, overlap=0.5)
-    assert [some[i].tolist() for i in range(len(some))] == [
-        tokens for tokens, document in zip(expected, documents, strict=True) if allowed[document]
-    ]
-    assert some.left_out == len({document for document in documents if not allowed[document]})
+    assert starts_of(text.document_blocks(length, limit=1)) == expected[:1]
+    text.table = pd.DataFrame({"overlap": [0.5, 0.6] * 4})
+    allowed = text.document_blocks(length, overlap=0.5)
+    assert starts_of(allowed) == [(document, start) for document, start in expected if document % 2 == 0]
+    assert allowed.left_out == len({document for document, _ in expected if document % 2})
 
 
 @pytest.mark.parametrize(("per_group", "per_document"), [(None, 2), (4, None), (3, 2), (2, 1)])
-def test_the_first_blocks_of_each_group_are_read_and_a_few_of_each_document(
+def test_the_numbers_of_blocks_of_groups_and_documents_are_limited(
     per_group: int | None, per_document: int | None
 ) -> None:
-    begins, groups, copied = [0, 1, 25, 40, 75, 106, 150, 207, 250], "xyxxyzxzy", 2  # the third is training text too
-    text = Text(Counting(), begins)
+    begins, groups, copied = [0, 1, 25, 40, 75, 106, 150, 207, 250], "xyxxyzxzy", 2  # one document is training text
+    text = Text(CountingText(), begins)
     text.table = pd.DataFrame({"group": list(groups), "overlap": [0.9 * (i == copied) for i in range(9)]})
-    expected: list[tuple[int, int]] = []  # document, first token
-    for document, (begin, end) in enumerate(zip(begins, [*begins[1:], 300], strict=True)):
-        for start in range(begin, end - 10, 10):
-            of_group = [d for d, _ in expected if groups[d] == groups[document]]
-            if document != copied and len(of_group) != per_group and of_group.count(document) != per_document:
-                expected.append((document, start))
-    blocks = text.document_blocks(10, None, 0.5, per_group, per_document)
-    assert blocks.documents is not None
-    assert list(zip(blocks.documents.tolist(), blocks.starts.tolist(), strict=True)) == expected
+    expected: list[tuple[int, int]] = []
+    for document, start in document_starts(begins, 10):
+        documents = [other for other, _ in expected if groups[other] == groups[document]]
+        if document != copied and len(documents) != per_group and documents.count(document) != per_document:
+            expected.append((document, start))
+    assert starts_of(text.document_blocks(10, None, 0.5, per_group, per_document)) == expected
     with pytest.raises(UserError, match=r"blocks_per_group: got 5, expected at most 4, the number of .* in x"):
         text.document_blocks(10, None, 0.5, 5, 2)
 
 
-def test_documents_that_are_all_too_short_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"at least 1 blocks of 121 tokens .* the longest document has 120"):
-        Text(Counting(), [0, 60, 180]).document_blocks(120)
-
-
-def test_perplexity_is_one_exp_of_one_quotient_not_a_mean_of_means() -> None:
-    metric = TokenLoss()
-    metric.update(torch.tensor([6.0, 4.0]), 0, torch.tensor([3, 0]))  # windows of unequal size
-    metric.update(torch.ones(6), 0, torch.tensor([1, 2, 3, 4, 5, 6]))
-    assert float(metric.compute()) == pytest.approx(math.exp(16 / 8), rel=1e-12)
-    assert float(metric.bits_per_byte()) == pytest.approx(16 / math.log(2) / 24, rel=1e-12)
+def test_perplexity_is_the_exponential_of_the_total_mean_not_a_mean_of_means() -> None:
+    loss = TokenLoss()
+    loss.update(torch.tensor([6.0, 4.0]), 0, torch.tensor([3, 0]))  # updates of unequal size
+    loss.update(torch.ones(6), 0, torch.tensor([1, 2, 3, 4, 5, 6]))
+    assert float(loss.perplexity()) == pytest.approx(math.exp(16 / 8), rel=1e-12)
+    assert float(loss.bits_per_byte()) == pytest.approx(16 / math.log(2) / 24, rel=1e-12)
 
 
 def test_sums_are_fp64_and_counts_are_integers() -> None:
-    metric = TokenLoss()
-    metric.update(torch.tensor([2.0**25]), 0)
-    metric.update(torch.tensor([1.0]), 0)
-    assert (metric.nll.dtype, metric.targets.dtype) == (torch.float64, torch.int64)
-    assert float(metric.nll) == 2.0**25 + 1  # lost in an fp32 sum
-    losses, many = torch.full((3, 2**20), 7.1), TokenLoss()  # an fp32 sum of these is wrong in the fourth digit
-    many.update(losses, 0)
-    assert float(many.nll) == pytest.approx(losses.numel() * float(losses[0, 0]), rel=1e-14)
-    assert int(many.targets) == losses.numel()
+    losses, loss = torch.full((3, 2**20), 7.1), TokenLoss()  # an fp32 sum of these is wrong in the fourth digit
+    loss.update(losses, 0)
+    assert float(loss.nll) == pytest.approx(losses.numel() * float(losses[0, 0]), rel=1e-14)
+    assert loss.targets.tolist() == [losses.numel()]
+    assert (loss.nll.dtype, loss.targets.dtype) == (torch.float64, torch.int64)
 
 
 @pytest.mark.parametrize("distances", ["capped", "cache"])
 @torch.inference_mode()
-def test_keep_first_shows_the_first_tokens_at_the_distances_that_are_asked_for(distances: str) -> None:
+def test_keep_first_has_the_distances_of_its_option(distances: str) -> None:
     network, text = network_of(8, RoPE), Text(tokens_of(32)[0])
     options = {"protocols": ["full", "keep_first"], "window": 4, "keep_first": 2, "distances": distances}
     result = Extrapolation([8, 32], **options).run(network, text)

@@ -1,4 +1,4 @@
-"""Texts of strings, capabilities of networks, and measurements on several processes without a Trainer."""
+"""Measurements without a Trainer: texts of strings, capabilities of networks, and several processes."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ STRINGS = ["a first text, which is short", "and a second one, which is a little 
 
 
 class Plain:
-    """A network with the three required members only."""
+    """A network with only the three required members."""
 
     name, training_length = "plain", 8
 
@@ -34,16 +34,16 @@ class Plain:
         return losses if last is None else losses[:, -last:]
 
 
-def test_a_measure_reads_strings() -> None:
+def test_a_text_of_strings_is_measured() -> None:
     text = Text.of_strings(STRINGS, train_tokenizer(STRINGS, 270))
     assert text.begins.tolist()[0] == 0
     assert text.decode(text.stream.read(0, len(text.stream)).tolist()) == "".join(f"{t}<|endoftext|>" for t in STRINGS)
     result = Extrapolation([8, 16], ["full"], blocks=2).run(Plain(), text)
     targets = text.stream.read(1, 32)
     assert sum(row.sum for row in result.sums if row.length == 8 and row.metric == "ppl") == (targets % 7 + 1).sum()
-    spelt = text.decode([int(t) for t in targets]).replace("<|endoftext|>", "")
+    target_text = text.decode(targets.tolist()).replace("<|endoftext|>", "")
     (bits,) = [row for row in result.sums if row.length == 16 and row.metric == "bits_per_byte"]
-    assert bits.count == len(spelt.encode())
+    assert bits.count == len(target_text.encode())
 
 
 @pytest.mark.parametrize(
@@ -56,31 +56,31 @@ def test_a_measure_reads_strings() -> None:
         (AttentionStatistics(), "AttentionInside"),
     ],
 )
-def test_a_measure_says_what_a_network_lacks(measure, capability) -> None:
+def test_the_error_for_a_network_names_its_missing_capabilities(measure, capability) -> None:
     with pytest.raises(UserError, match=f"got a network Plain, expected one with {capability}"):
         measure.run(Plain(), torch.arange(200))
 
 
-def measured(rank: int, folder: Path, port: int, processes: int = 2) -> None:
-    """The work of a process that torchrun starts."""
-    place = {"RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in place.items()}
+def measure(rank: int, folder: Path, port: int, processes: int = 2) -> None:
+    """Write the results of two measurements, in one of the processes that torchrun starts."""
+    variables = {"RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in variables.items()}
     network, text = small_model("KerpleLog", vocabulary=23).eval().network, RandomText(tokens=200).text("test")
     runner = Runner.detect("cpu")
-    for measure in (Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveField(blocks=5)):
-        result = measure.run(network, text, runner)
+    for measurement in (Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveField(blocks=5)):
+        result = measurement.run(network, text, runner)
         if rank == 0:
             result.write(folder)
 
 
-def test_a_measure_on_two_processes_gives_the_sums_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_without_a_trainer_give_the_sums_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")
-    measured(0, tmp_path / "one", 0, processes=1)
+    measure(0, tmp_path / "one", 0, processes=1)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    start_processes(measured, (tmp_path / "two", port), nprocs=2, start_method="fork")
+    start_processes(measure, (tmp_path / "two", port), nprocs=2, start_method="fork")
     one, two = (results.read(tmp_path / name)[0] for name in ("one", "two"))
     pd.testing.assert_frame_equal(one, two, rtol=1e-12)
     for name in ("receptive_field", "receptive_window", "context_gain"):

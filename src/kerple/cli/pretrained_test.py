@@ -155,7 +155,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
 
 def _parse(arguments: list[str]) -> Namespace:
     """The options; tokenizer, vocabulary and length of the model are defaults."""
-    import_modules("kerple.measure", skip=("metrics", "task_accuracy"))  # these need torchmetrics and a task
+    import_modules("kerple.measure", skip=("task_accuracy",))  # it needs a task
     parser = _parser()
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     if not options.hf:

@@ -1,4 +1,4 @@
-"""`AttentionStatistics` and `AttentionMaps`: statistics and heat maps of the attention of each head."""
+"""`AttentionStatistics` and `AttentionMaps`: statistics and heat maps of attention probabilities by head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,16 +17,16 @@ from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import AttentionInside
 
-MAX_TOKENS = 512  # in a segment, because the number of probabilities is H · T²
+MAX_TOKENS = 512  # in a block, because a layer has heads × tokens² probabilities
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    """Entropy -Σ p log p in nats, (…, queries), of probabilities (…, queries, keys)."""
+    """Return the entropy -Σ p log p in nats, (…, queries), of probabilities (…, queries, keys)."""
     return torch.special.entr(probabilities).sum(-1)
 
 
 def mean_distance(probabilities: Tensor) -> Tensor:
-    """Mean attended distance Σ p·d in tokens, (…, queries), of probabilities (…, queries, keys)."""
+    """Return the mean attended distance Σ p·d in tokens, (…, queries), of probabilities (…, queries, keys)."""
     index = torch.arange(probabilities.shape[-1], device=probabilities.device)
     distance = (index[:, None] - index).clamp(min=0)  # (T, T)
     return (probabilities * distance).sum(-1)
@@ -34,15 +34,15 @@ def mean_distance(probabilities: Tensor) -> Tensor:
 
 @dataclass
 class AttentionStatistics(BlockMeasure):
-    """Measures the entropy and the mean attended distance of each head, as means over all queries and segments.
+    """Measures the entropy and the mean attended distance of each head, as means over all queries and blocks.
 
     The result has ``attention_statistics.csv`` (layer, head, entropy in nats, distance in tokens) and a figure of both.
-    For comparison, uniform attention to n keys has the entropy log n. In a segment of L tokens, uniform attention has a
+    For comparison, uniform attention to n keys has the entropy log n. In a block of L tokens, uniform attention has a
     mean distance of about L/4.
 
     Args:
-        length: Number of targets in a segment, at most 512; None for the training length.
-        blocks: Number of segments.
+        length: Number of tokens in a block, at most 512; None for the training length.
+        blocks: Number of blocks.
     """
 
     name: ClassVar[str] = "attention_statistics"
@@ -50,31 +50,31 @@ class AttentionStatistics(BlockMeasure):
     max_length: ClassVar[int | None] = MAX_TOKENS
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        blocks, sums = self.text_blocks(network, text), dict[int, Tensor]()  # (2, H) of each layer
+        blocks, sums = self.text_blocks(network, text), dict[int, Tensor]()  # sums by layer, (2, heads)
 
         def add(layer: int, p: Tensor) -> None:
-            values = torch.stack([f(p).double().mean((0, 2)) for f in (entropy, mean_distance)])  # (B, H, T) -> (2, H)
-            sums[layer] = sums.get(layer, 0) + values
+            """Add the means over queries of the probabilities (1, heads, queries, keys)."""
+            sums[layer] = sums.get(layer, 0) + torch.stack([entropy(p), mean_distance(p)]).double().mean((1, 3))
 
         for _, tokens in runner.blocks(blocks):
             network.visit_attention(tokens[:, :-1], add)
-        means = runner.sum(torch.stack([sums[layer] for layer in sorted(sums)], 1)) / len(blocks)  # (2, layers, H)
+        means = runner.sum(torch.stack([sums[layer] for layer in sorted(sums)], 1)) / len(blocks)  # (2, layers, heads)
         rows = [
-            {"layer": layer, "head": head, "entropy": value, "distance": distance}
-            for layer, of_layer in enumerate(means.permute(1, 2, 0).tolist())
-            for head, (value, distance) in enumerate(of_layer)
+            {"layer": layer, "head": head, "entropy": nats, "distance": distance}
+            for layer, heads in enumerate(means.permute(1, 2, 0).tolist())
+            for head, (nats, distance) in enumerate(heads)
         ]
-        title = f"{network.name}: attention in segments of {self.targets(network):,} tokens"
+        title = f"{network.name}: attention in blocks of {self.targets(network):,} tokens"
         return Result(self.name, {self.name: rows}, {self.name: _statistics_figure(means, title)})
 
 
 @dataclass
 class AttentionMaps(BlockMeasure):
-    """Draws the attention probabilities of some heads on the first segment of the text.
+    """Draws the attention probabilities of some heads in the first block of the text.
 
     Args:
         heads: Pairs (layer, head); None for the first head of each of the first 6 layers.
-        length: Number of targets in the segment, at most 512; None for the training length.
+        length: Number of tokens in the block, at most 512; None for the training length.
 
     Raises:
         UserError: If a layer or head does not exist.
@@ -89,26 +89,28 @@ class AttentionMaps(BlockMeasure):
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         maps: dict[tuple[int, int], Tensor] = {}
+        existing: list[tuple[int, int]] = []  # pairs of a layer and a head of the network
         pairs = [(layer, head) for layer, head in self.heads or product(range(6), [0])]
-        head_counts: list[int] = []  # of each layer
 
-        def keep(layer: int, p: Tensor) -> None:
-            head_counts.append(p.shape[1])
-            heads = [head for of_layer, head in pairs if of_layer == layer and 0 <= head < p.shape[1]]
-            maps.update({(layer, head): p[0, head].cpu() for head in heads})
+        def add(layer: int, p: Tensor) -> None:
+            """Add the maps of a layer from its probabilities (1, heads, queries, keys)."""
+            heads = [(layer, head) for head in range(p.shape[1])]
+            existing.extend(heads)
+            maps.update({(layer, head): p[0, head].cpu() for layer, head in heads if (layer, head) in pairs})
 
         (tokens,) = self.text_blocks(network, text)
-        network.visit_attention(tokens.to(runner.device)[None, :-1], keep)
+        network.visit_attention(tokens.to(runner.device)[None, :-1], add)
         missing = [pair for pair in pairs if pair not in maps]
         if self.heads and missing:
-            expected = f"layers 0..{len(head_counts) - 1}, heads 0..{head_counts[0] - 1}"
+            last_layer, last_head = max(existing)
+            expected = f"pairs of a layer in 0..{last_layer} and a head in 0..{last_head}"
             raise UserError(f"AttentionMaps: heads: got {missing}, expected {expected}")
-        chosen = {pair: maps[pair] for pair in pairs if pair in maps}
-        title = f"{network.name}: attention of the first test segment"
-        return Result(self.name, figures={self.name: _maps_figure(chosen, title)})
+        title = f"{network.name}: attention in the first block of the text"
+        return Result(self.name, figures={self.name: _maps_figure({p: maps[p] for p in pairs if p in maps}, title)})
 
 
 def _statistics_figure(means: Tensor, title: str) -> Figure:
+    """Draw the means of entropy and distance, (2, layers, heads), as heat maps."""
     layers, heads = means.shape[1:]
     figure = Figure(figsize=(2.4 + 0.9 * heads, 1.8 + 1.0 * layers), layout="constrained")
     labels = ("entropy of the attention (nats)", "mean attended distance (tokens)")
@@ -121,9 +123,10 @@ def _statistics_figure(means: Tensor, title: str) -> Figure:
 
 
 def _maps_figure(maps: dict[tuple[int, int], Tensor], title: str) -> Figure:
+    """Draw the probabilities (queries, keys) of each pair (layer, head)."""
     figure, panels = grid(len(maps), 4, 3.8)
     for axes, ((layer, head), p) in zip(panels, maps.items(), strict=True):
-        # the square root makes small probabilities visible next to a large one
+        # the square root makes small probabilities visible beside a large one; NaN leaves future keys white
         visible = p.sqrt().masked_fill(torch.ones_like(p).triu(1).bool(), float("nan"))
         image = axes.imshow(visible.numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
         axes.set(xlabel="key position", ylabel="query position", title=f"layer {layer}, head {head}")

@@ -1,4 +1,4 @@
-"""Functions for the figures of all measurements."""
+"""Functions for the figures of measurements: figures with empty axes, labels, and heat maps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 def panel(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of this size in inches, and its axes."""
+    """Return an empty figure of this size in inches, and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of ``count`` panels of this size in inches, three in a row, and their axes."""
+    """Return an empty figure of ``count`` panels in rows of three, each of this size in inches, and their axes."""
     columns = min(3, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -26,12 +26,12 @@ def grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
 def label_axes(
     axes: Axes, training_length: int | None = None, lengths: Sequence[int] | None = None, **settings: Any
 ) -> None:
-    """Add labels, a grid, a legend, and a mark at the training length.
+    """Add labels, grid lines, a legend, and a vertical line at the training length.
 
     Args:
         axes: Axes with labelled curves.
-        training_length: The training length in tokens; None for no mark.
-        lengths: Ticks of a logarithmic x axis, in tokens; None for a linear axis.
+        training_length: The training length in tokens; None for no vertical line.
+        lengths: Ticks of the x axis in tokens, which becomes logarithmic; None to leave the axis unchanged.
         **settings: Arguments of `Axes.set`, such as xlabel, ylabel and title.
     """
     if training_length is not None:
@@ -45,21 +45,21 @@ def label_axes(
     axes.legend(fontsize=8)
 
 
-def heat_map(axes: Axes, values: Tensor, form: str, **settings: Any) -> Any:
-    """Draw values (rows, columns) as a heat map with a number in each cell.
+def heat_map(axes: Axes, values: Tensor, number_format: str, **settings: Any) -> Any:
+    """Draw a heat map with a number in each cell.
 
     Args:
         axes: Empty axes.
-        values: The numbers.
-        form: Format of the numbers, such as ``.3g``.
+        values: The numbers, (rows, columns).
+        number_format: Format of the numbers, such as ``.3g``.
         **settings: Arguments of `Axes.imshow`, such as cmap.
 
     Returns:
-        The image, which a colour bar needs.
+        The image, for ``Figure.colorbar``.
     """
     image = axes.imshow(values.numpy(), aspect="auto", **settings)
     middle = sum(image.get_clim()) / 2
     for (row, column), value in np.ndenumerate(values.numpy()):
         colour = "white" if value < middle else "black"
-        axes.text(column, row, f"{value:{form}}", ha="center", va="center", color=colour, fontsize=8)
+        axes.text(column, row, f"{value:{number_format}}", ha="center", va="center", color=colour, fontsize=8)
     return image

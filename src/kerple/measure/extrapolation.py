@@ -2,24 +2,31 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.measure.extrapolation_figures import context_gain_figure, perplexity_figure, perplexity_table
-from kerple.measure.measure import Measure, known_training_length, length_limit, require_capabilities, require_positive
-from kerple.measure.measurement import Measurement, add_block
-from kerple.measure.protocols import Name, Protocol, ordered_lengths
+from kerple.measure.measure import (
+    Measure,
+    known_training_length,
+    length_limit,
+    ordered_lengths,
+    require_capabilities,
+    require_positive,
+    skipped_lengths,
+)
+from kerple.measure.measurement import Measurement
+from kerple.measure.metrics import ContextGain
+from kerple.measure.protocols import Protocol, ProtocolName, full
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Network, Windows
 from kerple.positions.visibility import EVERYTHING, Distances, Visibility
-
-if TYPE_CHECKING:
-    from kerple.measure.metrics import ContextGain
 
 OPTIONS = {"window": ("windowed", "keep_first"), "keep_first": ("keep_first",), "stride": ("sliding",), "k": ("last",)}
 """Options of protocols, and the protocols that use each option."""
@@ -29,13 +36,16 @@ OPTIONS = {"window": ("windowed", "keep_first"), "keep_first": ("keep_first",), 
 class Extrapolation(Measure):
     """Measures perplexity on the same targets by several protocols and at several lengths.
 
-    Blocks of ``block_length`` targets are read. For each length a block is cut into segments, so that every target is
-    scored exactly once at every length. The result has the sums of the losses, a figure, a table for the terminal, and
-    the scalars ``ppl/<protocol>/<length>`` and ``bits_per_byte/<protocol>/<length>``. Bits per byte need a text with a
-    tokenizer. Lengths that the strategy cannot represent are reported as skipped.
+    The text is read in blocks of ``block_length`` targets. For each length a block is cut into segments, so that every
+    length has the same targets. The protocol ``last`` and the option ``skip`` score only some of them.
 
-    If ``full`` comes before ``windowed`` among the protocols, ``context_gain.csv`` has the difference of their losses,
-    by position in segments of the longest length.
+    The result has the sums of the losses, a figure, a table for the terminal, and the scalars
+    ``ppl/<protocol>/<length>`` and ``bits_per_byte/<protocol>/<length>``. Bits per byte need a text with a tokenizer.
+    Lengths that the network cannot read are reported as skipped.
+
+    If ``full`` and ``windowed`` are among the protocols, ``context_gain.csv`` has the difference of their losses by
+    position, in segments of the longest length. It is omitted if this length does not exceed the window, if the network
+    cannot read it, or with ``sampling: paper``.
 
     After each validation of `fit`, ``val/ppl/full/<length>`` is measured on the first blocks of the validation split.
 
@@ -43,26 +53,26 @@ class Extrapolation(Measure):
         lengths: Evaluation lengths in tokens; each must divide the longest.
         protocols: Some of full, windowed, keep_first, sliding, last, per_position.
         block_length: Number of targets in a block, a multiple of the longest length; None for the longest length.
-        blocks: Number of blocks that the processes share, the first of the text; None for all.
+        blocks: Number of blocks, from the beginning of the text; None for all.
         window: Number of keys that a query sees in windowed and keep_first; None for the training length.
         keep_first: Number of first tokens of a segment that a query also sees in keep_first; at most the shortest
             length.
         stride: Number of new targets in each step of sliding; at most the shortest length.
-        skip: Number of targets at the start of a block that sliding uses only as context. With at least the longest
-            length minus the stride, every scored target has a full context.
+        skip: Number of targets at the start of a block that sliding does not score, at least the longest length minus
+            ``stride``. Every scored target then has more than ``length - stride`` tokens of context. 0 scores all.
         k: Number of targets that last scores at the end of each segment; at most the shortest length.
         sampling: ``blocks`` scores the same targets at every length. ``paper`` scores ``segments`` shuffled segments at
             each length, as the paper's code does. The text then differs between lengths, so this is only for
             comparison with the paper's tables.
         segments: Number of segments at each length with ``sampling: paper``.
         seed: Seed of the shuffle with ``sampling: paper``.
-        documents: Whether blocks are cut inside documents, from their first tokens on. Documents shorter than a block
-            are left out. Reports treat documents as independent of each other.
+        documents: Whether each block lies inside one document. The first block of a document begins with its first
+            token, and documents shorter than a block are left out. Reports then treat documents as independent samples.
         overlap: With ``documents``, the largest fraction of a document's runs of 32 tokens that may also occur in the
             training text. Documents with a larger fraction are left out, and reports give their number. The fractions
-            are known only for shards.
-        blocks_per_group: With ``documents``, the number of first blocks of each group of documents (a package, a family
-            of RFCs); None for all.
+            are known only for the test split of shards.
+        blocks_per_group: With ``documents``, the number of first blocks of each group of documents, such as a package;
+            None for all.
         blocks_per_document: With ``documents``, the largest number of first blocks of a document; None for all.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
         distances: Distances of the first tokens in keep_first: ``true``, ``capped`` at the window (LM-Infinite), or
@@ -73,7 +83,7 @@ class Extrapolation(Measure):
     """
 
     lengths: Sequence[int]
-    protocols: Sequence[Name] = ("full", "windowed")
+    protocols: Sequence[ProtocolName] = ("full", "windowed")
     block_length: int | None = None
     blocks: int | None = None
     window: int | None = None
@@ -94,10 +104,10 @@ class Extrapolation(Measure):
     name: ClassVar[str] = "extrapolation"
 
     def __post_init__(self) -> None:
-        self.lengths = ordered_lengths(self.lengths)
+        self.lengths = ordered_lengths(self, dividing=True)
         require_positive(self, "block_length", "blocks", "window", "blocks_per_group", "blocks_per_document")
         if not self.documents and (self.blocks_per_group or self.blocks_per_document):
-            reason = "which blocks_per_group and blocks_per_document need"
+            reason = "because blocks_per_group or blocks_per_document was given"
             raise UserError(f"Extrapolation: documents: got false, expected true, {reason}")
         if self.targets % self.lengths[-1]:
             expected = f"a multiple of {self.lengths[-1]}, the longest of lengths"
@@ -115,17 +125,13 @@ class Extrapolation(Measure):
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
         if any(p.visibility != EVERYTHING for p in self._protocols(known_training_length(network))):
-            require_capabilities(self, network, [Windows])
+            require_capabilities(self, network, [Windows], "leave windowed and keep_first out of protocols")
         for length in reversed(self._block_lengths):
             self._blocks(text, length)
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
-        trained = known_training_length(network)
-        protocols, gain = self._protocols(trained), None
-        if window := self._gain_window(network, self.window or trained):
-            from kerple.measure.metrics import ContextGain
-
-            gain = ContextGain(self.lengths[-1], window).to(runner.device)
+        training_length = known_training_length(network)
+        protocols, gain = self._protocols(training_length), self._context_gain(network, runner)
         token_bytes = None if text.token_bytes is None else text.token_bytes.to(runner.device)
         measurements: list[Measurement] = []
         about: dict[str, Any] = {}
@@ -138,14 +144,16 @@ class Extrapolation(Measure):
                 if text.table is not None:
                     about["groups"] = text.table["group"][list(dict.fromkeys(documents))].tolist()
         runner.synchronise(*(m.loss for m in measurements))
-        about |= {"strategy": network.name, "training_length": trained, "split": text.split, "block": self.targets}
-        about |= {"sampling": self.sampling, "documents": self.documents, "skip": self.skip}
-        about |= {"precision": runner.precision, "skipped": [m.skipped for m in measurements if m.skip_reason]}
-        title, gains = f"{network.name}: perplexity by evaluation length", [] if gain is None else gain.compute()
-        figures = {self.name: perplexity_figure(measurements, trained, title)}
+        skipped = [entry for p in protocols for entry in skipped_lengths(self.lengths, network, p.label)]
+        about |= {"strategy": network.name, "training_length": training_length, "split": text.split}
+        about |= {"block": self.targets, "sampling": self.sampling, "documents": self.documents, "skip": self.skip}
+        about |= {"precision": runner.precision, "skipped": skipped}
+        title, gains = f"{network.name}: perplexity by evaluation length", [] if gain is None else gain.rows(runner.sum)
+        figures = {self.name: perplexity_figure(measurements, self.lengths, training_length, title)}
         if any(row["first"] >= row["window"] for row in gains):
             figures["context_gain"] = context_gain_figure(gains, f"{network.name}: context gain by distance")
-        rows, report = [row for m in measurements for row in m.rows()], perplexity_table(measurements, trained)
+        rows, report = [row for m in measurements for row in m.rows()], perplexity_table(measurements, training_length)
+        report += "".join(f"\n{e['protocol']} at {e['length']:,}: skipped, {e['reason']}" for e in skipped)
         return Result(self.name, {"context_gain": gains}, figures, rows, about, _scalars(measurements), report)
 
     @property
@@ -160,33 +168,38 @@ class Extrapolation(Measure):
 
     def check_validation(self, text: Text) -> None:
         if len(text.stream) <= self.targets:
+            option = "block_length" if self.block_length else "lengths"
             expected = f"expected less than {len(text.stream)}, the number of tokens in {text.name}"
-            raise UserError(f"Extrapolation: lengths: got {self.targets}, {expected}; set validation_blocks to 0")
+            advice = f"set a smaller {option}, or set validation_blocks to 0"
+            raise UserError(f"Extrapolation: {option}: got {self.targets}, {expected}; {advice}")
 
     def _check_protocols(self) -> None:
+        """Raise a UserError if an option of a protocol is missing, out of range or without effect."""
         names, shortest, longest = self.protocols, self.lengths[0], self.lengths[-1]
-        if not names or not set(names) <= set(get_args(Name)):
-            expected = ", ".join(get_args(Name))
+        if not names or not set(names) <= set(get_args(ProtocolName)):
+            expected = ", ".join(get_args(ProtocolName))
             raise UserError(f"Extrapolation: protocols: got {list(names)}, expected one or more of {expected}")
-        for option, (protocol, *others) in OPTIONS.items():
-            value, used = getattr(self, option), not {protocol, *others}.isdisjoint(names)
+        for option, users in OPTIONS.items():
+            value, used = getattr(self, option), not set(users).isdisjoint(names)
             if value is not None and not used:
-                advice = f"add {protocol}, or leave {option} out"
-                raise UserError(f"Extrapolation: {option}: got {value}, expected {protocol} among protocols; {advice}")
+                advice = f"add {users[0]} to protocols, or leave out {option}"
+                raise UserError(f"Extrapolation: {option}: got {value}, but no protocol uses it; {advice}")
             if used and option != "window" and not 1 <= (value or 0) <= shortest:
-                expected = f"a positive number for the protocol {protocol}, at most {shortest}, the shortest of lengths"
+                expected = f"1 to {shortest} (the shortest of lengths) for the protocol {users[0]}"
                 raise UserError(f"Extrapolation: {option}: got {value}, expected {expected}")
         if self.distances != "true" and "keep_first" not in names:
             reason = "because keep_first is not among protocols"
             raise UserError(f"Extrapolation: distances: got {self.distances}, expected true, {reason}")
-        minimum = longest - (self.stride or 0)
+        minimum = longest - (self.stride or 0)  # so that the targets have enough context at every length
         if self.skip and ("sliding" not in names or not minimum <= self.skip < self.targets):
-            expected = f"with the protocol sliding a number from {minimum} (the longest of lengths minus stride)"
-            expected += f" to {self.targets - 1}; give a larger block_length for a longer range"
-            raise UserError(f"Extrapolation: skip: got {self.skip}, expected 0, or {expected}")
+            expected = f"0, or {minimum} to {self.targets - 1} with the protocol sliding"
+            raise UserError(
+                f"Extrapolation: skip: got {self.skip}, expected {expected}; a larger block_length allows more"
+            )
 
-    def _protocols(self, trained: int) -> list[Protocol]:
-        window = self.window or trained
+    def _protocols(self, training_length: int) -> list[Protocol]:
+        """Return the protocols with their options. The training length is the default window."""
+        window = self.window or training_length
         options: dict[str, dict[str, Any]] = {
             "windowed": {"visibility": Visibility(window)},
             "sliding": {"stride": self.stride, "skip": self.skip},
@@ -198,21 +211,23 @@ class Extrapolation(Measure):
 
     @property
     def _block_lengths(self) -> Sequence[int]:
+        """Number of targets in a block. With ``sampling: paper``, the text is read once for each length."""
         return self.lengths if self.sampling == "paper" else [self.targets]
 
     def _blocks(self, text: Text, length: int) -> TextBlocks:
+        """Return the blocks of ``length`` targets to measure."""
         if self.documents:
             limits = self.blocks_per_group, self.blocks_per_document
             return text.document_blocks(length, self.blocks, self.overlap, *limits)
         blocks = text.blocks(length, self.blocks)
         return blocks.chosen(shuffled(len(blocks), self.segments, self.seed)) if self.sampling == "paper" else blocks
 
-    def _gain_window(self, network: Network, window: int) -> int | None:
-        """The window if the context gain is measured, else None."""
-        names = list(self.protocols)
-        before_windowed = names[: names.index("windowed")] if "windowed" in names else []
-        fits = window < self.lengths[-1] <= length_limit(network) and self.sampling == "blocks"
-        return window if fits and "full" in before_windowed else None
+    def _context_gain(self, network: Network, runner: Runner) -> ContextGain | None:
+        """Return the empty sums of the context gain, or None if it is not measured."""
+        length, window = self.lengths[-1], self.window or known_training_length(network)
+        if self.sampling == "paper" or not {"full", "windowed"} <= set(self.protocols):
+            return None
+        return ContextGain(length, window, runner.device) if window < length <= length_limit(network) else None
 
 
 def _measurements(
@@ -222,18 +237,36 @@ def _measurements(
     lengths: Sequence[int],
     runner: Runner,
     token_bytes: Tensor | None = None,
-    gain: "ContextGain | None" = None,
+    gain: ContextGain | None = None,
 ) -> list[Measurement]:
-    """Sums over the blocks of this process; the last two arguments are those of `add_block`."""
-    limit = length_limit(network)
+    """Return the sums of losses over the blocks of this process, for the lengths that the network can read.
+
+    Args:
+        network: The model.
+        blocks: The blocks.
+        protocols: The protocols.
+        lengths: The evaluation lengths.
+        runner: Device, precision and processes.
+        token_bytes: Number of bytes of text of each token id, (V,) int64; None for no bits per byte.
+        gain: The context gain, to which the losses of full and windowed at its length are added; None for no gain.
+    """
     measurements = []
     for protocol, length in product(protocols, lengths):
-        loss = runner.losses(length if protocol.name == "per_position" else len(blocks))
-        reason = f"the strategy has only {limit} positions" if length > limit else None
-        measurements.append(Measurement(protocol, length, loss, reason))
-    for i, tokens in runner.blocks(blocks):
+        if length <= length_limit(network):
+            groups = length if protocol.name == "per_position" else len(blocks)
+            measurements.append(Measurement(protocol, length, runner.losses(groups)))
+    for i, tokens in runner.blocks(blocks):  # (1, N+1)
+        full_losses = cache(partial(full, network, tokens))  # several protocols use them at the same length
         with runner.autocast():
-            add_block(network, tokens, i, measurements, token_bytes, gain)
+            for m in measurements:
+                losses = m.protocol(network, tokens, m.length, full_losses)  # (1, scored targets)
+                if gain is not None and m.protocol.name == "windowed" and m.length == gain.length:
+                    gain.update(full_losses(m.length), losses)
+                if m.by_position:
+                    m.loss.update(losses)
+                else:
+                    scored = tokens[:, 1 + m.protocol.scored_targets(m.length, blocks.length)]
+                    m.loss.update(losses, i, None if token_bytes is None else token_bytes[scored])
     return measurements
 
 

@@ -1,6 +1,7 @@
-"""`FourTerms`: the attention scores of the first layer under an absolute encoding, as a sum of four terms.
+"""`FourTerms`: the attention scores of the first layer as a sum of four terms, for absolute positional encodings.
 
 The terms are word-word, word-position, position-word and position-position (Ke et al. 2021, arXiv 2006.15595, eq. 6).
+In the name of a term, the part of the query is first.
 """
 
 from dataclasses import dataclass
@@ -26,17 +27,20 @@ TERMS = ("word-word", "word-position", "position-word", "position-position")
 def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Expand the first layer's scores ``(x_m + p_m) W_Q · (x_n + p_n) W_K / √δ`` into the products of their parts.
 
-    x is the embedding of the word, scaled if the strategy scales it, and p the embedding of the position. The expansion
-    is exact, because LayerNorm and RMSNorm are linear if the divisor σ of x + p is fixed. The shift of the norm and the
-    biases of W_Q and W_K are neither word nor position. Their contributions are a fifth term.
+    m and n are the positions of the query and the key, and δ is the head dimension. x is the embedding of the word,
+    scaled if the strategy scales it, and p is the embedding of the position.
+
+    LayerNorm and RMSNorm divide x + p by a number. With this number fixed they are linear, so the expansion is exact.
+    The shift of the norm and the biases of W_Q and W_K are neither word nor position. All products with them form a
+    fifth term, the rest.
 
     Args:
         network: A network for which `no_four_terms` returns None.
-        tokens: (B, T) int64.
+        tokens: Token ids (B, T) int64.
 
     Returns:
-        The terms of `TERMS` and "rest", each (B, H, queries, keys) fp32, or fp64 for a network in fp64. Future keys are
-        not masked. The sum of the terms is the scores before the softmax.
+        The terms of `TERMS` and "rest", each (B, heads, queries, keys) fp32, or fp64 for a network in fp64. Future keys
+        are not masked. The sum of the terms is the scores before the softmax.
     """
     assert no_four_terms(network) is None
     position, block = network.positions[0], network.blocks[0]
@@ -47,44 +51,51 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     with torch.autocast(tokens.device.type, enabled=False):
         words = network.embedding_norm(network.embedding(tokens)).to(dtype)  # (B, T, D)
         embedded = position.embed(words, positions)
-        vectors = position.embed(torch.zeros_like(words), positions)  # the strategy may scale the words
-        centred = _centred if isinstance(norm, nn.LayerNorm) else lambda x: x  # RMSNorm does not subtract the mean
+        vectors = position.embed(torch.zeros_like(words), positions)  # not ``embedded - words``: words may be scaled
+
+        def centred(x: Tensor) -> Tensor:
+            """Subtract the mean over the last dimension if the norm does. RMSNorm does not."""
+            return x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
+
         gain = norm.weight.to(dtype) / (centred(embedded).square().mean(-1, keepdim=True) + norm.eps).sqrt()
         parts = {"word": centred(embedded - vectors) * gain, "position": centred(vectors) * gain}
-        shift = getattr(norm, "bias", None)  # RMSNorm has none
+        shift = getattr(norm, "bias", None)  # None for RMSNorm
         parts["whole"] = parts["word"] + parts["position"] + (0 if shift is None else shift.to(dtype))
         weights = attention.qkv.weight.to(dtype).split(attention.widths)
         biases = (None,) * 3 if attention.qkv.bias is None else attention.qkv.bias.to(dtype).split(attention.widths)
-        size = attention.widths[0] // attention.heads
+        head_dim = attention.widths[0] // attention.heads
 
         def heads(name: str, i: int) -> Tensor:
-            """Queries (i = 0) or keys (i = 1) of a part, (B, H, T, δ). Keys that heads share are repeated."""
+            """Return queries (i = 0) or keys (i = 1) of a part, (B, heads, T, δ). Shared keys are repeated."""
             x = linear(parts[name], weights[i], biases[i] if name == "whole" else None)
-            x = x.unflatten(-1, (-1, size)).transpose(1, 2)  # (B, H or G, T, δ)
-            return x.repeat_interleave(attention.heads // x.shape[1], 1)  # (B, H, T, δ)
+            x = x.unflatten(-1, (-1, head_dim)).transpose(1, 2)  # (B, heads or key heads, T, δ)
+            return x.repeat_interleave(attention.heads // x.shape[1], 1)
 
         q, k = ({name: heads(name, i) for name in parts} for i in (0, 1))
-        scores = {f"{a}-{b}": q[a] @ k[b].mT * size**-0.5 for a, b in (term.split("-") for term in TERMS)}
-        return scores | {"rest": q["whole"] @ k["whole"].mT * size**-0.5 - sum(scores.values())}
+        scores = {f"{a}-{b}": q[a] @ k[b].mT * head_dim**-0.5 for a, b in (term.split("-") for term in TERMS)}
+        return scores | {"rest": q["whole"] @ k["whole"].mT * head_dim**-0.5 - sum(scores.values())}
 
 
 def no_four_terms(network: Transformer) -> str | None:
-    """The reason why the first layer's scores are not the sum of four terms, as a sentence; None if they are."""
+    """Return the reason why the first layer's scores are not the sum of four terms, or None if they are."""
     position = network.positions[0]
     name, hooks = type(position).__name__, {hook for hook in HOOKS if position.uses(hook)} - {"remap_positions"}
     if "embed" not in hooks:
         return f"{name} adds nothing to the embeddings, so there are no four terms"
     if more := ", ".join(sorted(hooks - {"embed"})):
-        return f"{name} also has {more}, so its scores have more than four terms"
+        return f"{name} also overrides {more}, so its scores have more than four terms"
     if not isinstance(network.blocks[0].attention.q_norm, nn.Identity):
         return "qk_norm normalises queries and keys, so their scores are not a sum of four terms"
     return None
 
 
 def spread(term: Tensor) -> Tensor:
-    """Standard deviation of a term (B, H, T, T) over the visible keys of a query, pooled over queries; (H,) fp64.
+    """Return the standard deviation of a term over the visible keys of a query, pooled over queries, (heads,) fp64.
 
     The mean of each query is subtracted first, because a constant for a query does not change the softmax.
+
+    Args:
+        term: The term, (B, heads, queries, keys).
     """
     visible = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
     values = term.double().masked_fill(~visible, 0)
@@ -96,54 +107,57 @@ def spread(term: Tensor) -> Tensor:
 class FourTerms(BlockMeasure):
     """Splits the first layer's scores into word-word, word-position, position-word and position-position terms.
 
-    The result has a figure of the four matrices, as means over heads and texts, and ``four_terms.csv`` (head, term,
-    standard deviation). The standard deviation of a term over the keys that a query sees is its influence on the
-    softmax. The measurement is skipped for a strategy that does not add to the embeddings, or has other hooks, and for
-    a model with ``qk_norm``.
+    The result has a figure of the four matrices, as means over heads and blocks, and ``four_terms.csv`` (head, term,
+    standard deviation). The standard deviation of a term over the keys that a query sees measures its influence on the
+    softmax. The term ``rest`` has the contributions of biases.
+
+    The measurement is skipped if the strategy does not add to the embeddings, if it also changes attention in another
+    way, or if the model has ``qk_norm``.
 
     Args:
-        length: Number of tokens of a text, at most 512; None for the training length.
-        blocks: Number of texts.
+        length: Number of tokens in a block, at most 512; None for the training length.
+        blocks: Number of blocks.
     """
 
     name: ClassVar[str] = "four_terms"
     needs: ClassVar[tuple[type, ...]] = (Transformer,)
-    max_length: ClassVar[int | None] = 512  # because there are several tensors of H · T² scores
+    max_length: ClassVar[int | None] = 512  # there are several tensors of heads × tokens² scores
 
     def skip_reason(self, network: Any) -> str | None:
         return no_four_terms(network) or super().skip_reason(network)
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         names, blocks = (*TERMS, "rest"), self.text_blocks(network, text)
-        length, heads, texts = self.targets(network), network.shape.heads, len(blocks)
+        length, heads = self.targets(network), network.shape.heads
         variance = torch.zeros(len(names), heads, dtype=torch.float64, device=runner.device)
-        mean = torch.zeros(len(TERMS), length, length, dtype=torch.float64, device=runner.device)  # over heads, texts
+        mean = torch.zeros(len(TERMS), length, length, dtype=torch.float64, device=runner.device)
         for _, tokens in runner.blocks(blocks):
             terms = four_terms(network, tokens[:, :-1])
-            variance += torch.stack([spread(terms[name]).square() for name in names]) / texts
-            mean += torch.stack([terms[name][0].double().mean(0) for name in TERMS]) / texts
+            variance += torch.stack([spread(terms[name]).square() for name in names]) / len(blocks)
+            mean += torch.stack([terms[name][0].double().mean(0) for name in TERMS]) / len(blocks)
         variance, mean = runner.sum(variance), runner.sum(mean)
         rows = [
             {"head": head, "term": name, "standard_deviation": float(variance[i, head].sqrt())}
             for head in range(heads)
             for i, name in enumerate(names)
         ]
-        title = f"{network.name}, first layer: terms of the scaled scores, mean of {texts} texts"
+        title = f"{network.name}, first layer: terms of the scaled scores, mean of {len(blocks)} blocks"
         return Result(self.name, {self.name: rows}, {self.name: _figure(mean, variance.mean(1).sqrt(), title)})
 
 
-def _centred(x: Tensor) -> Tensor:
-    """x (…, D) minus its mean over the last dimension."""
-    return x - x.mean(-1, keepdim=True)
-
-
 def _figure(matrices: Tensor, deviations: Tensor, title: str) -> Figure:
-    """Draw the means (4, T, T) of the four terms without future keys. Titles have the standard deviations (4,)."""
+    """Draw the four terms without future keys.
+
+    Args:
+        matrices: Mean scores of each term, (4, queries, keys).
+        deviations: Standard deviation of each term, for the titles; further ones are ignored.
+        title: Title of the figure.
+    """
     figure = Figure(figsize=(8.4, 7.6), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
     for axes, matrix, name, deviation in zip(panels, matrices, TERMS, deviations, strict=False):
         visible = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), float("nan"))
-        limit = float(visible.abs().nan_to_num(0).quantile(0.99)) or 1.0  # one outlier must not hide the structure
+        limit = float(visible.abs().nan_to_num(0).quantile(0.99)) or 1.0  # limits the effect of outliers on the colours
         image = axes.imshow(visible.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
         figure.colorbar(image, ax=axes, shrink=0.85, label="score (nats)")
         axes.set_title(f"{name}: standard deviation {float(deviation):.2g}", fontsize=10)

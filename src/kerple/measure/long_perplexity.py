@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,102 +21,108 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text
 from kerple.data.tokenizer import end_of_text, without_truncation
-from kerple.measure.measure import Measure, fitting_lengths, require_positive
-from kerple.measure.protocols import full, ordered_lengths, sliding
+from kerple.measure.measure import Measure, length_limit, ordered_lengths, require_positive, skipped_lengths
+from kerple.measure.protocols import full, sliding
 from kerple.measure.result import Result
-from kerple.measure.results import Row
 from kerple.measure.runner import Runner
 from kerple.model.network import Network
 
-LETTERS = set(ByteLevel.alphabet())  # printable Latin-1 letters stand for their bytes
+LETTERS = set(ByteLevel.alphabet())  # a printable Latin-1 letter stands for its byte
 OTHER_BYTES = [byte for byte in range(256) if chr(byte) not in LETTERS]  # U+0100 and later stand for these, in order
 ALPHABET = {letter: ord(letter) if ord(letter) < 256 else OTHER_BYTES[ord(letter) - 256] for letter in LETTERS}
-"""The bytes of the letters in the tokens of a byte-level tokenizer (Radford et al. 2019)."""
+"""The byte of each letter in the tokens of a byte-level tokenizer (Radford et al. 2019)."""
 
 
 def key_targets(
     evaluator: Network, tokens: Tensor, *, short: int, stride: int, gain: float = 2.0, likely: float = -2.0
 ) -> Tensor:
-    """Whether each target of tokens (B, N+1) int64 is a key token of the evaluator; (B, N) bool.
+    """Return whether each target is a key token of the evaluator, (B, N) bool.
 
-    The first ``short`` targets have the same context both times and are never key tokens.
+    A key token is a target that is likely in the whole context, and less likely in a short one. The first ``short``
+    targets have the same context in both readings and are never key tokens.
 
     Args:
         evaluator: The model that chooses key tokens.
-        tokens: (B, N+1) int64.
+        tokens: Blocks of text, (B, N+1) int64.
         short: Number of tokens in the short context, less than N.
-        stride: Number of tokens by which the short context moves. It has at least short - stride tokens.
-        gain: A key token gains more than this in log-probability from the whole context, in nats.
-        likely: A key token has more than this log-probability with the whole context, in nats.
+        stride: Number of tokens by which the short context moves. Every later target has more than ``short - stride``
+            tokens of context.
+        gain: Lower bound of the gain of a key token in log-probability from the whole context, in nats, exclusive.
+        likely: Lower bound of the log-probability of a key token with the whole context, in nats, exclusive.
     """
-    with_all = full(evaluator, tokens, tokens.shape[1] - 1)
-    with_short = sliding(evaluator, tokens, short, stride=stride)
-    is_key = (with_short - with_all > gain) & (-with_all > likely)
-    is_key[:, :short] = False  # with equal contexts, a difference is rounding
+    whole_losses = full(evaluator, tokens, tokens.shape[1] - 1)
+    short_losses = sliding(evaluator, tokens, short, stride=stride)
+    is_key = (short_losses - whole_losses > gain) & (-whole_losses > likely)
+    is_key[:, :short] = False  # the contexts are equal, so a difference is a rounding error
     return is_key
 
 
 def carry_over(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: Sequence[bool]) -> list[bool]:
-    """Find the key tokens in another tokenisation of the same text: those that overlap with a key token.
+    """Find the key tokens of another tokenisation of the same text: tokens that share a byte with a key token.
 
     Args:
-        sizes: Number of bytes of each token of the model that is scored.
-        spans: The bytes first..last - 1 of each of the evaluator's tokens, in ascending order.
-        is_key: Whether each of the evaluator's tokens is a key token.
+        sizes: Number of bytes of each token of the other tokenisation.
+        spans: Pairs (start, end) of each token of the evaluator: it has the bytes start..end - 1 of the text.
+        is_key: Whether each token of the evaluator is a key token.
 
     Returns:
-        Whether each token of the model that is scored is a key token.
+        Whether each token of the other tokenisation is a key token.
     """
     key_bytes = np.zeros(sum(sizes), dtype=bool)
-    for (first, last), key in zip(spans, is_key, strict=True):
-        key_bytes[first:last] |= key  # tokens of the same character have the same span
-    return [bool(of_token.any()) for of_token in np.split(key_bytes, np.cumsum(sizes)[:-1])]
+    for (start, end), key in zip(spans, is_key, strict=True):
+        key_bytes[start:end] |= key  # tokens of the same character have the same span
+    return [bool(token.any()) for token in np.split(key_bytes, np.cumsum(sizes)[:-1])]
 
 
 def token_spelling(tokenizer: Tokenizer, token: int, end_of_text: int) -> bytes:
-    """The bytes of a token of a byte-level tokenizer; the token ``end_of_text`` has none.
+    """Return the bytes of a token of a byte-level tokenizer. The token ``end_of_text`` has none.
 
     Raises:
-        UserError: If another token has no bytes.
+        UserError: If the bytes of any other token are not known, as in tokenizers that are not byte-level.
     """
     if token == end_of_text:
         return b""
     text = tokenizer.id_to_token(token) or ""
     if not text or not ALPHABET.keys() >= set(text):
-        raise UserError(f"data.tokenizer: token {token} ({text!r}) has no bytes; use the evaluator's tokenizer")
+        advice = "use a byte-level tokenizer, or the evaluator's"
+        raise UserError(f"data.tokenizer: the bytes of token {token} ({text!r}) are not known; {advice}")
     return bytes(ALPHABET[letter] for letter in text)
 
 
 def byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Convert spans of a text's characters to spans of its bytes. A lone surrogate stands for one byte."""
-    ends = torch.tensor([0, *(len(c.encode("utf-8", "surrogateescape")) for c in text)]).cumsum(0).tolist()
-    return [(ends[first], ends[last]) for first, last in spans]
+    """Convert spans (start, end) of a text's characters to spans of its UTF-8 bytes.
+
+    A byte that is not part of a character is a lone surrogate in the text (``surrogateescape``).
+    """
+    offsets = list(accumulate((len(c.encode("utf-8", "surrogateescape")) for c in text), initial=0))
+    return [(offsets[start], offsets[end]) for start, end in spans]
 
 
 @dataclass
 class LongPerplexity(Measure):
-    """Measures LongPPL: perplexity of the key tokens, which need far context.
+    """Measures LongPPL: perplexity of the key tokens, the targets that need far context.
 
     A pretrained model, the evaluator, chooses the key tokens. It reads each block as a whole and with a short context.
     A target is a key token if the whole context raises its log-probability by more than ``gain``, to more than
-    ``likely``. If the model has another tokenizer than the evaluator, its key tokens are those that share a byte with
-    a key token of the evaluator.
+    ``likely``. If the tokenizers of model and evaluator differ, the model's key tokens are the tokens that share a byte
+    with a key token of the evaluator.
 
-    The choice depends only on the text, the evaluator and these options. It is stored as ``keys-<hash>.json``, so that
-    every model is scored on the same targets. The result has the protocol ``longppl`` at each length.
+    The key tokens depend only on the text, the evaluator and these options. They are stored as ``keys-<hash>.json``, so
+    that every model is scored on the same targets. The result has the protocol ``longppl`` at each length.
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest, which is the length of a block.
         short: Number of tokens in the short context; the paper uses 4,096 for texts of 32,768.
         stride: Number of tokens by which the short context moves; the paper uses 1,024.
-        blocks: Number of blocks of the text.
+        blocks: Number of blocks, from the beginning of the text.
         evaluator: A pretrained model: a folder, a GGUF file, a name on the Hugging Face hub, or ``smollm2-135m``.
-        gain: Bound on the gain of a key token in log-probability, in nats.
-        likely: Bound on the log-probability of a key token with the whole context, in nats.
-        keys: Folder in which the choice is stored. The value in a checkpoint is ignored.
+        gain: Lower bound of the gain of a key token in log-probability, in nats.
+        likely: Lower bound of the log-probability of a key token with the whole context, in nats.
+        keys: Folder in which the key tokens are stored. The value in a checkpoint is ignored.
 
     Raises:
-        UserError: If an option is out of range, or the evaluator cannot be loaded or cannot read such long blocks.
+        UserError: If an option is out of range, the evaluator cannot be loaded or cannot read such long blocks, or the
+            text has no key tokens.
     """
 
     lengths: Sequence[int]
@@ -130,38 +137,34 @@ class LongPerplexity(Measure):
     name: ClassVar[str] = "longppl"
 
     def __post_init__(self) -> None:
-        self.lengths = ordered_lengths(self.lengths)
+        self.lengths = ordered_lengths(self, dividing=True)
         require_positive(self, "blocks")
         if not 1 <= self.stride <= self.short < self.lengths[-1]:
-            given = f"stride, short: got {self.stride} and {self.short}"
-            raise UserError(f"LongPerplexity: {given}, expected 1 <= stride <= short < {self.lengths[-1]} (lengths)")
+            expected = f"1 <= stride <= short < {self.lengths[-1]}, the longest of lengths"
+            raise UserError(f"LongPerplexity: got stride {self.stride} and short {self.short}, expected {expected}")
 
     @property
     def criterion(self) -> dict[str, Any]:
-        """The options of `key_targets`."""
+        """Options of `key_targets`."""
         return {"short": self.short, "stride": self.stride, "gain": self.gain, "likely": self.likely}
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
         text.blocks(self.lengths[-1], self.blocks)
-        _ = text.tokenizer
+        _ = text.tokenizer  # raises an error if the text has none
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         keys, blocks = self._keys(text), text.blocks(self.lengths[-1], self.blocks)
-        fitting, skipped = fitting_lengths(self.lengths, network, self.name)
-        losses = {length: runner.losses(len(keys)) for length in fitting}
+        lengths = [length for length in self.lengths if length <= length_limit(network)]
+        losses = {length: runner.losses(len(keys)) for length in lengths}
         for i, tokens in runner.blocks(blocks):
             for length, loss in losses.items():
                 with runner.autocast():
                     loss.update(full(network, tokens, length)[0, keys[i]], i)
         runner.synchronise(*losses.values())
-        rows = [
-            Row("ppl", self.name, length, None, block, nats, targets)
-            for length, loss in losses.items()
-            for block, (nats, targets) in enumerate(zip(loss.nll.tolist(), loss.targets.tolist(), strict=True))
-            if targets  # a block may have no key token
-        ]
-        about = {"split": text.split, "block": self.lengths[-1], "evaluator": self.evaluator, "skipped": skipped}
+        rows = [row for length, loss in losses.items() for row in loss.rows(self.name, length)]
+        about = {"split": text.split, "block": self.lengths[-1], "evaluator": self.evaluator}
+        about |= {"skipped": skipped_lengths(self.lengths, network, self.name)}
         lines = [
             f"longppl at {length:,}: {float(loss.perplexity()):.3f} over {int(loss.targets.sum()):,} key tokens"
             for length, loss in losses.items()
@@ -169,7 +172,7 @@ class LongPerplexity(Measure):
         return Result(self.name, sums=rows, about=about | self.criterion, report="\n".join(lines))
 
     def _keys(self, text: Text) -> list[list[int]]:
-        """Indices of the key tokens among the targets of each block. They are chosen in the first test and stored."""
+        """Return the indices of the key tokens among the targets of each block, and store them if they are not yet."""
         from kerple.hf.source import find_model, source_digest  # needs optional packages
 
         source = find_model(self.evaluator)
@@ -189,8 +192,8 @@ class LongPerplexity(Measure):
                 write(path, json.dumps({"about": about, "keys": self._choose(text, source)}))
         keys = read_mapping(path)["keys"]
         if not any(keys):
-            given = f"got {self.blocks}, in which {self.evaluator} finds no key token"
-            raise UserError(f"LongPerplexity: blocks: {given}; give a larger number")
+            given = f"got {self.blocks}, but {self.evaluator} finds no key token in these blocks"
+            raise UserError(f"LongPerplexity: blocks: {given}; use more blocks, or a smaller gain or likely")
         return keys
 
     def _choose(self, text: Text, source: Any) -> list[list[int]]:
@@ -200,37 +203,34 @@ class LongPerplexity(Measure):
         network = hugging_face_network(read_model(source, read_model_config(source)), bos=bos_token(source))
         tokenizer = read_tokenizer(source)
         same = same_tokens(tokenizer, text.tokenizer)
-        keys = []
-        for tokens in text.blocks(self.lengths[-1], self.blocks):
-            judge = self._judge if same else partial(self._judge_text, tokenizer, text)
-            is_key = judge(network, tokens)
-            keys.append([target for target, key in enumerate(is_key) if key])
-        return keys
+        is_key = self._is_key if same else partial(self._is_key_retokenised, tokenizer, text)
+        blocks = text.blocks(self.lengths[-1], self.blocks)
+        return [[i for i, key in enumerate(is_key(network, tokens)) if key] for tokens in blocks]
 
-    def _judge_text(self, tokenizer: Any, text: Text, network: Network, tokens: Tensor) -> list[bool]:
-        """Whether each target is a key token, if the evaluator has another tokenizer.
+    def _is_key_retokenised(self, tokenizer: Any, text: Text, network: Network, tokens: Tensor) -> list[bool]:
+        """Return whether each target is a key token, if the evaluator has another tokenizer than the text.
 
         Args:
             tokenizer: The evaluator's tokenizer.
             text: The text.
             network: The evaluator.
-            tokens: Tokens of the text, (N + 1,) int64.
+            tokens: Tokens of a block of the text, (N+1,) int64.
         """
         end = end_of_text(text.tokenizer, text.name)
         spelling = [token_spelling(text.tokenizer, token, end) for token in tokens.tolist()]
         whole_text = b"".join(spelling).decode("utf-8", "surrogateescape")
-        # "?" replaces each byte that is not text, so that the number of characters stays the same
+        # "?" replaces each byte that is not part of a character, so that the number of characters stays the same
         readable = whole_text.encode("utf-8", "replace").decode()
-        copy = without_truncation(Tokenizer.from_str(tokenizer.to_str()))  # because this changes the tokenizer
+        copy = without_truncation(Tokenizer.from_str(tokenizer.to_str()))  # changes the settings of the copy only
         encoding = copy.encode(readable, add_special_tokens=False)
-        is_key = [False, *self._judge(network, torch.tensor(encoding.ids))]  # of each token; the first is no target
+        is_key = [False, *self._is_key(network, torch.tensor(encoding.ids))]  # of each token; the first is no target
         return carry_over([*map(len, spelling)], byte_spans(whole_text, encoding.offsets), is_key)[1:]
 
-    def _judge(self, network: Network, tokens: Tensor) -> list[bool]:
-        """Whether each target of the evaluator's tokens (N + 1,) int64 is a key token."""
+    def _is_key(self, network: Network, tokens: Tensor) -> list[bool]:
+        """Return whether each target is a key token, for tokens (N+1,) int64 of the evaluator's tokenizer."""
         limit = network.training_length or 0
         if limit < len(tokens) - 1:
-            given = f"got {self.lengths[-1]} tokens, which are {len(tokens) - 1} of {self.evaluator}"
-            expected = f"expected at most {limit}, its training length (0 if not known)"
+            given = f"got {self.lengths[-1]} tokens, which are {len(tokens) - 1} tokens of {self.evaluator}"
+            expected = f"expected at most {limit} of its tokens, its training length (0 if not known)"
             raise UserError(f"LongPerplexity: lengths: {given}; {expected}; use shorter lengths or another evaluator")
         return key_targets(network, tokens[None], **self.criterion)[0].tolist()

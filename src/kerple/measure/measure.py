@@ -1,4 +1,4 @@
-"""`Measure`: a measurement of a network. The options of a measurement are the fields of its dataclass."""
+"""`Measure` and `BlockMeasure`: base classes of measurements, whose options are the fields of a dataclass."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,20 +22,23 @@ class Measure(ABC):
     """
 
     name: ClassVar[str]
-    """Name of the files and the results."""
+    """Name of the measurement in file names and results."""
     needs: ClassVar[tuple[type, ...]] = ()
-    """Capabilities of `kerple.model.network`, or classes, of which the network must be an instance."""
+    """Classes of which the network must be an instance, such as the capabilities in `kerple.model.network`."""
 
     def run(self, network: Network, text: Any, runner: Runner | None = None) -> Result:
-        """Measure a network. Call it on every process.
+        """Check the network and the text, and measure the network. Every process must call this method.
 
         Args:
             network: The network, in evaluation mode.
-            text: A `kerple.data.text.Text`, or token ids (N,); for a task its examples.
+            text: A `kerple.data.text.Text` or token ids (N,). `TaskAccuracy` takes a `kerple.tasks.sampling.Examples`.
             runner: Device, precision and processes; None for this process on the CPU in fp32.
 
+        Returns:
+            The result. If the measurement does not apply to the network, it contains only the reason.
+
         Raises:
-            UserError: As `check`.
+            UserError: If `check` fails, or a loss is not finite.
         """
         text = Text(text) if isinstance(text, torch.Tensor) else text
         self.check(network, text)
@@ -45,30 +48,34 @@ class Measure(ABC):
             return self.measure(network, text, runner or Runner())
 
     def check(self, network: Network, text: Any) -> None:
-        """Raise a UserError if the network lacks a capability, or the text is too short or of the wrong kind."""
+        """Raise a UserError if the measurement cannot be made with this network and text.
+
+        The base class checks ``needs`` and the type of the text. Subclasses also check the length of the text.
+        """
         require_capabilities(self, network, self.needs)
         if not isinstance(text, Text):
-            raise UserError(f"{type(self).__name__}: got data {type(text).__name__}, expected a text; use TokenShards")
+            given = f"got {type(text).__name__}, expected the text of TokenShards or a kerple.data.text.Text"
+            raise UserError(f"{type(self).__name__}: data: {given}; change data, or leave out {type(self).__name__}")
 
     def skip_reason(self, network: Network) -> str | None:
-        """The reason why the measurement does not apply to the network, which is printed; None if it applies."""
+        """Return the reason why the measurement does not apply to the network, or None if it applies."""
         return None
 
     @abstractmethod
     def measure(self, network: Any, text: Any, runner: Runner) -> Result:
-        """Make the measurement. It runs on every process without gradients, and returns the same result on each."""
+        """Measure the network. `run` calls it in inference mode; the result is the same in every process."""
 
     @property
     def validates(self) -> bool:
-        """Whether the measurement takes part in the validations of a fit."""
+        """Whether `validate` is called after each validation of a fit."""
         return False
 
     def validate(self, network: Any, text: Any, runner: Runner) -> dict[str, float]:
-        """Scalars to log after a validation, by name; none by default."""
+        """Return numbers to log after a validation, by name; none by default."""
         return {}
 
     def check_validation(self, text: Any) -> None:  # noqa: B027 (most measurements have no validation)
-        """Raise a UserError at the start of a fit if `validate` cannot use the text."""
+        """Raise a UserError if `validate` cannot use the text. It is called before a fit."""
 
 
 @dataclass
@@ -80,14 +87,14 @@ class BlockMeasure(Measure):
         blocks: Number of blocks; None for all.
 
     Raises:
-        UserError: If a number is not positive.
+        UserError: If an option is not positive.
     """
 
     length: int | None = None
     blocks: int | None = 16
 
     max_length: ClassVar[int | None] = None
-    """Largest number of targets in a block, for measurements whose memory grows with its square."""
+    """Largest accepted ``length``, for measurements whose memory grows with its square; None for no limit."""
 
     def __post_init__(self) -> None:
         require_positive(self, "length", "blocks")
@@ -96,31 +103,32 @@ class BlockMeasure(Measure):
         super().check(network, text)
         length, limit = self.targets(network), self.max_length
         if limit is not None and length > limit:
-            raise UserError(
-                f"{type(self).__name__}: length: got {length}, expected at most {limit}; use shorter inputs"
-            )
+            advice = f"set it to {limit} or less (the default is the training length)"
+            raise UserError(f"{type(self).__name__}: length: got {length}, expected at most {limit}; {advice}")
         self.text_blocks(network, text)
 
     def skip_reason(self, network: Network) -> str | None:
         if (length := self.targets(network)) <= (limit := length_limit(network)):
             return None
-        return f"{network.name} has only {limit} positions, and the segments have {length} tokens"
+        return f"{network.name} has only {limit} positions, but a block has {length} inputs"
 
     def targets(self, network: Network) -> int:
-        """Number of targets in a block: the option ``length``, or the training length."""
+        """Return the number of targets in a block: ``length``, or the training length if it is None."""
         return self.length or known_training_length(network, f"{type(self).__name__}: length")
 
     def text_blocks(self, network: Network, text: Text) -> TextBlocks:
-        """The blocks, which the processes share."""
+        """Return the blocks of the text, which `Runner.blocks` divides among the processes."""
         return text.blocks(self.targets(network), self.blocks)
 
 
-def require_capabilities(measure: Measure, network: Network, classes: Sequence[type]) -> None:
-    """Raise a UserError unless the network is an instance of all these classes."""
+def require_capabilities(
+    measure: Measure, network: Network, classes: Sequence[type], advice: str = "leave out this measure"
+) -> None:
+    """Raise a UserError with this advice unless the network is an instance of all these classes."""
     if missing := [each.__name__ for each in classes if not isinstance(network, each)]:
         raise UserError(
             f"{type(measure).__name__}: got a network {type(network).__name__}, expected one with "
-            f"{', '.join(missing)} (kerple.model.network); leave out this measure or its protocol"
+            f"{', '.join(missing)} (classes in kerple.model); {advice}"
         )
 
 
@@ -131,42 +139,49 @@ def require_positive(measure: Any, *names: str) -> None:
             raise UserError(f"{type(measure).__name__}: {name}: got {number}, expected a positive number")
 
 
+def ordered_lengths(measure: Any, dividing: bool = False) -> list[int]:
+    """Return the option ``lengths`` of a measure in ascending order, without duplicates.
+
+    Args:
+        measure: The measure.
+        dividing: Whether each length must divide the longest, so that a block can be cut into equal segments.
+
+    Raises:
+        UserError: If there are no lengths, or a length is not positive or does not divide the longest.
+    """
+    lengths = sorted(set(measure.lengths))
+    if not lengths or lengths[0] < 1 or (dividing and any(lengths[-1] % length for length in lengths)):
+        expected = "positive numbers that all divide the longest" if dividing else "positive numbers"
+        raise UserError(f"{type(measure).__name__}: lengths: got {list(measure.lengths)}, expected {expected}")
+    return lengths
+
+
 def known_training_length(network: Network, option: str = "model.length") -> int:
-    """Training length of a network in tokens.
+    """Return the training length of a network in tokens.
 
     Args:
         network: The network.
-        option: The option in the message, by which the user can give the length.
+        option: Name of the option by which the user can set the length, for the message.
 
     Raises:
         UserError: If the training length is not known.
     """
     if network.training_length is None:
         raise UserError(
-            f"{option}: got none, and the training length of {network.name} is not known; give a number, "
-            "as training_length if the network is your own"
+            f"{option}: got none, and the training length of {network.name} is not known; set {option}, "
+            "or the attribute training_length of your own network"
         )
     return network.training_length
 
 
 def length_limit(network: Network) -> float:
-    """Number of tokens in the longest input of a network; infinite if there is no limit."""
+    """Return the largest number of input tokens of a network; infinite if there is no limit."""
     limit = network.max_length if isinstance(network, Limited) else None
     return math.inf if limit is None else limit
 
 
-def fitting_lengths(lengths: Sequence[int], network: Network, name: str) -> tuple[list[int], list[dict[str, Any]]]:
-    """Divide lengths into those that a network can read and those that are skipped.
-
-    Args:
-        lengths: Lengths in tokens.
-        network: The network.
-        name: Name of the protocol in the results.
-
-    Returns:
-        The lengths that the network can read, and for each other length its entry in the results.
-    """
+def skipped_lengths(lengths: Sequence[int], network: Network, protocol: str) -> list[dict[str, Any]]:
+    """Return an entry (protocol, length, reason) for the results for each length that the network cannot read."""
     limit = length_limit(network)
-    skipped = {"protocol": name, "reason": f"the strategy has only {limit} positions"}
-    fitting = [length for length in lengths if length <= limit]
-    return fitting, [skipped | {"length": length} for length in lengths if length > limit]
+    reason = f"{network.name} has only {limit} positions"
+    return [{"protocol": protocol, "length": length, "reason": reason} for length in lengths if length > limit]

@@ -1,6 +1,6 @@
-"""`Needle`: retrieval of numbers that are hidden in a long text, by depth and length.
+"""`Needle`: retrieval of numbers (needles) that are hidden in a long text (a haystack), by depth and length.
 
-Names and definitions of the problems are those of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1).
+The problems and their names are those of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.measure.drawing import heat_map, panel
-from kerple.measure.measure import Measure, fitting_lengths, require_positive
+from kerple.measure.measure import Measure, length_limit, ordered_lengths, require_positive, skipped_lengths
 from kerple.measure.result import Result
 from kerple.measure.results import Row
 from kerple.measure.runner import Runner
@@ -26,8 +26,8 @@ Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multiv
 NOISE_SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 ADJECTIVES = ("ancient", "bitter", "clever", "distant", "eager", "famous", "gentle", "hollow", "jolly", "lively")
 NOUNS = ("anchor", "basket", "candle", "desert", "engine", "forest", "garden", "hammer", "island", "kettle")
-NEEDLES = 4  # number of keys in niah_multikey_1, of values in niah_multivalue
-ANSWER = 16  # number of tokens that the model generates for each value
+NEEDLES = 4  # number of keys in niah_multikey_1, and of values in niah_multivalue
+ANSWER = 16  # number of tokens that the model may generate for each value
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Problem:
     """Sentences to hide in a haystack, and a question about them.
 
     Args:
-        needles: For each sentence, the fraction of the haystack before it, 0..1, and the sentence.
+        needles: Pairs of a depth and a sentence. The depth is the fraction of the haystack before the sentence, 0..1.
         question: Text after the haystack, which the model continues.
         values: The numbers that the answer has to contain.
     """
@@ -48,16 +48,16 @@ class Problem:
 def draw_problem(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
     """Draw a problem with its first needle at a depth, and the other needles at random depths.
 
-    ``niah_single_1`` and ``niah_single_2`` hide one number with one key. ``niah_multikey_1`` hides three more numbers
-    with other keys, and asks for the first. ``niah_multivalue`` hides three more numbers with the same key, and asks
-    for all of them.
+    - ``niah_single_1`` and ``niah_single_2`` hide one number, which has a key of two words.
+    - ``niah_multikey_1`` hides three more numbers with other keys, and asks for the first number.
+    - ``niah_multivalue`` hides three more numbers with the same key, and asks for all four.
 
     Args:
         kind: One of these names.
         depth: Fraction of the haystack before the first needle, 0..1.
-        rng: Generator of the keys, the numbers of seven digits and the other depths.
+        rng: Random generator for the keys, the numbers (of seven digits) and the other depths.
     """
-    count, multivalue = 1 if kind.startswith("niah_single") else NEEDLES, kind == "niah_multivalue"
+    multivalue, count = kind == "niah_multivalue", 1 if kind.startswith("niah_single") else NEEDLES
     pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), count, replace=False)
     keys = [f"{ADJECTIVES[pair % len(ADJECTIVES)]}-{NOUNS[pair // len(ADJECTIVES)]}" for pair in pairs]
     values = [str(number) for number in rng.choice(9 * 10**6, count, replace=False) + 10**6]
@@ -74,49 +74,53 @@ def draw_problem(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
 def problem_tokens(
     problem: Problem, length: int, haystack: Sequence[int], encode: Callable[[str], list[int]]
 ) -> list[int]:
-    """The tokens of the haystack, the needles and the question.
+    """Return the tokens of the haystack with the needles in it, and of the question.
 
     Args:
         problem: A problem of `draw_problem`.
-        length: Number of tokens including the answer, which has `ANSWER` tokens for each value.
+        length: Number of returned tokens plus the tokens of the answer, `ANSWER` for each value.
         haystack: At least ``length`` tokens of noise or text.
-        encode: Function from a text to its tokens.
+        encode: Function that returns the tokens of a string.
 
     Raises:
         UserError: If no tokens are left for the haystack.
     """
     sentences = sorted((depth, encode(f"\n{sentence}\n")) for depth, sentence in problem.needles)
     question = encode(f"\n{problem.question}")
-    room = length - len(question) - sum(len(s) for _, s in sentences) - ANSWER * len(problem.values)
-    if room < 1:
-        needed = f"{length - room}, the tokens of needles, question and answer"
-        raise UserError(f"Needle: lengths: got {length}, expected more than {needed}; give a larger number")
+    haystack_size = length - len(question) - sum(len(s) for _, s in sentences) - ANSWER * len(problem.values)
+    if haystack_size < 1:
+        needed = f"{length - haystack_size}, the tokens of needles, question and answer"
+        raise UserError(f"Needle: lengths: got {length}, expected more than {needed}; use larger lengths")
     tokens: list[int] = []
     start = 0
     for depth, sentence in sentences:
-        cut = round(depth * room)
-        tokens += [*haystack[start:cut], *sentence]
-        start = cut
-    return [*tokens, *haystack[start:room], *question]
+        end = round(depth * haystack_size)
+        tokens += [*haystack[start:end], *sentence]
+        start = end
+    return [*tokens, *haystack[start:haystack_size], *question]
 
 
 def recall(answer: str, values: Sequence[str]) -> float:
-    """Fraction of the values that occur in the answer (``string_match_all`` of RULER)."""
+    """Return the fraction of the values that occur in the answer (``string_match_all`` of RULER)."""
     return sum(value in answer for value in values) / len(values)
 
 
 @dataclass
 class Needle(Measure):
-    """Measures the fraction of hidden values in the greedily generated answers, at each depth and length.
+    """Measures how many of the numbers that are hidden in a text the model repeats, at each depth and length.
 
+    The model generates an answer greedily. Its recall is the fraction of the hidden numbers that the answer contains.
     The haystack is noise (five sentences, repeated) for ``niah_single_1``, and the text itself for the other problems.
+
     The result has ``<kind>.csv`` (length, depth, problems, recall), a heat map ``<kind>.png``, and the metric
-    ``accuracy`` at each length. The text must have a tokenizer. Score and haystacks are those of RULER.
+    ``accuracy`` (the mean recall) at each length. The text must have a tokenizer. Lengths that the network cannot read
+    are skipped.
 
     Args:
-        kind: ``niah_single_1``, ``niah_single_2``, ``niah_multikey_1`` or ``niah_multivalue``.
-        lengths: Numbers of tokens of haystack, needles, question and answer in total.
-        depths: Fractions of the haystack before the needle, 0..1.
+        kind: ``niah_single_1``, ``niah_single_2``, ``niah_multikey_1`` or ``niah_multivalue``, see `draw_problem`.
+        lengths: Numbers of tokens. A length counts haystack, needles, question and answer.
+        depths: Depths of the needle that is asked for: fractions of the haystack before it, 0..1. With
+            ``niah_multivalue``, the depths of the first of four needles.
         problems: Number of problems at each depth and length.
         seed: Seed of keys, numbers and depths, which are the same for every model.
 
@@ -134,37 +138,36 @@ class Needle(Measure):
 
     def __post_init__(self) -> None:
         require_positive(self, "problems")
-        if not self.lengths or min(self.lengths) < 1:
-            raise UserError(f"Needle: lengths: got {list(self.lengths)}, expected positive numbers of tokens")
+        self.lengths = ordered_lengths(self)
         if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
             raise UserError(f"Needle: depths: got {list(self.depths)}, expected fractions from 0 to 1")
-        self.lengths, self.depths = sorted(set(self.lengths)), sorted(set(self.depths))
+        self.depths = sorted(set(self.depths))
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The kind of problem."""
+        """Kind of problem, which names files and results."""
         return self.kind
 
     @property
     def haystack(self) -> str:
-        """Kind of the haystack: noise, or corpus for the text itself."""
+        """Kind of haystack: ``noise``, or ``corpus`` for the text itself."""
         return "noise" if self.kind == "niah_single_1" else "corpus"
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
-        _ = text.tokenizer
+        _ = text.tokenizer  # raises an error if the text has none
         if self.haystack == "corpus" and len(text.stream) <= self.lengths[-1]:
             expected = f"expected less than {len(text.stream)}, the number of tokens in {text.name}"
             raise UserError(f"Needle: lengths: got {self.lengths[-1]}, {expected}; use shorter lengths")
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        lengths, skipped = fitting_lengths(self.lengths, network, self.kind)
+        lengths = [length for length in self.lengths if length <= length_limit(network)]
         cells = list(product(range(len(lengths)), range(len(self.depths)), range(self.problems)))
-        recalled = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=runner.device)
+        recalls = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=runner.device)
         for _, (i, d, number) in runner.part(cells):
             with runner.autocast():
-                recalled[i, d] += self._recall(text, network, lengths[i], self.depths[d], number, runner.device)
-        recalls = runner.sum(recalled) / self.problems
+                recalls[i, d] += self._recall(text, network, lengths[i], self.depths[d], number, runner.device)
+        recalls = runner.sum(recalls) / self.problems
         rows = [
             {"length": length, "depth": depth, "problems": self.problems, "recall": float(recalls[i, d])}
             for i, length in enumerate(lengths)
@@ -174,16 +177,17 @@ class Needle(Measure):
         figures = {self.name: _figure(recalls, lengths, self.depths, title)} if lengths else {}
         totals = zip(lengths, (recalls.mean(1) * count).tolist(), strict=True)
         sums = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in totals]
-        return Result(self.name, {self.name: rows}, figures, sums, {"haystack": self.haystack, "skipped": skipped})
+        about = {"haystack": self.haystack, "skipped": skipped_lengths(self.lengths, network, self.kind)}
+        return Result(self.name, {self.name: rows}, figures, sums, about)
 
     def _recall(self, text: Text, network: Any, length: int, depth: float, number: int, device: torch.device) -> float:
-        """Recall of the network on one problem."""
-        # the seed depends on the cell, so that problems do not depend on the order or the number of devices
+        """Return the recall of the network on problem ``number`` of a length and depth."""
+        # the seed has all these numbers, so that a problem does not depend on the number of processes
         rng = np.random.default_rng([self.seed, length, round(depth * 10**6), number])
         problem = draw_problem(self.kind, depth, rng)
         if self.haystack == "noise":
-            sentence = text.encode(NOISE_SENTENCES)
-            haystack = sentence * -(-length // len(sentence))
+            sentences = text.encode(NOISE_SENTENCES)
+            haystack = sentences * -(-length // len(sentences))
         else:
             haystack = text.stream.read(int(rng.integers(len(text.stream) - length)), length).tolist()
         tokens = torch.tensor([problem_tokens(problem, length, haystack, text.encode)], device=device)
@@ -192,8 +196,9 @@ class Needle(Measure):
 
 
 def _figure(recalls: Tensor, lengths: Sequence[int], depths: Sequence[float], title: str) -> Figure:
+    """Draw the mean recalls, (lengths, depths), as a heat map."""
     figure, axes = panel(1.6 + 0.9 * len(lengths), 1.6 + 0.5 * len(depths))
-    figure.colorbar(heat_map(axes, recalls.T, ".0%", cmap="RdYlGn", vmin=0, vmax=1), label="values found")
+    figure.colorbar(heat_map(axes, recalls.T, ".0%", cmap="RdYlGn", vmin=0, vmax=1), label="recall")
     axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths])
     axes.set_yticks(range(len(depths)), [f"{d:.0%}" for d in depths])
     axes.set(xlabel="length (tokens)", ylabel="depth of the needle")

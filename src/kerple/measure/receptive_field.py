@@ -1,6 +1,6 @@
-"""`ReceptiveField`: the distance at which a model uses its context, by gradients and by windows.
+"""`ReceptiveField`: the distance up to which a model uses its context, by gradients and by windows.
 
-Both measures are those of Chi et al. 2023 (arXiv 2212.10356, section 3).
+Both measurements are those of Chi et al. 2023 (arXiv 2212.10356, section 3).
 """
 
 from collections.abc import Mapping
@@ -20,21 +20,22 @@ from kerple.measure.runner import Runner
 from kerple.model.network import Embedding, Windows
 from kerple.positions.visibility import EVERYTHING, Visibility
 
-TOLERANCE = 0.01  # a window is sufficient if its perplexity exceeds the full one by at most this fraction
+TOLERANCE = 0.01  # a window is sufficient if it increases the perplexity of full attention by at most this fraction
 
 
 def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
-    """Fraction of each input in the gradient of the last target's loss.
+    """Return the influence of each input on the loss of the last target, as a fraction of the total.
 
-    ``s_d = ‖∂ loss of the last target / ∂ embedding of the input at distance d‖₂``, divided by the sum over d.
+    The influence of the input at distance d is ``‖∂ loss of the last target / ∂ embedding of this input‖₂``. The last
+    input has the distance 0.
 
     Args:
-        network: A network with `kerple.model.network.Embedding`, in evaluation mode. It runs in the precision of its
-            weights, without autocast.
-        tokens: (B, L+1) int64.
+        network: A `kerple.model.network.Embedding`, in evaluation mode. It runs in the precision of its weights,
+            without autocast.
+        tokens: Blocks of text, (B, L+1) int64.
 
     Returns:
-        (B, L) fp64. Entry d is the fraction of the input d tokens before the last one. The sum of a row is 1.
+        Fractions by distance, (B, L) fp64. The sum of a row is 1.
     """
     embedded: list[Tensor] = []
 
@@ -50,21 +51,22 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
             (gradient,) = torch.autograd.grad(loss, embedded)  # (B, L, D)
     finally:
         hook.remove()
-    gradient = gradient[:, 1 - tokens.shape[1] :]  # without BOS
+    gradient = gradient[:, 1 - tokens.shape[1] :]  # without the BOS token that the network may prepend
     norms = gradient.double().norm(dim=-1).flip(1)  # (B, L), entry d at distance d
     return norms / norms.sum(1, keepdim=True)
 
 
 def distance_covering(cumulative: Tensor, fraction: float) -> int:
-    """Smallest distance at which the cumulative fractions (L,) reach ``fraction``, in 0..1."""
+    """Return the smallest distance at which the cumulative fractions (L,) reach ``fraction``, 0..1."""
+    # the factor allows for rounding errors in the cumulative sum
     return min(int((cumulative < fraction * (1 - 1e-12)).sum()), len(cumulative) - 1)
 
 
 def smallest_sufficient(perplexities: Mapping[int, float]) -> int:
-    """Smallest window that is sufficient, as all larger windows are.
+    """Return the smallest window such that it and all larger windows are sufficient.
 
     Args:
-        perplexities: Perplexity of each window. The largest window is the whole segment.
+        perplexities: Perplexity of each window. The largest window is the whole block, that is, full attention.
     """
     bound = perplexities[max(perplexities)] * (1 + TOLERANCE)
     return min(takewhile(lambda window: perplexities[window] <= bound, sorted(perplexities, reverse=True)))
@@ -72,20 +74,23 @@ def smallest_sufficient(perplexities: Mapping[int, float]) -> int:
 
 @dataclass
 class ReceptiveField(BlockMeasure):
-    """Measures the distance at which a model uses its context, in two ways.
+    """Measures the distance up to which a model uses its context, in two ways.
 
-    The first is the norm of the gradient of the last target's loss at each input, as a cumulative fraction over
-    distance. The second is the smallest window, among the powers of 2, whose perplexity is within 1% of the full one.
-    The two may differ, because L layers with a window w reach L · (w - 1) tokens back.
+    - *Gradient*: the influence of each input on the loss of the last target, see `gradient_by_distance`. It is added up
+      over distance.
+    - *Window*: the smallest window whose perplexity exceeds that of full attention by at most 1%. The windows are the
+      powers of 2 below the length of the block.
 
-    The result has a figure, ``receptive_field.csv`` (distance, fraction of the gradient, cumulative fraction) and
-    ``receptive_window.csv`` (window, sum of the losses, targets, perplexity, ratio to full, whether it is the smallest
-    sufficient window).
+    The two distances may differ. With a window of w keys, n layers together still reach n · (w - 1) tokens back.
+
+    The result has a figure, ``receptive_field.csv`` (distance, fraction of the influence, cumulative fraction) and
+    ``receptive_window.csv`` (window, sum of the losses, targets, perplexity, ratio to the perplexity of full attention,
+    whether it is the smallest sufficient window).
 
     Args:
-        length: Number of targets in a segment; None for the training length. A multiple of the training length shows
+        length: Number of targets in a block; None for the training length. A multiple of the training length shows
             whether the model uses tokens at distances that did not occur in training.
-        blocks: Number of segments.
+        blocks: Number of blocks.
     """
 
     name: ClassVar[str] = "receptive_field"
@@ -94,7 +99,7 @@ class ReceptiveField(BlockMeasure):
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         length, blocks = self.targets(network), self.text_blocks(network, text)
         windows = [*(2**i for i in range((length - 1).bit_length())), length]
-        losses = {w: runner.losses() for w in windows}
+        losses = {window: runner.losses() for window in windows}
         fractions = torch.zeros(length, dtype=torch.float64, device=runner.device)
         for _, tokens in runner.blocks(blocks):
             fractions += gradient_by_distance(network, tokens)[0] / len(blocks)
@@ -104,7 +109,7 @@ class ReceptiveField(BlockMeasure):
                     loss.update(network.losses(tokens, visibility=visibility), 0)
         fractions = runner.sum(fractions)
         runner.synchronise(*losses.values())
-        perplexities = {w: float(loss.perplexity()) for w, loss in losses.items()}
+        perplexities = {window: float(loss.perplexity()) for window, loss in losses.items()}
         full, cumulative = perplexities[length], fractions.cumsum(0)
         sufficient = smallest_sufficient(perplexities)
         gradients = zip(fractions.tolist(), cumulative.tolist(), strict=True)
@@ -114,7 +119,7 @@ class ReceptiveField(BlockMeasure):
             | {"ratio_to_full": perplexities[window] / full, "smallest_sufficient": window == sufficient}
             for window, loss in losses.items()
         ]
-        title = f"{network.name}: receptive field in {len(blocks)} segments of {length:,} tokens"
+        title = f"{network.name}: receptive field in {len(blocks)} blocks of {length:,} tokens"
         figure = _figure(cumulative, perplexities, sufficient, network.training_length, title)
         return Result(self.name, {self.name: rows, "receptive_window": window_rows}, {self.name: figure})
 
@@ -122,6 +127,7 @@ class ReceptiveField(BlockMeasure):
 def _figure(
     cumulative: Tensor, perplexities: dict[int, float], sufficient: int, training_length: int | None, title: str
 ) -> Figure:
+    """Draw the cumulative fractions by distance (L,), and the perplexity of each window."""
     length = len(cumulative)
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -136,7 +142,7 @@ def _figure(
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-    ylabel = "cumulative fraction of the norm of the last loss's gradient"
+    ylabel = "fraction of the influence on the last target's loss"
     label_axes(left, training_length, xlabel="last inputs (tokens)", ylabel=ylabel, ylim=(0, 1.02))
     label_axes(right, training_length, xlabel="window (keys in each layer)", ylabel="perplexity")
     figure.suptitle(title)

@@ -1,4 +1,4 @@
-"""`Result`: the outcome of a measurement, and its files."""
+"""`Result`: tables, figures and numbers of a measurement, which it writes to files."""
 
 import csv
 from collections.abc import Iterable, Mapping
@@ -18,10 +18,10 @@ class Result:
 
     Args:
         name: Name of the measurement.
-        tables: Tables by the name of their file, ``<name>.csv``. The rows of a table have the same keys.
-        figures: Figures by the name of their file, ``<name>.png``.
+        tables: Tables by name, each written as ``<name>.csv``. The rows of a table have the same keys.
+        figures: Figures by name, each written as ``<name>.png``.
         sums: Rows for ``results.csv.gz``, which `compare` reads.
-        about: Description of the sums for ``results.json``.
+        about: Description of the sums for ``results.json``. If it is empty, the sums are not written.
         scalars: Numbers for loggers by name, such as ``ppl/full/512``.
         report: Text for the terminal.
         skipped: The reason why nothing was measured, or None.
@@ -37,9 +37,12 @@ class Result:
     skipped: str | None = None
 
     def publish(self, folder: Path, writers: Iterable[Any] = (), step: int = 0) -> None:
-        """Write the result into a folder, print its report, and pass its figures to writers of TensorBoard.
+        """Write the files of the result, print its report, and log its figures. If it was skipped, print the reason.
 
-        For a skipped measurement, only the reason is printed.
+        Args:
+            folder: Folder of the files.
+            writers: TensorBoard writers (``SummaryWriter``).
+            step: Training step of the figures in TensorBoard.
         """
         if self.skipped:
             print(f"{self.name}: skipped: {self.skipped}")
@@ -51,7 +54,7 @@ class Result:
                 writer.add_figure(f"analyses/{name}", figure, step, close=False)
 
     def write(self, folder: Path) -> None:
-        """Write tables, figures and sums into a folder. The sums are added to those of other measurements."""
+        """Write tables, figures and sums into a folder, whose results may have sums of other measurements."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.about:
             results.add_to_results(folder, self.name, self.sums, self.about)

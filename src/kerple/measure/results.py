@@ -1,4 +1,4 @@
-"""Results of a test: one table of sums and one description, to which each measurement adds its part."""
+"""Results of a test: a table of sums and a description. Each measurement adds its rows and its description to them."""
 
 import gzip
 import json
@@ -14,18 +14,19 @@ from kerple.base.atomic import write
 from kerple.base.errors import UserError
 
 TABLE, ABOUT = "results.csv.gz", "results.json"
-VERSION = 3
-KEYS = ["metric", "protocol", "length", "position", "block"]
+VERSION = 3  # of the format of these files
+KEYS = ["metric", "protocol", "length", "position", "block"]  # of a row
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sum of a test. The result of a metric, protocol and length is the sum of its rows.
+    """One sum of a test. The rows of a metric, protocol and length add up to its result.
 
     Args:
-        metric: ``ppl`` (sum in nats), ``bits_per_byte`` (sum in bits), or an accuracy (number of correct answers).
-        protocol: Name of the protocol with its option, such as ``windowed64``, or of the task.
-        length: Evaluation length in tokens, or length of the problem.
+        metric: ``ppl`` (sum of losses in nats), ``bits_per_byte`` (sum of losses in bits), or an accuracy (number of
+            correct answers).
+        protocol: Name of the protocol with its option, such as ``windowed64``. For a task, the name of the task.
+        length: Evaluation length in tokens. For a task, the length of the problem.
         position: Position in the segment; None for a sum over positions.
         block: Number of the block, the document or the problem; None for a sum over all of them.
         sum: The sum.
@@ -45,42 +46,45 @@ ROW_COLUMNS = [field.name for field in fields(Row)]
 
 
 def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]) -> None:
-    """Add the rows and the description of one measurement to the results of a test. Call it in one process.
+    """Add the rows and the description of one measurement to the results of a test. Call it in one process only.
+
+    If the description has ``block_document``, the document of each block, the sums of the blocks of a document are
+    added, because a document is one sample of text. ``block`` in the rows is then the number of the document, counted
+    from 0 in order of first blocks. In the description, ``documents`` (the number of documents) and
+    ``document_numbers`` (the value of ``block_document`` for each) replace ``block_document``.
 
     Args:
         folder: Folder of the test.
-        name: Name of the measurement, which is in a test only once.
-        rows: The rows.
-        about: The description, as plain data. ``block_document`` is the document of each block. With it, the sums of
-            the blocks of a document are added, because a document is one sample of text. The description then has the
-            number of ``documents``, and their numbers in the split in the same order, ``document_numbers``.
+        name: Name of the measurement. It must be different for each measurement of a test.
+        rows: The rows. Rows with count 0 are dropped.
+        about: The description, as plain data for JSON.
     """
-    described = dict(about)
+    description = dict(about)
     table = pd.DataFrame(list(rows), columns=ROW_COLUMNS)
-    table = table[table["count"] > 0]  # of the blocks that were read
-    described["protocols"] = list(table["protocol"].unique())
-    if (documents := described.pop("block_document", None)) is not None:
+    table = table[table["count"] > 0]
+    description["protocols"] = list(table["protocol"].unique())
+    if (documents := description.pop("block_document", None)) is not None:
         order = {document: i for i, document in enumerate(dict.fromkeys(documents))}
         table["block"] = table["block"].map({block: order[document] for block, document in enumerate(documents)})
         table = table.groupby(KEYS, sort=False, dropna=False, as_index=False).sum()
-        described |= {"documents": len(order), "document_numbers": list(order)}
+        description |= {"documents": len(order), "document_numbers": list(order)}
     content: dict[str, Any] = {"version": VERSION, "evaluations": {}}
     if (folder / ABOUT).exists():
         before, content = read(folder)
         table = pd.concat([before, table])
-    content["evaluations"][name] = described
+    content["evaluations"][name] = description
     write_table(folder, table)
     write_about(folder, content)
 
 
 def write_table(folder: Path, table: pd.DataFrame) -> None:
-    """Write the table of sums. Equal sums give equal bytes."""
+    """Write the table of sums, with the columns of `Row`."""
     columns = {column: table[column].astype("Int64") for column in ("length", "position", "block", "count")}
     write_compressed(folder / TABLE, table.assign(**columns)[ROW_COLUMNS])
 
 
 def write_compressed(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as compressed CSV, atomically and without the time of writing."""
+    """Write a table as compressed CSV, atomically. It has no time stamp, so that equal tables give equal bytes."""
     write(path, gzip.compress(table.to_csv(index=False, lineterminator="\n").encode(), mtime=0))
 
 
@@ -91,7 +95,7 @@ def write_about(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The sums of a test, with the columns of `Row`, and its description.
+    """Return the sums of a test, with the columns of `Row`, and its description.
 
     Raises:
         UserError: If a file is missing, damaged or in another format. The message names the file.
@@ -105,20 +109,20 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             raise ValueError(f"version {about['version']}, expected {VERSION} and mappings")
         path = folder / TABLE
         table = pd.read_csv(path, dtype={"metric": str, "protocol": str})
-        numbers = table[["length", "sum", "count"]].apply(pd.to_numeric)
-        if list(table.columns) != ROW_COLUMNS or (numbers[["length", "count"]] < 1).any(axis=None):
-            raise ValueError("a column or a count is missing")
-        if table[["metric", "protocol", "length", "sum", "count"]].isna().any(axis=None):
-            raise ValueError("a number is missing")
+        numbers = table[["length", "count", "sum"]].apply(pd.to_numeric)
+        empty = table[["metric", "protocol"]].isna().any(axis=None) or numbers.isna().any(axis=None)
+        if list(table.columns) != ROW_COLUMNS or empty or (numbers[["length", "count"]] < 1).any(axis=None):
+            raise ValueError("a column or a value is missing, or a length or a count is below 1")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError) as error:
-        raise UserError(f"{path}: is not a file of results ({type(error).__name__}: {error}); test again") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path}: cannot be read as results of a test ({reason}); run the test again") from error
     return table.astype({"position": "Int64", "block": "Int64"}), about
 
 
 def totals(table: pd.DataFrame) -> pd.DataFrame:
-    """The result of each metric, protocol and length: columns metric, protocol, length, value, sum, count.
+    """Return the result of each metric, protocol and length: columns metric, protocol, length, sum, count, value.
 
-    Sums by position are left out, because their targets are those of ``full``.
+    Sums by position are left out, because their targets are those of the protocol ``full``.
     """
     whole = table[table["position"].isna()]
     cells = whole.groupby(["metric", "protocol", "length"], sort=False, as_index=False)[["sum", "count"]].sum()
@@ -126,7 +130,7 @@ def totals(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def value(metric: str, total: float, count: float) -> float:
-    """Value of a metric: perplexity is the exponential of the mean loss. Every other metric is a mean."""
+    """Return the value of a metric: the exponential of the mean for ``ppl``, the mean for any other metric."""
     mean = total / count
     if metric != "ppl":
         return mean

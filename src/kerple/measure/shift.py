@@ -1,4 +1,4 @@
-"""`ShiftTest`: perplexity of the same text at shifted positions. Relative strategies do not depend on the shift."""
+"""`ShiftTest`: perplexity of the same text at shifted positions, which does not change for relative strategies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from kerple.model.network import Offset
 
 @dataclass
 class ShiftTest(BlockMeasure):
-    """Measures the perplexity of the same segments with all positions shifted.
+    """Measures the perplexity of the same blocks with all positions shifted.
 
     The result has a figure and ``shift.csv`` (shift, length, sum of the losses, targets, perplexity). Shifts for which
-    the strategy has too few positions are left out, and the report names them. For a strategy such as Learned, use
-    segments shorter than the training length.
+    the network has too few positions are left out, and the report names them. For a strategy that has only the
+    positions of training, such as Learned, use a length below the training length.
 
     Args:
-        shifts: Numbers of tokens to add to every position of a segment. One shift must be 0, for comparison.
-        length: Number of targets in a segment; None for the training length.
-        blocks: Number of segments.
+        shifts: Numbers of tokens to add to every position of a block. One shift must be 0, for comparison.
+        length: Number of targets in a block; None for the training length.
+        blocks: Number of blocks; None for all.
 
     Raises:
         UserError: If a shift is negative, or none is 0.
@@ -41,7 +41,7 @@ class ShiftTest(BlockMeasure):
     def __post_init__(self) -> None:
         super().__post_init__()
         if 0 not in self.shifts or min(self.shifts) < 0:
-            raise UserError(f"ShiftTest: shifts: got {list(self.shifts)}, expected 0 and numbers above 0")
+            raise UserError(f"ShiftTest: shifts: got {list(self.shifts)}, expected 0 and positive numbers of tokens")
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         length, limit, shifts = self.targets(network), length_limit(network), sorted(set(self.shifts))
@@ -52,7 +52,7 @@ class ShiftTest(BlockMeasure):
                     loss.update(network.losses(tokens, offset=shift), 0)
         runner.synchronise(*losses.values())
         skipped = [shift for shift in shifts if shift not in losses]
-        note = f"ShiftTest: left out {skipped}: {network.name} has only {limit} positions" if skipped else ""
+        note = f"ShiftTest: shifts left out: {skipped}; {network.name} has only {limit} positions" if skipped else ""
         rows = [
             {"shift": shift, "length": length, "nll_sum": float(loss.nll), "targets": int(loss.targets)}
             | {"ppl": float(loss.perplexity())}
@@ -62,11 +62,12 @@ class ShiftTest(BlockMeasure):
 
 
 def _figure(rows: Sequence[dict[str, Any]], strategy: str) -> Figure:
+    """Draw perplexity against the shift, from the rows of the table."""
     figure, axes = panel(6.4, 4)
     shifts, values = zip(*((row["shift"], row["ppl"]) for row in rows), strict=True)
     axes.plot(shifts, values, marker="o", label=strategy)
-    # at least 1% on both sides, so that rounding errors do not look like an effect
+    # the axis spans at least 1% on both sides, so that rounding errors do not look like an effect
     axes.set_ylim(min(*values, values[0] * 0.99) * 0.99, max(*values, values[0] * 1.01) * 1.01)
-    title = f"{strategy}: the same {rows[0]['length']}-token segments, shifted"
+    title = f"{strategy}: the same blocks of {rows[0]['length']:,} tokens, shifted"
     label_axes(axes, xlabel="position of the first token", ylabel="perplexity", title=title)
     return figure

@@ -1,4 +1,4 @@
-"""`TaskAccuracy`: exact match and token accuracy of a task at each problem length."""
+"""`TaskAccuracy`: exact match and token accuracy of a model on a task, at each length of the problems."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,34 +23,39 @@ from kerple.tasks.sampling import Examples, HeldOutProblems
 from kerple.tasks.task import Example
 
 TEACHER_FORCED, GENERATED = "teacher_forced", "generated"
-MAX_TICKS = 12  # on an axis of the heat map
+MAX_TICKS = 12  # on each axis of the heat map
 
 
 def add_answers(counts: Tensor, predictions: Tensor, targets: Tensor, scored: Tensor, index: Tensor) -> None:
-    """Add the numbers of correct and scored tokens of a batch to those of each example.
+    """Count the correct and the scored tokens of each example of a batch.
 
     Args:
-        counts: Numbers of correct and of scored tokens of N examples, (2, N) int64 on the CPU. Changed in place.
+        counts: Numbers of correct and of scored tokens of N examples, (2, N) int64 on the CPU. The numbers of the batch
+            are added in place.
         predictions: The predicted tokens, (B, T) int64.
         targets: The targets, (B, T) int64.
         scored: Whether each target is scored, (B, T) bool.
-        index: Number of the example of each row, (B,) int64; -1 for padding rows, which are not counted.
+        index: Index of the example of each row, (B,) int64; -1 for padding rows, which are not counted.
     """
-    batch = torch.stack([(predictions == targets) & scored, scored]).sum(2)  # (2, B)
-    counts.index_add_(1, index[index >= 0].cpu(), batch[:, index >= 0].cpu())
+    batch_counts = torch.stack([(predictions == targets) & scored, scored]).sum(2)  # (2, B)
+    counts.index_add_(1, index[index >= 0].cpu(), batch_counts[:, index >= 0].cpu())
 
 
 def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
-    """Table of the measured examples.
+    """Return a table of the examples that were read.
 
     Args:
         examples: N examples.
         counts: The counts of `add_answers`, (2, N).
 
     Returns:
-        A row for each example: its ``length``; the last two of its sizes, ``row`` and ``column``; the numbers of
-        ``right`` and ``scored`` tokens; ``exact``, which is 1 if all tokens are right and else 0; and ``block``, its
-        number among the examples of its length.
+        A row for each example with scored tokens. Its columns are
+
+        - ``length``: length of the problem;
+        - ``row`` and ``column``: the last two of the example's sizes, for the heat map;
+        - ``right`` and ``scored``: numbers of correct and of scored tokens;
+        - ``exact``: 1 if all scored tokens are correct, else 0;
+        - ``block``: index of the example among the examples of its length.
     """
     table = pd.DataFrame(
         {
@@ -67,7 +72,7 @@ def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
 
 
 def result_rows(protocol: str, table: pd.DataFrame) -> list[Row]:
-    """Rows of results: exact match and token accuracy of each example.
+    """Return two rows of the results for each example: exact match and token accuracy.
 
     Args:
         protocol: Name of the protocol in the rows.
@@ -84,17 +89,19 @@ def result_rows(protocol: str, table: pd.DataFrame) -> list[Row]:
 class TaskAccuracy(Measure):
     """Measures exact match and token accuracy at every test length, by one or two protocols.
 
-    ``teacher_forced`` takes the likeliest token at every scored position, given the correct answer before it. It needs
-    one forward pass. Its exact match equals that of greedy decoding, because both have the same first error. The two
-    differ for a strategy whose logits depend on later tokens, such as RoPE with dynamic NTK; use ``generate`` there.
-    ``generated`` decodes the answer greedily with the cache.
+    - ``teacher_forced`` takes the most likely token at every scored position, given the correct answer before it. It
+      needs one forward pass. Its exact match equals that of greedy decoding, because both have the same first error.
+    - ``generated`` decodes the answer greedily with the cache.
+
+    The exact matches differ for a strategy whose logits depend on later tokens, such as RoPE with dynamic NTK. Set
+    ``generate`` for such a strategy.
 
     The text is a `kerple.tasks.sampling.Examples`. In the results, the protocol is the name of the task, and ``<task>
-    generated`` for generated answers. The result has a figure against length, and a heat map if the task has two sizes.
-    After each validation, ``exact_match`` and ``token_accuracy`` are logged.
+    generated`` for generated answers. The result has a figure of exact match against length, and a heat map if the task
+    has two sizes or more. After each validation, ``exact_match`` and ``token_accuracy`` are logged.
 
     Args:
-        generate: Whether to also measure ``generated``.
+        generate: Whether to also measure by the protocol ``generated``.
     """
 
     generate: bool = False
@@ -108,7 +115,8 @@ class TaskAccuracy(Measure):
 
     def check_validation(self, text: Any) -> None:
         if not isinstance(text, Examples):
-            raise UserError(f"TaskAccuracy: got data {type(text).__name__}, expected a task; use TaskData")
+            given = f"got {type(text).__name__}, expected the examples of a task"
+            raise UserError(f"TaskAccuracy: data: {given}; use TaskData, or leave out TaskAccuracy")
 
     @property
     def validates(self) -> bool:
@@ -122,42 +130,41 @@ class TaskAccuracy(Measure):
         return {"exact_match": float(table["exact"].mean()), "token_accuracy": token_accuracy}
 
     def measure(self, network: Any, text: Examples, runner: Runner) -> Result:
-        task, trained, title = text.task, text.training_length, f"{text.task.name}, {network.name}"
+        task, training_length, title = text.task, text.training_length, f"{text.task.name}, {network.name}"
         protocols = [TEACHER_FORCED, GENERATED] if self.generate else [TEACHER_FORCED]
         tables = self._tables(network, text, runner, protocols)
-        labels = {TEACHER_FORCED: task.name, GENERATED: f"{task.name} generated"}
         result, lines = Result(self.name), []
-        for name, table in tables.items():
-            rows = result_rows(labels[name], table)
+        for protocol, table in tables.items():
+            rows = result_rows(task.name if protocol == TEACHER_FORCED else f"{task.name} generated", table)
             result.sums += rows
-            cells = results.totals(pd.DataFrame(rows, columns=ROW_COLUMNS))
-            names = cells["metric"] + f"/{name}/" + cells["length"].astype(str)
-            result.scalars |= dict(zip(names, cells["value"], strict=True))
+            for cell in results.totals(pd.DataFrame(rows, columns=ROW_COLUMNS)).to_dict("records"):
+                result.scalars[f"{cell['metric']}/{protocol}/{cell['length']}"] = cell["value"]
         answers = tables[TEACHER_FORCED]
         untested = sorted(set(text.lengths) - set(answers["length"]))
-        reason = "no problems held out or beyond the strategy's last position"
+        reason = "the test split has no problems of this length, or the network has too few positions"
         skipped = [{"protocol": task.name, "length": length, "reason": reason} for length in untested]
-        result.about = {"strategy": network.name, "training_length": trained, "precision": runner.precision}
+        result.about = {"strategy": network.name, "training_length": training_length, "precision": runner.precision}
         result.about |= {"skipped": skipped}
         if untested:
-            lines.append(f"not tested, {reason}: {untested}")
+            lines.append(f"lengths not tested: {untested}; {reason}")
         if len(answers):
-            exact = {name: 100 * table.groupby("length")["exact"].mean() for name, table in tables.items()}
-            curves = pd.DataFrame(exact)
-            lines.append(f"{title}: exact match (%)\n{range_table(curves, trained)}")
-            result.figures[self.name] = against_length(curves, trained, title)
+            curves = pd.DataFrame(
+                {name: 100 * table.groupby("length")["exact"].mean() for name, table in tables.items()}
+            )
+            lines.append(f"{title}: exact match (%)\n{range_table(curves, training_length)}")
+            result.figures[self.name] = exact_match_figure(curves, training_length, title)
             if len(task.axes) > 1:
                 cells = answers.pivot_table("exact", "row", "column")
                 cells = cells.rename_axis(index=task.axes[-2], columns=task.axes[-1])
                 heading = f"{title}: teacher-forced exact match"
-                result.figures["accuracy_map"] = exact_match_map(cells, trained, heading)
+                result.figures["accuracy_map"] = exact_match_map(cells, training_length, heading)
         result.report = "\n".join(lines)
         return result
 
     def _tables(
         self, network: Transformer, text: Examples, runner: Runner, protocols: list[str]
     ) -> dict[str, pd.DataFrame]:
-        """Table of the answers by each protocol, for the examples that the strategy can represent."""
+        """Return the table of `answer_table` by protocol. Examples that are too long for the network are left out."""
         examples = [example for group in text.groups for example in group]
         counts = {protocol: torch.zeros(2, len(examples), dtype=torch.int64) for protocol in protocols}
         problems = HeldOutProblems(text.groups, text.batch_size, runner.rank, runner.processes)
@@ -177,7 +184,7 @@ class TaskAccuracy(Measure):
 
 
 def range_table(curves: pd.DataFrame, train_length: int) -> pd.DataFrame:
-    """Means of the columns of curves over the training lengths, and over four ranges of longer lengths."""
+    """Return the means of each curve over the training lengths, and over at most four ranges of longer lengths."""
     longest = int(curves.index.max())
     width = max(1, -(-(longest - train_length) // 4))
     edges = [0, train_length, *range(train_length + width, longest + width, width)]
@@ -185,12 +192,12 @@ def range_table(curves: pd.DataFrame, train_length: int) -> pd.DataFrame:
     return curves.groupby(ranges, observed=True).mean().round(1).rename_axis("length")
 
 
-def against_length(curves: pd.DataFrame, train_length: int, title: str) -> Figure:
-    """Figure of exact match against length, in which the training lengths are shaded.
+def exact_match_figure(curves: pd.DataFrame, train_length: int, title: str) -> Figure:
+    """Draw exact match against length, with the lengths of training shaded.
 
     Args:
-        curves: Exact match in percent by length, with a column for each protocol.
-        train_length: Largest length of training.
+        curves: Exact match in percent, with a row for each length and a column for each protocol.
+        train_length: Largest length of training problems.
         title: Title of the figure.
     """
     figure, axes = panel(6, 4)
@@ -203,12 +210,12 @@ def against_length(curves: pd.DataFrame, train_length: int, title: str) -> Figur
 
 
 def exact_match_map(cells: pd.DataFrame, train_length: int, title: str) -> Figure:
-    """Heat map of exact match over two sizes, in which a frame marks the training lengths.
+    """Draw a heat map of exact match over two sizes of the problems, with a frame around the sizes of training.
 
     Args:
-        cells: Fraction of exact matches by two sizes, which name its index and its columns. Cells without test problems
-            are NaN and stay white.
-        train_length: Largest length of training.
+        cells: Fraction of exact matches, with a row and a column for each value of the two sizes. The names of its
+            index and columns are labels. Cells without test problems are NaN and stay white.
+        train_length: Largest length of training problems.
         title: Title of the figure.
     """
     figure, axes = panel(6, 5)

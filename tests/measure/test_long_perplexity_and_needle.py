@@ -1,9 +1,9 @@
-"""LongPPL with a tiny evaluator and the same key tokens for all models; Needle."""
+"""LongPerplexity with a tiny evaluator, and Needle with a model that remembers the last tokens."""
 
 import json
 import math
 import re
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,8 @@ FRACTIONS = (0.3, 0.2, 0.5)
 
 
 @pytest.fixture(scope="module")
-def place(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with an evaluator, a model and a configuration of LongPerplexity."""
     folder = tmp_path_factory.mktemp("longppl")
     saved(folder / "evaluator", "llama", max_position_embeddings=512)
     saved(folder / "model", "gpt_neox")
@@ -42,20 +43,21 @@ def place(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(model: str, *flags: str) -> pd.DataFrame:
+def totals(model: str, *flags: str) -> pd.DataFrame:
+    """Test a model, and return the results of each length."""
     main(["test", "--hf", model, "--config", "long.yaml", "--run_dir", f"runs/{model}/test", *flags])
     return results.totals(results.read(Path(f"runs/{model}/test"))[0])
 
 
-def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    first = run("evaluator", "--data.directory", "shards")
-    assert not list(Path("shards").glob("keys-*"))  # a checkpoint may name the shards; nothing is written there
+def test_models_are_scored_on_the_same_key_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    first = totals("evaluator", "--data.directory", "shards")
+    assert not list(Path("shards").glob("keys-*"))  # a checkpoint names the shards, so nothing is written there
     (path,) = Path("data/.keys").glob("keys-*.json")
     keys = json.loads(path.read_text())["keys"]
-    before = path.stat().st_mtime_ns
-    second = run("model", "--data.directory", "shards", "--data.corpus", "null")
-    assert path.stat().st_mtime_ns == before  # the choice is read, not made again
+    written = path.stat().st_mtime_ns
+    second = totals("model", "--data.directory", "shards", "--data.corpus", "null")
+    assert path.stat().st_mtime_ns == written  # the key tokens are read, and not chosen again
     count = sum(map(len, keys))
     for cells in (first, second):
         assert (cells["length"].tolist(), cells["count"].tolist()) == ([16, 48], [count, count])
@@ -63,9 +65,9 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
     stream = TokenShards(corpus=None, directory="shards").text("test").stream
     model = hf.AutoModelForCausalLM.from_pretrained("model").eval()
     total = 0.0
-    for block, places in enumerate(keys):
+    for block, targets in enumerate(keys):
         tokens = torch.from_numpy(stream.read(48 * block, 49).astype("int64"))
-        for t in places:
+        for t in targets:
             with torch.inference_mode():
                 start = t // 16 * 16
                 logits = model(tokens[None, start : t + 1]).logits[0, -1].double()
@@ -73,49 +75,51 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
     assert second["value"][0] == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
-def test_keys_of_another_tokenizer_are_found_through_the_bytes(corpus: Path, place: Path, monkeypatch) -> None:
-    """A model of merged tokens: each covers bytes, one of which the evaluator, reading bytes, judged to be key."""
-    monkeypatch.chdir(place)
+def test_key_tokens_of_another_tokenizer_share_a_character_with_the_evaluators(
+    corpus: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluator has a token for each byte. Tokens of the model have several bytes."""
+    monkeypatch.chdir(folder)
     merged = TokenShards(str(corpus), vocabulary=300, directory="merged", split_fractions=FRACTIONS, length=16)
     merged.prepare_data()
     merged.setup()
-    callback = LongPerplexity(**LONG | {"evaluator": "evaluator", "keys": "kept"})
-    keys = callback._keys(merged.text("test"))
+    measure = LongPerplexity(**LONG | {"evaluator": "evaluator", "keys": "keys"})
+    keys = measure._keys(merged.text("test"))
     assert sum(map(len, keys)) > 0
     tokenizer = load_tokenizer("merged")
     evaluator = hugging_face_network(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
-    reader = hf.AutoTokenizer.from_pretrained("evaluator")  # a token for each byte
+    reader = hf.AutoTokenizer.from_pretrained("evaluator")
     for i, targets in enumerate(keys):
         block = merged.blocks("test", 48, 3)[i].tolist()
-        spelt = [token_spelling(tokenizer, token, merged.manifest.end_of_text) for token in block]
-        text = b"".join(spelt).decode()
-        character = [n for n, letter in enumerate(text) for _ in letter.encode()]  # that each byte belongs to
+        spelling = [token_spelling(tokenizer, token, merged.manifest.end_of_text) for token in block]
+        text = b"".join(spelling).decode()
+        character = [n for n, letter in enumerate(text) for _ in letter.encode()]  # index of the character of each byte
         ids = reader(text, add_special_tokens=False)["input_ids"]
         assert len(ids) == len(character)
         with torch.inference_mode():
-            (judged,) = key_targets(evaluator, torch.tensor([ids]), short=8, stride=4, gain=0.2, likely=-50.0).tolist()
-        # a character is key if one of its bytes is
-        key = {character[t + 1] for t, is_key in enumerate(judged) if is_key}
-        ends = [0, *accumulate(map(len, spelt))]
-        assert targets == [j - 1 for j in range(1, len(spelt)) if key & set(character[ends[j] : ends[j + 1]])]
-    assert callback._keys(merged.text("test")) == keys  # read from the file
+            (is_key,) = key_targets(evaluator, torch.tensor([ids]), short=8, stride=4, gain=0.2, likely=-50.0).tolist()
+        key_characters = {character[t + 1] for t, key in enumerate(is_key) if key}
+        ends = [0, *accumulate(map(len, spelling))]
+        characters = [set(character[start:end]) for start, end in pairwise(ends)]  # of each token
+        assert targets == [t for t, of_target in enumerate(characters[1:]) if key_characters & of_target]
+    assert measure._keys(merged.text("test")) == keys  # read from the file
 
 
-def test_an_evaluator_is_not_read_past_its_training_length(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_blocks_above_the_training_length_of_the_evaluator_are_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(place)
-    saved(place / "short", "llama", max_position_embeddings=32)
+    monkeypatch.chdir(folder)
+    saved(folder / "short", "llama", max_position_embeddings=32)
     with pytest.raises(SystemExit):
-        run("evaluator", "--data.directory", "shards", "--trainer.callbacks.evaluator", "short")
-    assert "got 48 tokens, which are 48 of short; expected at most 32" in capsys.readouterr().err
+        totals("evaluator", "--data.directory", "shards", "--trainer.callbacks.evaluator", "short")
+    assert "got 48 tokens, which are 48 tokens of short; expected at most 32" in capsys.readouterr().err
 
 
 BLOCK, SHORT, STRIDE = 24, 8, 3
 
 
 class Copier:
-    """Finds a token likely if it was among its inputs so far: a network for which far context matters."""
+    """A network for which a token is likely if its inputs contain it, so that far context matters."""
 
     name, training_length = "Copier", None
 
@@ -126,7 +130,7 @@ class Copier:
         return losses if last is None else losses[:, -last:]
 
 
-def test_keys_are_what_the_formula_says() -> None:
+def test_key_tokens_satisfy_both_bounds() -> None:
     tokens = torch.randint(30, (3, BLOCK + 1), generator=torch.Generator().manual_seed(0))
     options = {"short": SHORT, "stride": STRIDE}
     keys, network = key_targets(Copier(), tokens, **options, gain=2.0, likely=-0.705), Copier()
@@ -136,31 +140,30 @@ def test_keys_are_what_the_formula_says() -> None:
             end = SHORT
             while end <= t:
                 end += STRIDE
-            end = min(end, BLOCK)  # the short context whose step scores t
+            end = min(end, BLOCK)  # of the short context that scores t
             long = -float(network.losses(tokens[row : row + 1, : t + 2])[0, -1])
             short = -float(network.losses(tokens[row : row + 1, end - SHORT : t + 2])[0, -1])
             expected[row, t] = long - short > 2.0 and long > -0.705
     assert torch.equal(keys, expected)
     assert keys.any()
     assert not key_targets(Copier(), tokens, **options, likely=-0.4).any()
-    # the targets of the first short context are never key: both contexts are the same for them
+    # the targets of the first short context are never key tokens, because both contexts are equal
     assert not key_targets(Copier(), tokens, **options, gain=-1.0, likely=-9.0)[:, :SHORT].any()
 
 
-def test_tokens_are_spelt_in_the_bytes_they_were_made_of() -> None:
+def test_spellings_of_tokens_add_up_to_the_bytes_of_the_text() -> None:
     text = "def ünï(x):\n\treturn 'čau 🙂' # \x00\x7f\xad"
     tokenizer = train_tokenizer([text], 300)
     ids = tokenizer.encode(text).ids
-    ending = tokenizer.token_to_id("<|endoftext|>")
-    assert b"".join(token_spelling(tokenizer, token, ending) for token in ids) == text.encode()
-    assert token_spelling(tokenizer, ending, ending) == b""
+    end = tokenizer.token_to_id("<|endoftext|>")
+    assert b"".join(token_spelling(tokenizer, token, end) for token in [*ids, end]) == text.encode()
     words = Tokenizer.from_str(tokenizer.to_str())
     words.add_tokens(["two words"])
-    with pytest.raises(ValueError, match=r"\('two words'\) has no bytes"):
-        token_spelling(words, words.token_to_id("two words"), ending)
+    with pytest.raises(ValueError, match=r"the bytes of token \d+ \('two words'\) are not known"):
+        token_spelling(words, words.token_to_id("two words"), end)
 
 
-def test_spans_of_characters_are_spans_of_bytes_also_where_a_block_cuts_one() -> None:
+def test_byte_spans_of_characters_if_the_text_ends_inside_a_character() -> None:
     text = "aéb🙂".encode()[:-2].decode("utf-8", "surrogateescape")
     assert len(text) == 5
     assert byte_spans(text, [(0, 1), (1, 2), (2, 3), (3, 5)]) == [(0, 1), (1, 3), (3, 4), (4, 6)]
@@ -171,11 +174,11 @@ def test_a_token_is_key_if_it_shares_a_byte_with_a_key_token() -> None:
     assert carry_over([1, 1, 2], spans, [False, True, False, False]) == [False, True, True]
 
 
-# Needle, with a model that remembers the last tokens
+# Needle
 
 
 class Reader(Generation, Limited):
-    """Retrieves numbers from the last ``memory`` tokens."""
+    """A network that answers from the last ``memory`` tokens."""
 
     name, training_length, max_length = "Reader", 64, 800
 
@@ -187,8 +190,8 @@ class Reader(Generation, Limited):
         text = self.data.decode(tokens[0].tolist())
         self.texts.append(text)
         key = re.search(r"special magic numbers? for (\S+) mentioned", text).group(1)
-        seen = self.data.decode(tokens[0, -self.memory :].tolist())
-        return self.data.encode(" ".join(re.findall(rf"numbers for {key} is: (\d+)\.", seen)))
+        remembered = self.data.decode(tokens[0, -self.memory :].tolist())
+        return self.data.encode(" ".join(re.findall(rf"numbers for {key} is: (\d+)\.", remembered)))
 
 
 @pytest.fixture(scope="module")
@@ -199,44 +202,42 @@ def data(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
     return shards
 
 
-def found(data: TokenShards, folder: Path, memory: int, kind: str) -> tuple[pd.DataFrame, list[str]]:
-    """The written table, and the problems that the model read."""
-    needle, reader = Needle(kind, lengths=[500, 700, 900], depths=[0.0, 0.5, 1.0], problems=2), Reader(data, memory)
-    needle.run(reader, data.text("test")).write(folder)
-    return pd.read_csv(folder / f"{kind}.csv"), reader.texts
+def recalls_of(reader: Reader, folder: Path, kind: str) -> pd.Series:
+    """Write the results of a reader, and return its recall by length and depth."""
+    needle = Needle(kind, lengths=[500, 700, 900], depths=[0.0, 0.5, 1.0], problems=2)
+    needle.run(reader, reader.data.text("test")).write(folder)
+    return pd.read_csv(folder / f"{kind}.csv").set_index(["length", "depth"])["recall"]
 
 
 @pytest.mark.parametrize("kind", ["niah_single_1", "niah_single_2", "niah_multikey_1"])
-def test_found_is_what_lies_within_memory(data: TokenShards, tmp_path: Path, kind: str) -> None:
-    cells, problems = found(data, tmp_path, 420, kind)
-    noise = kind == "niah_single_1"
+def test_numbers_in_the_memory_of_a_model_are_found(data: TokenShards, tmp_path: Path, kind: str) -> None:
+    reader, noise = Reader(data, 420), kind == "niah_single_1"
+    recalls = recalls_of(reader, tmp_path, kind)
     table, about = results.read(tmp_path)
-    content = about["evaluations"][kind]
-    assert content["haystack"] == ("noise" if noise else "corpus")
-    assert all(("The grass is green" in text, "far is near" in text) == (noise, not noise) for text in problems)
-    assert len(set(problems)) == len(problems) == 2 * 3 * 2  # lengths, depths, problems
+    description = about["evaluations"][kind]
+    assert description["haystack"] == ("noise" if noise else "corpus")
+    assert all(("The grass is green" in text, "far is near" in text) == (noise, not noise) for text in reader.texts)
+    assert len(set(reader.texts)) == len(reader.texts) == 2 * 3 * 2  # lengths, depths, problems
     assert (tmp_path / f"{kind}.png").exists()
-    assert set(cells["length"]) == {500, 700}  # the reader has 800 positions
-    assert content["skipped"][0]["length"] == 900
-    recalls = cells.set_index(["length", "depth"])["recall"]
+    assert set(recalls.index.levels[0]) == {500, 700}  # the reader has 800 positions
+    assert description["skipped"][0]["length"] == 900
     assert recalls[500, 1.0] == recalls[700, 1.0] == 1
     assert recalls[700, 0.0] == 0
-    totals = results.totals(table).set_index("length")
-    assert totals.loc[700, ["metric", "count", "value"]].tolist() == ["accuracy", 6, recalls[700].mean()]
+    accuracy = results.totals(table).set_index("length")
+    assert accuracy.loc[700, ["metric", "count", "value"]].tolist() == ["accuracy", 6, recalls[700].mean()]
 
 
-def test_many_values_are_all_sought(data: TokenShards, tmp_path: Path) -> None:
-    cells, _ = found(data, tmp_path, 2000, "niah_multivalue")
-    assert set(cells["recall"]) == {1.0}
+def test_an_answer_with_all_values_has_recall_1(data: TokenShards, tmp_path: Path) -> None:
+    assert set(recalls_of(Reader(data, 2000), tmp_path, "niah_multivalue")) == {1.0}
 
 
-def test_both_kinds_of_networks_write_greedily() -> None:
+def test_continuations_are_greedy() -> None:
     model, tokens = tiny("llama"), text(1, 20)
-    written, expected = hugging_face_network(model).continued(tokens, 6), tokens
+    continuation, expected = hugging_face_network(model).continued(tokens, 6), tokens
     with torch.inference_mode():
         for _ in range(6):
             expected = torch.cat([expected, model(expected).logits[:, -1:].argmax(-1)], 1)
-    assert written == expected[0, 20:].tolist()
+    assert continuation == expected[0, 20:].tolist()
     assert len(small_model(vocabulary=96).eval().network.continued(tokens, 6)) == 6
 
 
@@ -245,20 +246,20 @@ def encode(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sentences", "sought"),
+    ("kind", "sentences", "count"),
     [("niah_single_1", 1, 1), ("niah_single_2", 1, 1), ("niah_multikey_1", 4, 1), ("niah_multivalue", 4, 4)],
 )
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
-def test_the_needle_lies_at_its_depth_and_the_rest_is_haystack(kind, sentences, sought, depth) -> None:
+def test_the_first_needle_is_at_its_depth_in_the_haystack(kind, sentences, count, depth) -> None:
     problem = draw_problem(kind, depth, np.random.default_rng(1))
     tokens = problem_tokens(problem, 900, [0] * 900, encode)
     text = bytes(tokens).decode()
-    assert len(tokens) == 900 - ANSWER * sought
+    assert len(tokens) == 900 - ANSWER * count
     needles = re.findall(r"One of the special magic numbers for ([a-z]+-[a-z]+) is: (\d{7})\.", text)
     assert len(needles) == sentences
     key = re.search(r"special magic numbers? for (\S+) mentioned", text).group(1)
     assert {value for k, value in needles if k == key} == set(problem.values)
-    assert len(problem.values) == sought
+    assert len(problem.values) == count
     before = text[: text.index(problem.needles[0][1])].count("\0")
     assert before == round(depth * text.count("\0"))
     assert text.endswith(problem.question)
