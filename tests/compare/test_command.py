@@ -77,9 +77,9 @@ def test_the_first_line_says_what_is_not_as_planned(config: Path, capsys: pytest
         "not planned: ALiBi seed 1, ALiBi seed 2",
         f"other data, checksum a checksum: {every}",
         f"other code, digest {package_digest()}: {every}",
-        f"{plan} was another: {every}",
-        f"{page} was another: {every}",
-        "a seed that was looked at before: KerpleLog seed 2, ALiBi seed 2",
+        f"other {plan} at training: {every}",
+        f"other {page} at training: {every}",
+        "results known before the plan: KerpleLog seed 2, ALiBi seed 2",
     ):
         assert what in line
     assert line in capsys.readouterr().out
@@ -192,7 +192,7 @@ def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureF
         ({"test_folder": "checkpoints"}, "test_folder"),
         ({"parts": {"../a": {}}}, "../a"),
         ({"name": "../a"}, "../a"),
-        ({"output": str(config.parent)}, "is inside the folder of records"),
+        ({"output": str(config.parent)}, "which is for records"),
         ({"base": ["missing.yaml"]}, "missing.yaml"),
         ({"flags": {"data.init_args.seed": 7}}, "flags"),
     ):
