@@ -52,7 +52,7 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
     assert fits(config) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
     printed = capsys.readouterr().out
     assert f"KerpleLog seed 1 and 1 other run: reused from {report}\n" in printed
-    assert f"ALiBi seed 1 and 1 other run: not reused from {report}: has another configuration: flags." in printed
+    assert f"ALiBi seed 1 and 1 other run: not reused from {report}: has another fit: flags." in printed
     assert {run.strategy for run in recorded_runs(config.parent / "second")} == {"ALiBi"}
 
 
@@ -66,7 +66,7 @@ def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: P
     about = json.loads((whole / results.ABOUT).read_text())
     for name, content, reason in (
         (results.ABOUT, about | {"version": 1}, "version 1"),
-        (results.ABOUT, about | {"run": about["run"] | {"data": "0"}}, "was trained on other data"),
+        (results.ABOUT, about | {"run": about["run"] | {"data": "0"}}, "its data has another checksum"),
         (results.ABOUT, about | {"run": about["run"] | {"test": {"x": 1}}}, "has another test"),
         (results.ABOUT, about | {"run": about["run"] | {"inputs": {"mine.Root": "0"}}}, "mine.Root has changed"),
         (results.ABOUT, about | {"run": None}, "cannot be read"),
