@@ -17,7 +17,7 @@ from kerple.compare.job import Job
 from kerple.compare.markup import Cell, Table
 from kerple.compare.run_folders import PACKED, record_folders, recorded_runs
 from kerple.compare.runs import Run, read_runs
-from kerple.compare.tables import costs
+from kerple.compare.tables import cost_table
 from kerple.measure import results
 from kerple.measure.results import Row
 from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
@@ -215,8 +215,8 @@ def test_costs_of_different_tasks_are_not_averaged_and_sizes_of_different_seeds_
                 folder = tmp_path / part / strategy / f"seed-{seed}"
                 test = write_run(folder, strategy, seed, CURVES["KerpleLog"], **cost)
                 runs.append(Run(strategy, seed, test, part))
-    body = costs(read_runs(sorted(runs, key=lambda run: run.strategy, reverse=True)).costs).body
+    body = cost_table(read_runs(sorted(runs, key=lambda run: run.strategy, reverse=True)).costs).body
     assert list(body.index) == ["copy NoPE", "copy KerpleLog", "reverse NoPE", "reverse KerpleLog"]
     assert [cell.text for cell in body["position parameters"]] == ["8", "8–9", "16", "16–17"]
     assert {cell.text for cell in body["tokens per second"]} == {"27,236"}  # 26,000 + the mean of 1235 and 1237
-    assert "tokens per second" not in costs(read_runs(runs).costs.assign(parallel=2)).body  # they shared the machine
+    assert "tokens per second" not in cost_table(read_runs(runs).costs.assign(parallel=2)).body  # they shared the machine
