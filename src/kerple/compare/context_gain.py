@@ -1,6 +1,7 @@
 """Figures of the loss by position in a long segment, and of the context gain by distance."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kerple.compare.estimates import Estimate
+from kerple.compare.estimates import Estimate, estimate, over_seeds
 from kerple.compare.figures import INTERVAL, LEGEND, Styles, literal, plain, styles_of
 
 POINTS = 32  # points of a curve of the loss by position
@@ -76,14 +77,11 @@ def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[E
     for _, group in table.assign(middle=middle).groupby(groups):
         by_seed = group.groupby("seed")[[column, f"{column}_error"]].mean()
         means, errors = by_seed[column], by_seed[f"{column}_error"]
-        seeds, segments = len(means), int(group["segments"].min())
-        seed_variance = float(means.var(ddof=1) / seeds) if seeds > 1 else np.nan
+        segments = int(group["segments"].min())
         # all seeds read the same text, so more seeds do not reduce its variance
-        text_variance = float((errors**2).mean())
+        of_text = {"text_variance": float((errors**2).mean()), "blocks": segments, "text_freedom": segments - 1}
         points.append(float(group["middle"].mean()))
-        estimates.append(
-            Estimate(float(means.mean()), seed_variance, text_variance, seeds, segments, seeds - 1, segments - 1)
-        )
+        estimates.append(replace(estimate(over_seeds(means)), **of_text))
     return np.asarray(points), estimates
 
 

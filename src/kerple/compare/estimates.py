@@ -132,6 +132,11 @@ def estimate(*strategies: Sums) -> Estimate:
     )
 
 
+def over_seeds(values: pd.Series) -> Sums:
+    """Return one value per seed as sums of one block, whose text variance is 0."""
+    return values.to_numpy(dtype=np.float64)[:, None], np.ones((len(values), 1))
+
+
 def by_block(blocks: pd.DataFrame, seeds: Iterable[int] | None = None) -> Sums | None:
     """Return sums and counts, (seeds, blocks) each, or None if a seed lacks a block.
 

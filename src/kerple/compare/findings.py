@@ -75,7 +75,7 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
 
 
 def _context_gain(blocks: pd.DataFrame, window: str) -> Iterator[str]:
-    """Yield a sentence on the context gain at the longest length, if there are intervals. Arguments: `context_gains`."""
+    """Yield a sentence on the context gain at the longest length, if there are intervals. See `context_gains`."""
     gains = context_gains(blocks, window)
     longest = max((length for _, length in gains), default=0)
     effects: dict[str, list[str]] = {"lowers": [], "raises": [], "has no significant effect on": []}

@@ -149,12 +149,12 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[Tabl
             trained = runs.training_lengths[str(protocol)]
             # bits per byte are details, because with one tokenizer they rank like perplexity
             section = details if metric == "bits_per_byte" else main
-            if metric == "ppl" and str(protocol).split()[-1].startswith("windowed"):
-                main.append(tables.context_gain_table(runs.blocks, strategies, str(protocol), trained))
+            if metric == "ppl" and "far_own" not in str(protocol):  # see below
+                main += tables.difference_tables(runs.blocks, strategies, str(protocol), trained)
             section.append(tables.metric_table(cells, trained, baseline))
             details.append(tables.ratio_table(cells, trained, baseline))
     for own in (protocol for protocol in runs.training_lengths if "far_own" in protocol):
-        main += tables.far_context_tables(runs.blocks, strategies, own, runs.training_lengths[own])
+        main += tables.difference_tables(runs.blocks, strategies, own, runs.training_lengths[own])
     main.append(tables.cost_table(runs.costs))
     details += analyses({name: table for name, table in runs.analyses.items() if name != "context_gain"})
     return [table for table in main if table], [table for table in details if table]

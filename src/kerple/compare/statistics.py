@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from kerple.base.errors import UserError
-from kerple.compare.estimates import Sums, by_block, difference, logarithm
+from kerple.compare.estimates import by_block, difference, estimate, logarithm, over_seeds
 
 CELL = ["metric", "protocol", "length"]
 LOWER_IS_BETTER = ("ppl", "bits_per_byte", "loss")
@@ -83,6 +83,9 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
     strategies = list(dict.fromkeys(results["strategy"]))
     if baseline not in strategies:
         raise UserError(f"compare: baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
+    with np.errstate(divide="ignore"):
+        logarithms = np.log(results["value"])
+    results = results.assign(value=logarithms.where(results["metric"].isin(LOGARITHMIC), results["value"]))
     by_cell = {} if blocks is None else dict(iter(blocks.groupby(["strategy", *CELL])))
     rows = []
     for cell, group in results.groupby(CELL, sort=False):
@@ -96,11 +99,8 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
             ours, theirs = (None if of is None else by_block(of, seeds) for of, seeds in pair)
             if cell[0] == "bits_per_byte" and ours and theirs:
                 ours, theirs = logarithm(*ours), logarithm(*theirs)
-            effect = difference(ours, theirs)
-            if effect is None:
-                metric = str(cell[0])
-                effect = difference(_over_seeds(values[strategy], metric), _over_seeds(values[baseline], metric))
-                assert effect is not None, "one block with count 1 is the same text for both"
+            over_text = difference(ours, theirs)
+            effect = over_text or estimate(over_seeds(values[strategy]), over_seeds(-values[baseline]))
             with np.errstate(divide="ignore", invalid="ignore"):
                 t = np.divide(effect.mean, effect.error)  # 0 / 0 is NaN: there is nothing to test
             p = effect.p() if t == t else math.nan
@@ -109,13 +109,6 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
     tests = pd.DataFrame(rows, columns=["strategy", *CELL, *names])
     tests["p_holm"] = tests.groupby(CELL)["p"].transform(holm) if len(tests) else tests["p"]
     return tests
-
-
-def _over_seeds(values: pd.Series, metric: str) -> Sums:
-    """Return the values of all seeds, or their logarithms for a logarithmic metric, as sums of one block."""
-    with np.errstate(divide="ignore"):
-        numbers = np.log(values) if metric in LOGARITHMIC else values
-    return numbers.to_numpy(dtype=np.float64)[:, None], np.ones((len(values), 1))
 
 
 def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None = None) -> pd.DataFrame:

@@ -74,66 +74,44 @@ def ratio_table(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tab
     return Table(f"{METRIC_NAMES[metric]} relative to {baseline}, {protocol}", body, note)
 
 
-def context_gain_table(blocks: pd.DataFrame, strategies: pd.Series, window: str, trained: int | None) -> Table | None:
-    """Table of the context gain: loss with windowed attention minus loss with full attention, on the same targets.
+def difference_tables(
+    blocks: pd.DataFrame, strategies: pd.Series, protocol: str, trained: int | None
+) -> Iterator[Table]:
+    """Yield the tables of differences of losses on the same targets that belong to a protocol.
 
-    None if no strategy has both protocols.
+    These are the context gain for ``windowed``; gain, content and disturbance for ``far_own``; and none for other
+    protocols. A table is left out if no strategy has both protocols.
 
     Args:
         blocks: Sums by block of the runs.
         strategies: Labels of the strategies, in the order of the rows.
-        window: Name of the windowed protocol, such as ``windowed64``, or ``code windowed64`` for the part ``code``.
+        protocol: Name of the protocol, such as ``windowed64``, or ``code windowed64`` for the part ``code``.
         trained: Training length, or None if it is not known.
     """
-    part, _, name = window.rpartition(" ")
-    title = f"Context gain beyond {name.removeprefix('windowed')} tokens{part and f', {part}'}"
-    names, meaning = f"{window} minus {f'{part} full'.strip()}", "text farther away than the window helps"
-    return _gain_table(title, names, meaning, context_gains(blocks, window), strategies, trained)
-
-
-def far_context_tables(
-    blocks: pd.DataFrame, strategies: pd.Series, own: str, trained: int | None
-) -> Iterator[Table | None]:
-    """Yield the tables of gain, content and disturbance of `FarContext`; None in place of a table without losses.
-
-    Args:
-        blocks: See `context_gain_table`.
-        strategies: See `context_gain_table`.
-        own: Name of the protocol in which targets follow their own text, such as ``far_own64`` or ``code far_own64``.
-        trained: See `context_gain_table`.
-    """
-    part = own.rpartition(" ")[0]
-    for name, *contexts, meaning in FAR_CONTEXT:
-        first, second = (own.replace("far_own", f"far_{context}") for context in contexts)
-        title, gains = f"Far context: {name}{part and f', {part}'}", loss_differences(blocks, first, second)
-        yield _gain_table(title, f"{first} minus {second}", meaning, gains, strategies, trained)
-
-
-def _gain_table(
-    title: str, names: str, meaning: str, gains: Gains, strategies: pd.Series, trained: int | None
-) -> Table | None:
-    """Table of differences of losses; None without differences.
-
-    Args:
-        title: Title of the table.
-        names: The subtracted protocols, for the note.
-        meaning: Meaning of a positive difference, for the note.
-        gains: The differences.
-        strategies: Labels of the strategies, in the order of the rows.
-        trained: Training length, or None if it is not known.
-    """
-    if not gains:
-        return None
-    cells = {
-        cell: Cell(_with_interval("+.4f", gain.mean, *gain.interval()), bool(gain.interval()[0] > 0))
-        for cell, gain in gains.items()
-    }
-    sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
-    interval = f"; 95% interval over {sources}" if max(gain.seeds for gain in gains.values()) > 1 else ""
-    note = f"{names}, nats per token, on the same targets{interval}. A positive difference means that {meaning}."
-    return Table(
-        title, _body(pd.Series(cells), strategies, trained), f"{note} It is bold if the whole interval is positive."
-    )
+    part, _, name = protocol.rpartition(" ")
+    found: list[tuple[str, str, str, Gains]] = []
+    if name.startswith("windowed"):
+        names, gains = f"{protocol} minus {f'{part} full'.strip()}", context_gains(blocks, protocol)
+        title = f"Context gain beyond {name.removeprefix('windowed')} tokens"
+        found.append((title, names, "text farther away than the window helps", gains))
+    elif name.startswith("far_own"):
+        for quantity, *contexts, meaning in FAR_CONTEXT:
+            first, second = (protocol.replace("far_own", f"far_{context}") for context in contexts)
+            gains = loss_differences(blocks, first, second)
+            found.append((f"Far context: {quantity}", f"{first} minus {second}", meaning, gains))
+    for title, names, meaning, gains in found:
+        if gains:
+            cells = {
+                cell: Cell(_with_interval("+.4f", gain.mean, *gain.interval()), bool(gain.interval()[0] > 0))
+                for cell, gain in gains.items()
+            }
+            sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
+            interval = f"; 95% interval over {sources}" if max(gain.seeds for gain in gains.values()) > 1 else ""
+            note = (
+                f"{names}, nats per token, on the same targets{interval}. A positive difference means that {meaning}."
+            )
+            note += " It is bold if the whole interval is positive."
+            yield Table(f"{title}{part and f', {part}'}", _body(pd.Series(cells), strategies, trained), note)
 
 
 def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
@@ -141,7 +119,7 @@ def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
 
     Args:
         blocks: Sums by block of the runs.
-        window: Name of the windowed protocol, as in `context_gain_table`.
+        window: Name of the windowed protocol, such as ``windowed64``, or ``code windowed64`` for the part ``code``.
     """
     part, _, name = window.rpartition(" ")
     width = int(name.removeprefix("windowed"))
