@@ -219,4 +219,6 @@ def test_costs_of_different_tasks_are_not_averaged_and_sizes_of_different_seeds_
     assert list(body.index) == ["copy NoPE", "copy KerpleLog", "reverse NoPE", "reverse KerpleLog"]
     assert [cell.text for cell in body["position parameters"]] == ["8", "8–9", "16", "16–17"]
     assert {cell.text for cell in body["tokens per second"]} == {"27,236"}  # 26,000 + the mean of 1235 and 1237
-    assert "tokens per second" not in cost_table(read_runs(runs).costs.assign(parallel=2)).body  # they shared the machine
+    assert (
+        "tokens per second" not in cost_table(read_runs(runs).costs.assign(parallel=2)).body
+    )  # they shared the machine
