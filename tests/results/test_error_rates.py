@@ -20,7 +20,7 @@ Simulation = Callable[[np.random.Generator], list[Part]]
 
 
 def part(generator: np.random.Generator, distance: float, seeds: int, lower: bool = False, blocks: int = 1) -> Part:
-    """A simulated number at a distance from its bound, in standard deviations over seeds. Text has the same variance."""
+    """A simulated number whose distance from its bound is in standard deviations over seeds. Text has the same."""
     values = distance + generator.normal(0, 1, (seeds, 1)) + (generator.normal(0, 1, blocks) if blocks > 1 else 0)
     return Part("", Number(estimate((values, np.ones_like(values)))), 0.0, lower)
 
