@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from kerple.compare.statistics import in_tokens, lower_is_better
-from kerple.compare.tables import METRIC_NAMES
+from kerple.compare.statistics import METRIC_NAMES, in_tokens, lower_is_better
 
 # the first seven are Okabe and Ito's palette for colour-blind readers; the others also differ in their dashes
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]

@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 
 from kerple.compare.runs import Runs
-from kerple.compare.statistics import LOGARITHMIC, lower_is_better
-from kerple.compare.tables import METRIC_NAMES, context_gains, number
+from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better
+from kerple.compare.tables import context_gains, number
 
 
 def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:

@@ -9,8 +9,7 @@ import pandas as pd
 from kerple.compare.context_gain import beyond_window, curve
 from kerple.compare.figures import style
 from kerple.compare.runs import Runs
-from kerple.compare.statistics import in_tokens, lower_is_better
-from kerple.compare.tables import METRIC_NAMES
+from kerple.compare.statistics import METRIC_NAMES, in_tokens, lower_is_better
 
 DASHES = {"-": [], "--": [8, 4], ":": [2, 3], "-.": [10, 3, 2, 3]}  # lengths of dash, gap, dash, … in pixels
 

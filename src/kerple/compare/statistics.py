@@ -16,9 +16,16 @@ from kerple.base.errors import UserError
 from kerple.compare.estimates import by_block, difference, estimate, logarithm, over_seeds
 
 CELL = ["metric", "protocol", "length"]
+METRIC_NAMES = {
+    "ppl": "Perplexity",
+    "bits_per_byte": "Bits per byte",
+    "loss": "Loss",
+    "exact_match": "Exact match",
+    "token_accuracy": "Token accuracy",
+    "accuracy": "Accuracy",
+}
 LOWER_IS_BETTER = ("ppl", "bits_per_byte", "loss")
 LOGARITHMIC = ("ppl", "bits_per_byte")  # metrics that are compared by differences of their logarithms
-HIGHER_IS_BETTER = ("exact_match", "token_accuracy", "accuracy")
 
 
 def in_tokens(metric: str, protocol: str) -> bool:
@@ -32,9 +39,9 @@ def lower_is_better(metric: str) -> bool:
     Raises:
         UserError: If the metric is not known.
     """
-    if metric not in LOWER_IS_BETTER + HIGHER_IS_BETTER:
-        known = ", ".join(LOWER_IS_BETTER + HIGHER_IS_BETTER)
-        raise UserError(f"metric: got {metric!r}, expected one of {known}; add a new metric to {__name__}")
+    if metric not in METRIC_NAMES:
+        expected = f"one of {', '.join(METRIC_NAMES)}"
+        raise UserError(f"metric: got {metric!r}, expected {expected}; add a new metric to {__name__}")
     return metric in LOWER_IS_BETTER
 
 

@@ -9,17 +9,9 @@ import pandas as pd
 
 from kerple.compare.estimates import Estimate, by_block, difference
 from kerple.compare.markup import DAGGER, NOTHING, Cell, Table
-from kerple.compare.statistics import HIGHER_IS_BETTER, LOGARITHMIC, mean_reciprocal_rank
+from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better, mean_reciprocal_rank
 
 MOST_COLUMNS = 12
-METRIC_NAMES = {
-    "ppl": "Perplexity",
-    "bits_per_byte": "Bits per byte",
-    "loss": "Loss",
-    "exact_match": "Exact match",
-    "token_accuracy": "Token accuracy",
-    "accuracy": "Accuracy",
-}
 FAR_CONTEXT = (  # quantity of `FarContext`, the contexts whose losses are subtracted, meaning of a positive difference
     ("gain", "none", "own", "the loss is lower with distant text than without"),
     ("content", "foreign", "own", "a text's own distant text serves better than that of another document"),
@@ -156,7 +148,7 @@ def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | N
         trained: Training length of each task; None if it is not known.
     """
     chosen = results[results["metric"] == metric]
-    if metric not in HIGHER_IS_BETTER or chosen["protocol"].nunique() < 2:
+    if lower_is_better(metric) or chosen["protocol"].nunique() < 2:
         return None
     lengths = {trained[protocol] for protocol in chosen["protocol"].unique()}
     if None not in lengths:
@@ -283,7 +275,7 @@ def _sources(chosen: pd.DataFrame) -> str:
     """Name the sampling units of the tests in these rows of a summary."""
     if chosen["blocks"].max() <= 1:
         return "seeds"
-    return "seeds and problems" if chosen["metric"].iloc[0] in HIGHER_IS_BETTER else "seeds and text"
+    return "seeds and text" if lower_is_better(chosen["metric"].iloc[0]) else "seeds and problems"
 
 
 def _times(length: int, trained: int | None) -> str:
