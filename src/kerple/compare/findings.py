@@ -7,7 +7,7 @@ import pandas as pd
 
 from kerple.compare.runs import Runs
 from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better
-from kerple.compare.tables import context_gains, number
+from kerple.compare.tables import context_gains, format_mean
 
 
 def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
@@ -55,7 +55,9 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
     mean: pd.Series = rows["mean"]
     best: Any = mean.idxmin() if lower else mean.idxmax()
     row: Any = rows.loc[best]
-    sentence = f"{where} {best} has the {'lowest' if lower else 'highest'} {name}, {number(row['mean'], float('nan'))}"
+    sentence = (
+        f"{where} {best} has the {'lowest' if lower else 'highest'} {name}, {format_mean(row['mean'], float('nan'))}"
+    )
     if row["difference_low"] <= row["difference_high"]:  # NaN for the baseline, and with one seed
         ratio = metric in LOGARITHMIC
         columns = [f"{'ratio' if ratio else 'difference'}{end}" for end in ("", "_low", "_high")]

@@ -166,7 +166,9 @@ def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
     for protocol, group in runs.results.groupby("protocol", sort=False):
         name = str(protocol).split()[-1]
         meaning = next((text for start, text in PROTOCOLS.items() if name.startswith(start)), "task")
-        targets = tables.span(group.loc[group["metric"] != "bits_per_byte", "count"])  # bits per byte count bytes
+        targets = tables.format_range(
+            group.loc[group["metric"] != "bits_per_byte", "count"]
+        )  # bits per byte count bytes
         lengths = sorted(int(length) for length in group["length"].unique())
         many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"
         shown = ", ".join(map(str, lengths)) if len(lengths) <= 16 else many

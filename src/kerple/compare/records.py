@@ -91,7 +91,8 @@ def _changed_inputs(run: dict[str, Any], job: Job, of_test: bool = False) -> lis
         job: The job.
         of_test: Whether to compare the inputs that only the test reads, instead of those of the fit.
     """
-    before, now = run.get("inputs", {}), {k: v for k, v in job.inputs.items() if k.startswith(OF_TEST) == of_test}
+    before = run.get("inputs", {})
+    now = {name: digest for name, digest in job.inputs.items() if name.startswith(OF_TEST) == of_test}
     return [f"{name} has changed" for name, digest in now.items() if before.get(name, digest) != digest]
 
 
@@ -179,9 +180,8 @@ def write_record(job: Job, folders: Iterable[Path]) -> None:
     """
     about = (job.test_folder / results.ABOUT).read_bytes()
     records = [job.record(folder) for folder in folders]
-    if not any(
-        path.is_file() and path.read_bytes() == about for path in (record / results.ABOUT for record in records)
-    ):
+    written = (record / results.ABOUT for record in records)
+    if not any(path.is_file() and path.read_bytes() == about for path in written):
         shutil.rmtree(records[0], ignore_errors=True)  # a record of an earlier test may have files of other analyses
         _copy(job.test_folder, records[0])
 

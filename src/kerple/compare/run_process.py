@@ -113,6 +113,7 @@ def work(main: Callable[[list[str]], None]) -> None:
 
 
 def _call(main: Callable[[list[str]], None], *arguments: str) -> None:
+    """Print and run one command of ``run.py``."""
     # Lightning starts the other ranks of a run with the command line in sys.argv
     sys.argv = [str(CHECKOUT if CHECKOUT.is_file() else INSTALLED), *arguments]
     print("$", *sys.argv, flush=True)

@@ -94,15 +94,13 @@ def difference_tables(
     for title, names, meaning, gains in found:
         if gains:
             cells = {
-                cell: Cell(_with_interval("+.4f", gain.mean, *gain.interval()), bool(gain.interval()[0] > 0))
+                cell: Cell(_format_estimate("+.4f", gain.mean, *gain.interval()), bool(gain.interval()[0] > 0))
                 for cell, gain in gains.items()
             }
             sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
             interval = f"; 95% interval over {sources}" if max(gain.seeds for gain in gains.values()) > 1 else ""
-            note = (
-                f"{names}, nats per token, on the same targets{interval}. A positive difference means that {meaning}."
-            )
-            note += " It is bold if the whole interval is positive."
+            note = f"{names}, nats per token, on the same targets{interval}. "
+            note += f"A positive difference means that {meaning}. It is bold if the whole interval is positive."
             yield Table(f"{title}{part and f', {part}'}", _body(pd.Series(cells), strategies, trained), note)
 
 
@@ -194,8 +192,8 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
     for (part, strategy), group in sorted(groups, key=lambda group: parts.index(group[0][0])):
         speed = pd.to_numeric(group["tokens_per_second"]).mean()  # NaN for runs of a few steps
         row = {
-            "position parameters": span(group["position_parameters"]),
-            "all parameters": span(group["parameters"]),
+            "position parameters": format_range(group["position_parameters"]),
+            "all parameters": format_range(group["parameters"]),
             **({} if shared else {"tokens per second": "–" if math.isnan(speed) else f"{speed:,.0f}"}),
             "peak memory (MiB)": f"{group['peak_memory_bytes'].mean() / 2**20:,.0f}",
         }
@@ -205,7 +203,7 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
     return Table("Cost of training", pd.DataFrame.from_dict(rows, orient="index"), note)
 
 
-def number(mean: float, std: float) -> str:
+def format_mean(mean: float, std: float) -> str:
     """Format a mean and its standard deviation with three or four significant digits of the mean.
 
     A standard deviation of NaN is left out. A mean that is not finite is shown as ∞ or –.
@@ -217,7 +215,7 @@ def number(mean: float, std: float) -> str:
     return f"{mean:.{digits}f}{spread}"
 
 
-def span(counts: pd.Series) -> str:
+def format_range(counts: pd.Series) -> str:
     """Format the smallest and the largest count, or one number if they are equal."""
     return "–".join(dict.fromkeys(f"{count:,.0f}" for count in (counts.min(), counts.max())))
 
@@ -235,17 +233,21 @@ def _body(cells: pd.Series, strategies: pd.Series, trained: int | None) -> pd.Da
     body = cells.unstack()  # lengths are sorted
     shown = np.linspace(0, body.shape[1] - 1, min(body.shape[1], MOST_COLUMNS)).round().astype(int)
     body = body.loc[[strategy for strategy in dict.fromkeys(strategies) if strategy in body.index]].iloc[:, shown]
-    return body.fillna(NOTHING).set_axis([_times(length, trained) for length in body.columns], axis=1).rename_axis(None)
+    return (
+        body.fillna(NOTHING)
+        .set_axis([_format_length(length, trained) for length in body.columns], axis=1)
+        .rename_axis(None)
+    )
 
 
 def _mean_cell(row: Any) -> Cell:
     """The mean ± standard deviation in a row of a summary."""
-    return Cell(f"{number(row['mean'], row['std'])}{DAGGER if row['significant'] else ''}", bool(row["best"]))
+    return Cell(f"{format_mean(row['mean'], row['std'])}{DAGGER if row['significant'] else ''}", bool(row["best"]))
 
 
 def _ratio_cell(row: Any, digits: str) -> Cell:
     """The ratio in a row of a summary, with its interval and numbers in the format ``digits``."""
-    return Cell(_with_interval(digits, row["ratio"], row["ratio_low"], row["ratio_high"]))
+    return Cell(_format_estimate(digits, row["ratio"], row["ratio_low"], row["ratio_high"]))
 
 
 def _with_ratio(cells: pd.DataFrame) -> pd.DataFrame:
@@ -253,7 +255,7 @@ def _with_ratio(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[cells["fewest_seeds"].notna() & np.isfinite(cells["ratio"])]
 
 
-def _with_interval(digits: str, value: float, low: float, high: float) -> str:
+def _format_estimate(digits: str, value: float, low: float, high: float) -> str:
     """Format a value and its interval. With one seed there is no interval, and the text says so.
 
     Args:
@@ -278,7 +280,7 @@ def _sources(chosen: pd.DataFrame) -> str:
     return "seeds and text" if lower_is_better(chosen["metric"].iloc[0]) else "seeds and problems"
 
 
-def _times(length: int, trained: int | None) -> str:
+def _format_length(length: int, trained: int | None) -> str:
     """Format a length, with its ratio to the training length if that is an integer."""
     if not trained or length % trained or length < trained:
         return f"{length}"
