@@ -32,7 +32,7 @@ def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
         if measured and unique and len(table[keys].drop_duplicates()) * len(measured) <= MOST_COLUMNS:
             yield _means(name, table, runs, keys, measured)
         else:
-            larger[name] = {"rows": f"{len(table):,}", "file": f"{name}.csv"}
+            larger[name] = {"rows": Cell(f"{len(table):,}"), "file": Cell(f"{name}.csv")}
     if larger:
         body = pd.DataFrame.from_dict(larger, orient="index")
         yield Table("Larger tables of analyses", body, "Their CSV files are in the folder of this report.")

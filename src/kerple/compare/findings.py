@@ -55,9 +55,7 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
     mean: pd.Series = rows["mean"]
     best: Any = mean.idxmin() if lower else mean.idxmax()
     row: Any = rows.loc[best]
-    sentence = (
-        f"{where} {best} has the {'lowest' if lower else 'highest'} {name}, {format_mean(row['mean'], float('nan'))}"
-    )
+    sentence = f"{where} {best} has the {'lowest' if lower else 'highest'} {name}, {format_mean(row['mean'])}"
     if row["difference_low"] <= row["difference_high"]:  # NaN for the baseline, and with one seed
         ratio = metric in LOGARITHMIC
         columns = [f"{'ratio' if ratio else 'difference'}{end}" for end in ("", "_low", "_high")]

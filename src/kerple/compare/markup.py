@@ -37,7 +37,7 @@ class Table:
 
     Args:
         title: Title above the table.
-        body: The cells, each a `Cell` or a str. The index contains the labels of the rows, the columns the headings.
+        body: A `Cell` at each place. The index contains the labels of the rows, the columns the headings.
         note: Text below the table.
     """
 
@@ -77,13 +77,8 @@ class Table:
             escape: Function that escapes special characters.
             bold: Format string for the text of a bold cell.
         """
-
-        def render(cell: Cell | str) -> str:
-            cell = cell if isinstance(cell, Cell) else Cell(str(cell))
-            return bold.format(escape(cell.text)) if cell.bold else escape(cell.text)
-
-        body = self.body.map(render)
-        rows, columns = ([render(label) for label in labels] for labels in (body.index, body.columns))
+        body = self.body.map(lambda cell: bold.format(escape(cell.text)) if cell.bold else escape(cell.text))
+        rows, columns = ([escape(str(label)) for label in labels] for labels in (body.index, body.columns))
         return body.set_axis(rows, axis=0).set_axis(columns, axis=1)
 
 

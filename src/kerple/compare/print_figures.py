@@ -40,8 +40,7 @@ def write_print_figures(
             f"compare: figure_strategies: got {', '.join(missing)} without a finished run, expected some of "
             f"{', '.join(present)}"
         )
-    order = {strategy: i for i, strategy in enumerate(strategies or present)}
-    chosen = summary[summary["strategy"].isin(list(order))].sort_values("strategy", key=lambda s: s.map(order))
+    chosen = summary.set_index("strategy").loc[list(strategies or present)].reset_index()
     drawings: dict[str, Figure] = {}
     with rc_context(STYLE):
         for protocol, cells in chosen.groupby("protocol", sort=False):

@@ -180,8 +180,8 @@ def write_record(job: Job, folders: Iterable[Path]) -> None:
     """
     about = (job.test_folder / results.ABOUT).read_bytes()
     records = [job.record(folder) for folder in folders]
-    written = (record / results.ABOUT for record in records)
-    if not any(path.is_file() and path.read_bytes() == about for path in written):
+    existing = (record / results.ABOUT for record in records)
+    if not any(path.is_file() and path.read_bytes() == about for path in existing):
         shutil.rmtree(records[0], ignore_errors=True)  # a record of an earlier test may have files of other analyses
         _copy(job.test_folder, records[0])
 

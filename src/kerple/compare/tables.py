@@ -203,7 +203,7 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
     return Table("Cost of training", pd.DataFrame.from_dict(rows, orient="index"), note)
 
 
-def format_mean(mean: float, std: float) -> str:
+def format_mean(mean: float, std: float = math.nan) -> str:
     """Format a mean and its standard deviation with three or four significant digits of the mean.
 
     A standard deviation of NaN is left out. A mean that is not finite is shown as ∞ or –.
