@@ -79,9 +79,10 @@ def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[E
         means, errors = by_seed[column], by_seed[f"{column}_error"]
         segments = int(group["segments"].min())
         # all seeds read the same text, so more seeds do not reduce its variance
-        of_text = {"text_variance": float((errors**2).mean()), "blocks": segments, "text_freedom": segments - 1}
+        variance = float((errors**2).mean())
         points.append(float(group["middle"].mean()))
-        estimates.append(replace(estimate(over_seeds(means)), **of_text))
+        found = estimate(over_seeds(means))
+        estimates.append(replace(found, text_variance=variance, blocks=segments, text_freedom=segments - 1))
     return np.asarray(points), estimates
 
 

@@ -233,20 +233,18 @@ def _body(cells: pd.Series, strategies: pd.Series, trained: int | None) -> pd.Da
     body = cells.unstack()  # lengths are sorted
     shown = np.linspace(0, body.shape[1] - 1, min(body.shape[1], MOST_COLUMNS)).round().astype(int)
     body = body.loc[[strategy for strategy in dict.fromkeys(strategies) if strategy in body.index]].iloc[:, shown]
-    return (
-        body.fillna(NOTHING)
-        .set_axis([_format_length(length, trained) for length in body.columns], axis=1)
-        .rename_axis(None)
-    )
+    headings = [_format_length(int(length), trained) for length in body.columns]
+    return body.fillna(NOTHING).set_axis(headings, axis=1).rename_axis(None)
 
 
-def _mean_cell(row: Any) -> Cell:
-    """The mean ± standard deviation in a row of a summary."""
+# the type Any, because pandas-stubs allows only numbers and texts in a column
+def _mean_cell(row: Any) -> Any:
+    """The `Cell` of the mean ± standard deviation in a row of a summary."""
     return Cell(f"{format_mean(row['mean'], row['std'])}{DAGGER if row['significant'] else ''}", bool(row["best"]))
 
 
-def _ratio_cell(row: Any, digits: str) -> Cell:
-    """The ratio in a row of a summary, with its interval and numbers in the format ``digits``."""
+def _ratio_cell(row: Any, digits: str) -> Any:
+    """The `Cell` of the ratio in a row of a summary, with its interval and numbers in the format ``digits``."""
     return Cell(_format_estimate(digits, row["ratio"], row["ratio_low"], row["ratio_high"]))
 
 
