@@ -1,8 +1,13 @@
 """`python -m results.judge results`: test published claims on the committed results, and write two pages.
 
-CLAIMS.md has the verdict on each claim in each tier of comparisons: *reproduced* if every part of the claim is shown to
-hold, *contradicted* if a part is shown not to hold, *not resolved* if neither is shown, and *not tested* if results are
-missing. README.md is findings.md with its numbers filled in.
+CLAIMS.md has the verdict on each claim in each tier, a group of comparisons. A claim is
+
+- *reproduced* if every part of it is shown to hold,
+- *contradicted* if a part is shown not to hold,
+- *not resolved* if neither is shown,
+- *not tested* if results are missing.
+
+README.md is findings.md with numbers in place of its expressions.
 """
 
 import math
@@ -20,7 +25,7 @@ from scipy import stats
 from kerple.compare.run_folders import recorded_runs
 from results.judge import questions
 from results.judge.evidence import PLANNED, Tier, Untested
-from results.judge.statements import ALPHA, Part, chances, combined, parts, verdict
+from results.judge.statements import ALPHA, Part, chances, evaluate, parts, verdict
 
 HERE = Path(__file__).parent
 TABLE = yaml.safe_load((HERE / "claims.yaml").read_text())
@@ -35,7 +40,7 @@ class Finding:
     Args:
         verdict: One of `VERDICTS`.
         parts: The tested parts by statement.
-        missing: Why the claim, or a statement of it, is not tested.
+        missing: Reason why the claim, or a statement of it, is not tested.
     """
 
     verdict: str
@@ -49,7 +54,7 @@ class Finding:
 
     @property
     def seeds(self) -> int:
-        """The smallest number of seeds of a part."""
+        """The smallest number of seeds of a part; 0 without parts."""
         return min((part.number.estimate.seeds for part in self.all_parts), default=0)
 
     @property
@@ -61,15 +66,19 @@ class Finding:
 def judge(claim: dict[str, Any], tier: Tier) -> Finding:
     """Judge a claim by the results of a tier.
 
-    A part of the results can contradict a claim. Only a test of all its statements can reproduce it.
+    One tested statement can contradict a claim. A claim is reproduced only if all its statements are tested.
+
+    Args:
+        claim: An entry of ``claims`` in claims.yaml.
+        tier: The tier.
     """
     for statement in claim.get("given", []):
         try:
-            given = parts(statement, tier, TABLE["tie"])
+            condition = parts(statement, tier, TABLE["tie"])
         except Untested as reason:
             return Finding("not tested", {}, str(reason))
-        if verdict(given) != "reproduced":
-            return Finding("not tested", {}, f"`{statement}` is not shown: {', '.join(map(str, given))}")
+        if verdict(condition) != "reproduced":
+            return Finding("not tested", {}, f"`{statement}` is not shown: {', '.join(map(str, condition))}")
     by_statement, reasons = {}, []
     for statement in claim["holds"]:
         try:
@@ -77,21 +86,21 @@ def judge(claim: dict[str, Any], tier: Tier) -> Finding:
         except Untested as reason:
             reasons.append(str(reason))
     missing = "; ".join(dict.fromkeys(reasons))
-    of_claim = [part for of_statement in by_statement.values() for part in of_statement]
-    answer = verdict(of_claim) if of_claim else "not tested"
-    if missing and answer != "contradicted":
+    all_parts = [part for of_statement in by_statement.values() for part in of_statement]
+    found = verdict(all_parts) if all_parts else "not tested"
+    if missing and found != "contradicted":
         return Finding("not tested", {}, missing)
-    return Finding(answer, by_statement, missing)
+    return Finding(found, by_statement, missing)
 
 
 @cache
 def tiers(root: Path) -> dict[str, Tier]:
-    """The tiers of claims.yaml, with their results in a folder."""
+    """Return the tiers of claims.yaml by name, with the results in a folder."""
     return {name: Tier(root, name, **about) for name, about in TABLE["tiers"].items()}
 
 
 def judge_all(root: Path) -> dict[str, dict[str, Finding]]:
-    """Number of the claim -> tier -> finding, for each tier with results that the claim names."""
+    """Return the finding by number of the claim and name of the tier, for each tier of the claim that has results."""
     known = {name: tier for name, tier in tiers(root).items() if tier.has_results}
     return {
         number: {name: judge(claim, tier) for name, tier in known.items() if name in claim.get("at", TABLE["usual"])}
@@ -101,117 +110,114 @@ def judge_all(root: Path) -> dict[str, dict[str, Finding]]:
 
 
 def deciding(claim: dict[str, Any], findings: dict[str, Finding]) -> str | None:
-    """The tier whose verdict counts: the first in ``decided_by`` in which the claim was tested."""
+    """Return the tier whose verdict counts: the first in ``decided_by`` in which the claim was tested; None if in none.
+
+    Args:
+        claim: An entry of ``claims`` in claims.yaml.
+        findings: The findings on the claim by tier.
+    """
     tested = [name for name, finding in findings.items() if finding.verdict != "not tested"]
     return next((name for name in claim["decided_by"] if name in tested), None)
 
 
 def markdown(root: Path) -> str:
-    """CLAIMS.md: a table with a row for each claim, and the numbers behind each verdict."""
+    """Return the content of CLAIMS.md: a table with a row for each claim, and the numbers behind each verdict."""
     known = {name: tier for name, tier in tiers(root).items() if tier.has_results}
     findings, claims = judge_all(root), TABLE["claims"]
-    chosen = {number: tier for number, of in findings.items() if (tier := deciding(claims[number], of))}
-    final = {number: findings[number][tier] for number, tier in chosen.items()}
-    judged = [number for number, finding in final.items() if finding.verdict in VERDICTS[:2]]
-    adjusted = dict(zip(final, stats.false_discovery_control([finding.p for finding in final.values()]), strict=True))
-    passing = [number for number in judged if adjusted[number] < ALPHA]
-    counts = Counter(finding.verdict for finding in final.values())
-    counts["not tested"] = len(claims) - len(final)
-    head = (
-        (HERE / "claims.md")
-        .read_text()
-        .format(
-            changed="\n".join(
-                f"- **{number}** was {about['changed']}" for number, about in claims.items() if "changed" in about
-            ),
-            gone=", ".join(f"{number} ({about['gone']})" for number, about in claims.items() if "gone" in about),
-            counts=", ".join(f"{counts[name]} {name}" for name in VERDICTS),
-            judged=len(judged),
-            passing=len(passing),
-            own=", ".join(number for number in judged if "our_bound" in claims[number]),
-            tested=len(final),
-            tiers="\n".join(
-                f"- **{name}**: trained at {of.trained} {of.unit}, {of.what}" for name, of in known.items()
-            ),
-            tie=TABLE["tie"],
-        )
+    tier_of = {number: tier for number, of in findings.items() if (tier := deciding(claims[number], of))}
+    tested = {number: findings[number][tier] for number, tier in tier_of.items()}
+    decided = [number for number, finding in tested.items() if finding.verdict in ("reproduced", "contradicted")]
+    adjusted = dict(zip(tested, stats.false_discovery_control([finding.p for finding in tested.values()]), strict=True))
+    passing = [number for number in decided if adjusted[number] < ALPHA]
+    counts = Counter(finding.verdict for finding in tested.values())
+    counts["not tested"] = len(claims) - len(tested)
+    changed = [f"- **{number}** was {about['changed']}" for number, about in claims.items() if "changed" in about]
+    head = (HERE / "claims.md").read_text()
+    head = head.format(
+        changed="\n".join(changed),
+        gone=", ".join(f"{number} ({about['gone']})" for number, about in claims.items() if "gone" in about),
+        counts=", ".join(f"{counts[name]} {name}" for name in VERDICTS),
+        judged=len(decided),
+        passing=len(passing),
+        own=", ".join(number for number in decided if "our_bound" in claims[number]),
+        tested=len(tested),
+        tiers="\n".join(f"- **{name}**: trained at {of.trained} {of.unit}, {of.what}" for name, of in known.items()),
+        tie=TABLE["tie"],
     )
-    lines = [
+    table = [
         f"{head}| | claim | source | {' | '.join(known)} | decided by | p, adjusted |",
         f"| --- | --- | --- | {' | '.join('---' for _ in known)} | --- | --- |",
     ]
+    numbers = ["", "## Numbers behind each verdict", ""]
     for number, of_claim in findings.items():
-        claim, tier = claims[number], chosen.get(number)
+        claim, tier = claims[number], tier_of.get(number)
         cells = [_cell(of_claim.get(name), name == tier, _limit(claim, known[name]), known[name]) for name in known]
-        until = " until main" if "main" in claim["decided_by"] else " °" * (tier in TABLE["usual"])
-        decided = f"{tier}{until * (tier != 'main')}" if tier else "–"
-        p = f"{adjusted[number]:.2g}{' ‡' * (number in judged and number not in passing)}" if tier else "–"
+        # main decides later, or never because it does not have the claim's strategies (°)
+        mark = " until main" if "main" in claim["decided_by"] else " °" * (tier in TABLE["usual"])
+        by = f"{tier}{mark * (tier != 'main')}" if tier else "–"
+        p = f"{adjusted[number]:.2g}{' ‡' * (number in decided and number not in passing)}" if tier else "–"
         about = claim["claim"] + " \\*" * ("our_bound" in claim) + " ◊" * ("looked_at" in claim)
-        lines.append(f"| {' | '.join([number, about, claim['source'], *cells, decided, p])} |")
-    lines += ["", "## Numbers behind each verdict", ""]
-    for number, of_claim in findings.items():
-        claim = claims[number]
+        table.append(f"| {' | '.join([number, about, claim['source'], *cells, by, p])} |")
         notes = [f"Looked at before: {claim['looked_at']}."] if "looked_at" in claim else []
         notes += [f"Bound of ours: {claim['our_bound']}."] if "our_bound" in claim else []
         about = " ".join([f"{claim['claim']} ({claim['source']}).", f"Holds if {_condition(claim)}.", *notes])
-        lines += [
-            f"**{number}** {about}",
-            "",
-            *(f"- {name}: {_evidence(finding)}" for name, finding in of_claim.items()),
-            "",
-        ]
-    return "\n".join(lines)
+        evidence = [f"- {name}: {_evidence(finding)}" for name, finding in of_claim.items()]
+        numbers += [f"**{number}** {about}", "", *evidence, ""]
+    return "\n".join([*table, *numbers])
 
 
-def _cell(finding: Finding | None, chosen: bool, end: str, tier: Tier) -> str:
+def _cell(finding: Finding | None, decides: bool, limit: str, tier: Tier) -> str:
+    """The verdict and the number of seeds for the table of CLAIMS.md. The verdict of the deciding tier is bold."""
     if finding is None:
         return "–"
-    said = finding.verdict + (end if finding.verdict == "reproduced" else "")
+    text = finding.verdict + (limit if finding.verdict == "reproduced" else "")
     sample = tier.samples.removesuffix("s") + "s" * (finding.seeds > 1)
     seeds = f", {finding.seeds} {sample}" if finding.seeds else ""
-    return f"**{said}**{seeds}" if chosen else f"{said}{seeds}"
+    return f"**{text}**{seeds}" if decides else f"{text}{seeds}"
 
 
 def _limit(claim: dict[str, Any], tier: Tier) -> str:
-    """The longest length of a tier, if the claim names a longer one."""
-    last = max(tier.lengths, default=0) // tier.trained
-    return f" to {last}×" if last < claim.get("to", 0) else ""
+    """The longest length of a tier, such as " to 16×", if the claim is about a longer one; otherwise empty."""
+    longest = max(tier.lengths, default=0) // tier.trained
+    return f" to {longest}×" if longest < claim.get("to", 0) else ""
 
 
 def _condition(claim: dict[str, Any]) -> str:
+    """The statements of a claim, and the statements that must be shown first."""
     given = "".join(f", given `{statement}`" for statement in claim.get("given", []))
     return " and ".join(f"`{statement}`" for statement in claim["holds"]) + given
 
 
 def _evidence(finding: Finding) -> str:
+    """The verdict, its numbers, and links to the pages that show them."""
     if not finding.parts:
         return f"{finding.verdict}: {finding.missing}"
     # the two sides of a ± have the same number
     numbers = [dict.fromkeys(map(str, of_statement)) for of_statement in finding.parts.values()]
-    shown = dict.fromkeys(path for part in finding.all_parts for path in part.number.shown)
-    links = ", ".join(f"[{path}]({path})" for path in shown)
+    pages = dict.fromkeys(page for part in finding.all_parts for page in part.number.pages)
+    links = ", ".join(f"[{page}]({page})" for page in pages)
     missing = f" (not tested: {finding.missing})" if finding.missing else ""
     return f"{finding.verdict}: {'; '.join(', '.join(number) for number in numbers)}{missing}; {links}"
 
 
 def findings_page(root: Path) -> str:
-    """README.md: findings.md, with each number and its interval computed from the committed runs."""
+    """Return the content of README.md: findings.md, with each number and its interval computed from committed runs."""
     known = tiers(root)
 
     def number(slot: re.Match[str]) -> str:
-        estimate = combined(slot["expression"], known[slot["tier"]]).estimate
+        estimate = evaluate(slot["expression"], known[slot["tier"]]).estimate
         middle, low, high = estimate.mean, *estimate.interval()
         if slot["shown"] == "nats":
             return f"{middle:+.4f} [{low:+.4f}, {high:+.4f}]".replace("-", "−")
         middle, low, high = (100 * math.expm1(value) for value in (middle, low, high))
         return f"{middle:+.1f}% [{low:+.1f}, {high:+.1f}]".replace("-", "−")
 
-    text = (HERE / "findings.md").read_text().replace("{missing}", missing_runs(root))
+    text = (HERE / "findings.md").read_text().replace("{missing}", plan_progress(root))
     return SLOT.sub(number, text.replace("{questions}", questions.table(known["main"])))
 
 
-def missing_runs(root: Path) -> str:
-    """A sentence on how many planned runs are finished, and which are missing."""
+def plan_progress(root: Path) -> str:
+    """Return sentences on how many planned runs are finished, and which are missing."""
     finished, planned, missing = 0, 0, []
     for name in PLANNED:
         plan = yaml.safe_load((HERE.parents[1] / f"configs/compare/{name}.yaml").read_text())
@@ -221,23 +227,23 @@ def missing_runs(root: Path) -> str:
             absent = [seed for seed in seeds if (strategy, seed) not in recorded]
             finished, planned = finished + len(seeds) - len(absent), planned + len(seeds)
             if absent:
-                whole = len(absent) == len(seeds) > 1
-                named = f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, absent))
-                missing.append(f"{strategy}{' on rfc' * (name != 'main')} {named}")
-    rest = f" Missing are {'; '.join(missing)}." if missing else ""
-    read = f"Of the {planned} runs of [PLAN.md](PLAN.md), {finished} are finished."
-    return f"{read} Their results are not analysed before all runs of a comparison are finished.{rest}"
+                all_seeds = len(absent) == len(seeds) > 1
+                listed = f"{seeds[0]} to {seeds[-1]}" if all_seeds else ", ".join(map(str, absent))
+                missing.append(f"{strategy}{' on rfc' * (name != 'main')} {listed}")
+    last = f" Missing are {'; '.join(missing)}." if missing else ""
+    first = f"Of the {planned} runs of [PLAN.md](PLAN.md), {finished} are finished."
+    return f"{first} Their results are not analysed before all runs of a comparison are finished.{last}"
 
 
 def main(arguments: list[str]) -> None:
-    """Write CLAIMS.md and README.md to a folder of results, by default ``results``.
+    """Write CLAIMS.md and README.md to a folder of results, and print CLAIMS.md. The default folder is ``results``.
 
     Raises:
         ValueError: If the folder does not exist.
     """
     root = Path(arguments[0] if arguments else "results")
     if not root.is_dir():
-        raise ValueError(f"results: got {root}, expected the folder that holds the comparisons' reports")
+        raise ValueError(f"results: got {root}, expected the folder of the comparisons' reports, such as results")
     (root / "CLAIMS.md").write_text(page := markdown(root))
     (root / "README.md").write_text(findings_page(root))
     print(page)

@@ -21,14 +21,14 @@ from results.judge.__main__ import tiers
 from results.judge.evidence import Value
 from results.judge.questions import FIVE_PERCENT, QUESTIONS, answers
 from results.judge.resolution import resolved
-from results.judge.statements import ALPHA, combined
+from results.judge.statements import ALPHA, evaluate
 
-TIMES = 1000
-K = 64  # scored targets of a block of FarContext
+TIMES = 1000  # simulated data sets per row
+K = 64  # the pilot's runs with this number of scored targets per block are used
 
 
-class Runs:
-    """The runs of beyond-128 as sums by seed and file, and draws from them."""
+class ResampledRuns:
+    """The runs of beyond-128 as sums by seed and file, and random samples of them."""
 
     def __init__(self, root: Path) -> None:
         self.generator, tier = np.random.default_rng(0), tiers(root)["beyond-128"]
@@ -40,58 +40,74 @@ class Runs:
         }
         self.counts = self.sums["ALiBi", "full", 8][1][0]
 
-    def all(self, strategy: str, terms: dict[tuple[str, int], float]) -> Sums:
-        """A linear combination of losses, such as windowed less full at 8 times the training length."""
+    def combination(self, strategy: str, terms: dict[tuple[str, int], float]) -> Sums:
+        """Return a linear combination of losses, such as windowed less full, of all runs of a strategy.
+
+        Args:
+            strategy: Label of the strategy.
+            terms: The factor of each (protocol, length in training lengths).
+        """
         sums = sum(factor * self.sums[strategy, *key][0] for key, factor in terms.items())
         return sums, np.broadcast_to(self.counts, sums.shape)
 
     def centred(self, sums: Sums) -> Sums:
-        """The same values, shifted to a mean of 0 over all seeds and files."""
+        """Return the same values, shifted to a mean of 0 over all seeds and files."""
         return sums[0] - (sums[0].sum(1) / sums[1].sum(1)).mean() * sums[1], sums[1]
 
-    def draws(self, *of: tuple[Sums, int]) -> Iterator[list[Sums]]:
-        """`TIMES` draws of a number of seeds of each, with the same files for all."""
+    def samples(self, *populations: tuple[Sums, int]) -> Iterator[list[Sums]]:
+        """Yield `TIMES` samples with replacement, each with the same files of all populations.
+
+        Args:
+            *populations: Sums of all seeds, and the number of seeds in a sample.
+        """
         for _ in range(TIMES):
             files = self.generator.integers(len(self.counts), size=len(self.counts))
-            rows = [self.generator.integers(len(sums[0]), size=seeds) for sums, seeds in of]
-            yield [(s[np.ix_(r, files)], c[np.ix_(r, files)]) for ((s, c), _), r in zip(of, rows, strict=True)]
+            seeds = [self.generator.integers(len(sums[0]), size=number) for sums, number in populations]
+            yield [
+                (sums[np.ix_(chosen, files)], counts[np.ix_(chosen, files)])
+                for ((sums, counts), _), chosen in zip(populations, seeds, strict=True)
+            ]
 
 
 def tails(estimates: list[Estimate], truth: float = 0.0) -> tuple[str, ...]:
-    """Fraction of intervals above the truth, fraction below it, and the median width."""
+    """Format the fraction of intervals above the truth, the fraction below it, and the median width."""
     low, high = np.transpose([estimate.interval() for estimate in estimates])
     return f"{np.mean(low > truth):.1%}", f"{np.mean(high < truth):.1%}", f"{np.median(high - low):.3f}"
 
 
-def intervals(runs: Runs) -> Iterator[tuple[str, ...]]:
-    """Rows (statistic, seeds, above, below, width) of how often intervals do not contain the truth."""
+def intervals(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
+    """Yield rows (statistic, seeds, fraction of intervals above the truth, fraction below it, median width)."""
     gain = {("windowed", 8): 1.0, ("full", 8): -1.0}
     step = {(name, n): sign * k for name, sign in (("windowed", 1), ("full", -1)) for n, k in ((8, 2), (4, -3), (2, 1))}
     for seeds in (2, 3, 5, 8):
-        drawn = runs.draws((runs.centred(runs.all("KerpleLog", gain)), seeds))
-        yield "context gain at 8×, KERPLE-log", str(seeds), *tails([estimate(s) for (s,) in drawn])
+        samples = runs.samples((runs.centred(runs.combination("KerpleLog", gain)), seeds))
+        yield "context gain at 8×, KERPLE-log", str(seeds), *tails([estimate(s) for (s,) in samples])
     for seeds in (3, 8):
-        drawn = runs.draws((runs.centred(runs.all("KerpleLog", step)), seeds))
-        yield "its growth from 4× to 8× (C9)", str(seeds), *tails([estimate(s) for (s,) in drawn])
+        samples = runs.samples((runs.centred(runs.combination("KerpleLog", step)), seeds))
+        yield "its growth from 4× to 8× (C9)", str(seeds), *tails([estimate(s) for (s,) in samples])
     for times in (8, 16):
-        ours, theirs = (runs.centred(runs.all(strategy, {("full", times): 1.0})) for strategy in ("KerpleLog", "ALiBi"))
+        ours, theirs = (
+            runs.centred(runs.combination(strategy, {("full", times): 1.0})) for strategy in ("KerpleLog", "ALiBi")
+        )
         for seeds in ((2, 2), (3, 3), (8, 8), (8, 3)):
-            drawn = runs.draws((ours, seeds[0]), (theirs, seeds[1]))
-            found = [difference(*pair) for pair in drawn]
+            samples = runs.samples((ours, seeds[0]), (theirs, seeds[1]))
+            found = [difference(*pair) for pair in samples]
             yield f"KERPLE-log less ALiBi at {times}×", f"{seeds[0]} and {seeds[1]}", *tails(found)
-    ours, theirs = (runs.all(strategy, {("full", 8): 1.0}) for strategy in ("KerpleLog", "ALiBi"))
+    ours, theirs = (runs.combination(strategy, {("full", 8): 1.0}) for strategy in ("KerpleLog", "ALiBi"))
     truth = np.subtract(*(np.log(s.sum(1) / c.sum(1)).mean() for s, c in (ours, theirs)))
-    found = [difference(logarithm(*a), logarithm(*b)) for a, b in runs.draws((ours, 3), (theirs, 3))]
+    found = [difference(logarithm(*a), logarithm(*b)) for a, b in runs.samples((ours, 3), (theirs, 3))]
     yield "their bits per byte at 8×", "3 and 3", *tails(found, truth)
 
 
-def decisions(runs: Runs) -> Iterator[tuple[str, ...]]:
-    """Rows (decision, seeds, rate) of wrong decisions."""
-    columns = [runs.centred(runs.all(strategy, {("full", 8): 1.0})) for strategy in ("KerpleLog", "ALiBi", "T5")]
-    marked = []
-    for ours, *others in runs.draws(*((column, 3) for column in columns)):
-        marked.append(min(holm([found.p() for other in others if (found := difference(other, ours))])) < ALPHA)
-    yield "a † in a column without differences (5%)", "3 each", f"{np.mean(marked):.1%}"
+def decisions(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
+    """Yield rows (wrong decision, seeds, rate)."""
+    columns = [
+        runs.centred(runs.combination(strategy, {("full", 8): 1.0})) for strategy in ("KerpleLog", "ALiBi", "T5")
+    ]
+    significant = []
+    for ours, *others in runs.samples(*((column, 3) for column in columns)):
+        significant.append(min(holm([found.p() for other in others if (found := difference(other, ours))])) < ALPHA)
+    yield "a † in a column without differences (5%)", "3 each", f"{np.mean(significant):.1%}"
     losses = runs.sums["KerpleLog", "full", 16][0].sum(1)
     pairs = [losses[runs.generator.integers(8, size=(2, 8))] for _ in range(TIMES)]
     spreads = [stats.levene(*pair, center="median").pvalue < ALPHA for pair in pairs]
@@ -103,16 +119,17 @@ def decisions(runs: Runs) -> Iterator[tuple[str, ...]]:
 
 
 class Plan:
-    """Simulated runs of PLAN.md, with normal effects of seeds and packages on losses, gain and content.
+    """Simulated runs of PLAN.md, with normally distributed effects of seeds and packages on losses, gain and content.
 
     Effects of seeds have the variances of beyond-128, with windowed less full loss as a proxy of gain and content.
     Effects of packages have the covariance of the pilot's runs. The pilot has no ALiBi and KERPLE-power. Their
-    difference from KERPLE-log has the spread over packages of RNoPE-SWA's, times the ratio of both in beyond-128.
+    difference from KERPLE-log has the spread over packages of RNoPE-SWA's difference in the pilot, times the ratio of
+    both spreads in beyond-128.
     Lengths are 1,024 (8×) and 2,048 (16×).
     """
 
     trained, samples, packages = 128, "seeds", 10
-    # (strategy, protocol, length) -> number of seeds, and the number of beyond-128 that has the variance
+    # (strategy, protocol, length) -> number of seeds, and the expression whose seed variance in beyond-128 is used
     seeds: ClassVar[dict[tuple[str, str, int], tuple[int, str]]] = {
         ("KerpleLog", "far_none", 1024): (8, "windowed:KerpleLog[8x] / KerpleLog[8x]"),
         ("KerpleLog", "far_foreign", 1024): (8, "windowed:KerpleLog[8x] / KerpleLog[8x]"),
@@ -126,8 +143,8 @@ class Plan:
 
     def __init__(self, root: Path) -> None:
         self.generator, tier = np.random.default_rng(0), tiers(root)["beyond-128"]
-        found = {cell: combined(number, tier).estimate for cell, (_, number) in self.seeds.items()}
-        self.spread = {cell: math.sqrt(of.seed_variance * of.seeds) for cell, of in found.items()}
+        found = {cell: evaluate(number, tier).estimate for cell, (_, number) in self.seeds.items()}
+        self.seed_deviation = {cell: math.sqrt(of.seed_variance * of.seeds) for cell, of in found.items()}
         pilot = pd.read_csv(Path(__file__).parent / "pilot.csv").query("k == @K")
         pilot = pilot.assign(none=pilot["none"] - pilot["own"], foreign=pilot["foreign"] - pilot["own"])
         means = pilot.groupby(["strategy", "length", "group"])[["none", "foreign", "full"]].mean().unstack()
@@ -139,32 +156,39 @@ class Plan:
         }
         self.covariance = np.cov([measured[cell] for cell in list(self.seeds)[:6]])
         gain, whole = "windowed:{0}[8x] / {0}[8x] * KerpleLog[8x] / windowed:KerpleLog[8x]", "{}[16x] / KerpleLog[16x]"
-        self.apart = []
+        self.difference_deviation = []
         for other, number, cell in (("ALiBi", whole, ("full", 2048)), ("KerplePower", gain, ("far_none", 1024))):
-            text = [combined(number.format(name), tier).estimate.text_variance for name in (other, "RNoPE-SWA")]
+            text = [evaluate(number.format(name), tier).estimate.text_variance for name in (other, "RNoPE-SWA")]
             pilots = measured["RNoPE-SWA", *cell] - measured["KerpleLog", *cell]
-            self.apart.append(np.std(pilots, ddof=1) * math.sqrt(text[0] / text[1]))
+            self.difference_deviation.append(np.std(pilots, ddof=1) * math.sqrt(text[0] / text[1]))
 
     def draw(self, truth: Sequence[float]) -> None:
-        """Draw all runs, with these means in the order of `seeds`."""
+        """Draw all runs.
+
+        Args:
+            truth: Means in the order of `seeds`.
+        """
         text = self.generator.multivariate_normal(np.zeros(6), self.covariance, self.packages).T
-        apart = self.generator.normal(0, np.transpose([self.apart]), (2, self.packages))
-        effects = [*text, text[3] + apart[0], text[0] + apart[1]]  # in the order of `seeds`
+        differences = self.generator.normal(0, np.transpose([self.difference_deviation]), (2, self.packages))
+        effects = [*text, text[3] + differences[0], text[0] + differences[1]]  # in the order of `seeds`
         self.values = {
-            cell: mean + effect + self.generator.normal(0, self.spread[cell], (self.seeds[cell][0], 1))
+            cell: mean + effect + self.generator.normal(0, self.seed_deviation[cell], (self.seeds[cell][0], 1))
             for cell, mean, effect in zip(self.seeds, truth, effects, strict=True)
         }
 
     def losses(self, strategy: str, protocol: str, length: int) -> Value:
-        """See `Tier.losses`. The loss of *own* is 0, so that *none* is the gain and *foreign* the content."""
+        """See `Tier.losses`. The loss of *own* is 0, so *none* is the gain and *foreign* the content."""
         own = protocol == "far_own"
         values = self.values[strategy, "far_none" if own else protocol, length] * (not own)
         return Value(pd.Series(values.mean(1)), "", (values, np.ones_like(values)))
 
 
 def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Rows (question, wrongly yes, wrongly no, power of yes, after correction, of no, effects with 80% power)."""
-    # in the order of Plan.seeds; "first": the effect of the first statement is 0, that of the second is large
+    """Yield rows (question, wrongly yes, wrongly no, power of yes, after correction, power of no, effects).
+
+    An effect is the one that a statement of the question detects with 80% power.
+    """
+    # true means in the order of Plan.seeds; "first": the effect of a question's first statement is 0, others are large
     truths = {
         "first": (0, 1, 0, 0, -1, 0, 0, 0),
         "second": (1, 0, 0, 0, 0, -1, 0, 1),
@@ -188,8 +212,8 @@ def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def page(root: Path) -> str:
-    """ERRORS.md."""
-    runs = Runs(root)
+    """Return the content of ERRORS.md."""
+    runs = ResampledRuns(root)
     tables = {"intervals": intervals(runs), "decisions": decisions(runs), "questions": questions(Plan(root))}
     rows = {name: "\n".join(f"| {' | '.join(row)} |" for row in table) for name, table in tables.items()}
     return (Path(__file__).parent / "errors.md").read_text().format(times=f"{TIMES:,}", **rows)

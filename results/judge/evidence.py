@@ -1,4 +1,4 @@
-"""The committed results of a tier, as values that statements compare."""
+"""The committed results of a tier, a group of comparisons, as values that statements compare."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,21 +16,21 @@ PLANNED = ("main", "main-rfc")  # the comparisons of results/PLAN.md
 
 
 class Untested(LookupError):
-    """The results do not contain the numbers of a statement; the message names them."""
+    """The results do not contain a number of a statement. The message names it."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A measured value of one strategy.
+    """A measured value of one strategy: a logarithm, such as a mean loss, or the angle of a fraction.
 
     Args:
         of_seed: The value of each seed.
-        shown: Page that shows it.
-        blocks: For means over blocks of text: sums and counts, (seeds, blocks) each.
+        page: Path of the page that shows the value.
+        blocks: If the value is a mean over blocks of text: sums and counts, (seeds, blocks) each.
     """
 
     of_seed: pd.Series
-    shown: str
+    page: str
     blocks: Sums | None = None
 
 
@@ -41,12 +41,12 @@ class Tier:
     Args:
         root: Folder of results.
         name: Name of the tier.
-        comparisons: Folders in ``root``. If several have runs of a strategy, the first is used.
+        comparisons: Folders in ``root``. If several have a run with the same part, strategy and seed, the first counts.
         trained: Training length.
         what: Description of the runs.
         unit: Unit of the lengths.
-        samples: What is repeated: ``seeds``, or ``rounds`` of timing, in each of which every strategy is timed once.
-        left_out: Numbers of the test documents to leave out, because the training text contains them.
+        samples: Name of the repetitions: ``seeds``, or ``rounds`` of timing. Each round times every strategy once.
+        left_out: Numbers of the test documents that are left out, because the training text contains them.
         first_seed: Smallest seed that is used.
         first_document: Smallest number of a test document that is used.
         second_look: Whether the tier is a part of another tier, and therefore not an independent test.
@@ -66,11 +66,11 @@ class Tier:
 
     @property
     def has_results(self) -> bool:
-        """Whether it has results."""
+        """Whether a comparison has results that may be read."""
         return any((self.root / name).is_dir() and not self.is_unfinished(name) for name in self.comparisons)
 
     def is_unfinished(self, name: str) -> bool:
-        """Whether planned runs of a comparison are missing. Then no run is read, which prevents interim analyses."""
+        """Whether planned runs of a comparison are missing. No run is then read, which prevents interim analyses."""
         return name in PLANNED and (self.root / name / "runs").is_dir()  # a finished comparison is one archive
 
     def recorded(self, name: str) -> list[Run]:
@@ -79,12 +79,12 @@ class Tier:
 
     @cached_property
     def comparison_of(self) -> dict[str, str]:
-        """The comparison of each strategy: the first that has runs of it."""
+        """The comparison of each strategy, the first that has runs of the strategy."""
         return {run.strategy: name for name in self.comparisons[::-1] for run in self.recorded(name)}
 
     @cached_property
     def runs(self) -> Runs:
-        """The runs of all comparisons. A run that is in several comparisons is taken from the first."""
+        """The results of all comparisons. A run in several comparisons is read from the first of them."""
         runs = {}
         for name in self.comparisons[::-1]:
             of_comparison = [run for run in self.recorded(name) if run.seed >= self.first_seed]
@@ -94,7 +94,7 @@ class Tier:
 
     @cached_property
     def blocks(self) -> dict[tuple[str, str, str, int], pd.DataFrame]:
-        """Sums of each block of text, by strategy, metric, protocol and length."""
+        """Sums by block of text, without documents that are left out, by strategy, metric, protocol and length."""
         blocks = self.runs.blocks
         if self.left_out or self.first_document:
             blocks = blocks[~blocks["block"].isin(self.left_out) & (blocks["block"] >= self.first_document)]
@@ -102,14 +102,14 @@ class Tier:
 
     @cached_property
     def tables(self) -> dict[tuple[str, str], pd.DataFrame]:
-        """Rows of each table, by the name of the table and the strategy."""
+        """The rows of each table of results, costs and analyses, by the name of the table and the strategy."""
         tables = {"results": self.runs.results, "costs": self.runs.costs, **self.runs.analyses}
-        if (file := self.root / self.comparisons[0] / "costs.csv").exists():  # of benchmarks.cost, which has no runs
+        if (file := self.root / self.comparisons[0] / "costs.csv").exists():  # benchmarks.cost writes it without runs
             tables["costs"] = pd.read_csv(file)
         return {(name, str(s)): rows for name, table in tables.items() for s, rows in table.groupby("strategy")}
 
     def rows(self, strategy: str, name: str) -> tuple[pd.DataFrame, str]:
-        """Rows of a strategy in a table, and the page that shows them.
+        """Return the rows of a strategy in a table, and the path of the page that shows them.
 
         Raises:
             Untested: If the table has no rows of the strategy.
@@ -120,15 +120,20 @@ class Tier:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Evaluation lengths of the protocol *full*."""
+        """Evaluation lengths of the protocol ``full``, in ascending order."""
         results = self.runs.results
         return sorted(int(n) for n in results["length"][results["protocol"] == "full"].unique())
 
     def losses(self, strategy: str, protocol: str, length: int) -> Value:
-        """Mean loss in nats, by seed and by block of text.
+        """Return the mean loss in nats by seed, with sums by block of text if all seeds have them.
+
+        Args:
+            strategy: Label of the strategy.
+            protocol: Start of the protocol's name. The first protocol with this start is used.
+            length: Evaluation length.
 
         Raises:
-            Untested: If it was not measured.
+            Untested: If the loss was not measured.
         """
         rows, page = self.rows(strategy, "results")
         rows = rows[(rows["metric"] == "ppl") & rows["protocol"].str.startswith(protocol) & (rows["length"] == length)]
@@ -143,21 +148,23 @@ class Tier:
 
 
 def _length(tier: Tier, key: str) -> int:
+    """The length that a key means: ``longest``, a multiple of the training length such as ``4x``, or a number."""
     if key == "longest":
         return max(tier.lengths)
     return tier.trained * int(key[:-1]) if key.endswith("x") else int(key)
 
 
 def perplexity(protocol: str) -> Callable[[Tier, str, str], Value]:
-    """Mean loss of a protocol at a length."""
+    """Return the measure of a protocol's mean loss. Its key is a length, see `_length`."""
     return lambda tier, strategy, key: tier.losses(strategy, protocol, _length(tier, key))
 
 
 def position(protocol: str) -> Callable[[Tier, str, str], Value]:
-    """Mean loss at a range of positions of a segment, such as 4x..8x; without an end, up to the longest length.
+    """Return the measure of a protocol's mean loss at a range of positions in a segment.
 
-    The sums of losses by document have no positions. The loss at positions 4x..8x is therefore computed from the loss
-    of segments of 8x less the loss of segments of 4x, which assumes that first halves have the loss of whole segments.
+    Its key is a range such as ``4x..8x``, or ``4x..`` up to the longest length. The sums of losses by document have no
+    positions. The loss at positions 4x..8x is therefore computed from the losses of segments of 8x and of 4x. This
+    assumes that the first half of an 8x segment has the loss of a 4x segment.
     """
 
     def measure(tier: Tier, strategy: str, key: str) -> Value:
@@ -168,50 +175,54 @@ def position(protocol: str) -> Callable[[Tier, str, str], Value]:
         def beyond(of_far, of_near):
             return (high * of_far - low * of_near) / (high - low)
 
-        blocks = None if near.blocks is None or far.blocks is None else beyond(far.blocks[0], near.blocks[0])
-        of_text = None if blocks is None or far.blocks is None else (blocks, far.blocks[1])
-        return Value(beyond(far.of_seed, near.of_seed), far.shown, of_text)
+        blocks = None
+        if near.blocks is not None and far.blocks is not None:
+            blocks = beyond(far.blocks[0], near.blocks[0]), far.blocks[1]
+        return Value(beyond(far.of_seed, near.of_seed), far.page, blocks)
 
     return measure
 
 
 def head(tier: Tier, strategy: str, key: str) -> Value:
-    """Attention bias at the longest distance, of the head with the second largest one."""
-    rows, path = tier.rows(strategy, "kernels")
+    """Attention bias at the longest distance of the head whose bias there is the second largest. The key is ignored."""
+    rows, page = tier.rows(strategy, "kernels")
     far = rows[rows["distance"] == rows["distance"].max()]
-    return Value(far.groupby("seed")["bias"].agg(lambda bias: bias.nlargest(2).iloc[-1]), path)
+    return Value(far.groupby("seed")["bias"].agg(lambda bias: bias.nlargest(2).iloc[-1]), page)
 
 
 def term(tier: Tier, strategy: str, key: str) -> Value:
-    """Logarithm of the standard deviation of a term of the scores, averaged over heads."""
-    rows, path = tier.rows(strategy, "four_terms")
+    """Logarithm of the mean over heads of the standard deviation of a term of the scores, which the key names."""
+    rows, page = tier.rows(strategy, "four_terms")
     rows = rows[rows["term"] == key]
-    return Value(np.log(rows.groupby("seed")["standard_deviation"].mean()), path)
+    return Value(np.log(rows.groupby("seed")["standard_deviation"].mean()), page)
 
 
 def speed(tier: Tier, strategy: str, key: str) -> Value:
-    """Logarithm of the training throughput in tokens per second."""
-    rows, path = tier.rows(strategy, "costs")
-    return Value(np.log(rows.set_index("seed")["tokens_per_second"]).sort_index(), path)
+    """Logarithm of the training throughput in tokens per second. The key is ignored."""
+    rows, page = tier.rows(strategy, "costs")
+    return Value(np.log(rows.set_index("seed")["tokens_per_second"]).sort_index(), page)
 
 
 def exact_match(tier: Tier, strategy: str, key: str) -> Value:
-    """Angle of the fraction of exact answers; the key is ``TASK, LENGTH``, or ``TASK``: all lengths beyond training."""
+    """Angle of the fraction of exact answers.
+
+    The key is ``TASK, LENGTH``, or ``TASK`` for the mean over all lengths beyond the training length.
+    """
     task, _, length = key.partition(", ")
-    rows, path = tier.rows(strategy, "results")
+    rows, page = tier.rows(strategy, "results")
     rows = rows[(rows["metric"] == "exact_match") & (rows["protocol"] == task)]
     rows = rows[rows["length"] == int(length) if length else rows["length"] > tier.trained]
     if rows.empty:
-        raise Untested(f"{path} has no {key} of {strategy}")
-    return Value(angle(rows.groupby("seed")["value"].mean()), path)
+        raise Untested(f"{page} has no {key} of {strategy}")
+    return Value(angle(rows.groupby("seed")["value"].mean()), page)
 
 
 def angle(fraction):
-    """asin √fraction, from 0 to π/2, whose variance does not depend on the fraction (Fisher)."""
+    """Return asin √fraction, from 0 to π/2. Its variance hardly depends on the fraction (Fisher)."""
     return np.arcsin(np.sqrt(fraction))
 
 
-# name before the colon -> measure; those in FRACTIONS are angles, all others are logarithms
+# measure by the name before the colon of a term; measures in FRACTIONS are angles, all others are logarithms
 MEASURES: dict[str, Callable[[Tier, str, str], Value]] = {
     "full": perplexity("full"),
     "windowed": perplexity("windowed"),

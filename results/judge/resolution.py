@@ -1,4 +1,4 @@
-"""`python -m results.judge.resolution results SEEDS DOCUMENTS`: the smallest detectable difference.
+"""`python -m results.judge.resolution results SEEDS DOCUMENTS`: the smallest detectable differences.
 
 The variances over seeds and documents are those of results/earlier/beyond-128 (1.3M parameters, 5M tokens of code).
 """
@@ -11,7 +11,7 @@ from scipy import stats
 
 from kerple.compare.estimates import Estimate
 from results.judge.__main__ import tiers
-from results.judge.statements import ALPHA, combined
+from results.judge.statements import ALPHA, evaluate
 
 GAIN = "windowed:KerpleLog[8x] / KerpleLog[8x]"
 NUMBERS = {
@@ -22,7 +22,13 @@ NUMBERS = {
 
 
 def expected(known: Estimate, seeds: int, documents: float) -> Estimate:
-    """The estimate that is expected with these numbers of seeds of each strategy and of documents of equal size."""
+    """Return the estimate that is expected with other numbers of seeds and documents.
+
+    Args:
+        known: The estimate to scale.
+        seeds: Number of seeds of each strategy.
+        documents: Number of documents of equal size.
+    """
     return replace(
         known,
         seed_variance=known.seed_variance * known.seeds / seeds,
@@ -33,17 +39,18 @@ def expected(known: Estimate, seeds: int, documents: float) -> Estimate:
     )
 
 
-def resolved(of: Estimate, power: float = 0.8) -> float:
-    """The effect in nats that a one-sided test at 2.5% detects with this power."""
-    return float((stats.t.isf(ALPHA / 2, of.freedom) + stats.t.ppf(power, of.freedom)) * of.error)
+def resolved(found: Estimate, power: float = 0.8) -> float:
+    """Return the effect in nats that a one-sided test at 2.5% with this standard error detects with this power."""
+    return float((stats.t.isf(ALPHA / 2, found.freedom) + stats.t.ppf(power, found.freedom)) * found.error)
 
 
 def main(root: str, seeds: str, documents: str) -> None:
-    """Print a line for each number."""
+    """Print the smallest detectable difference of each of `NUMBERS`."""
     for name, number in NUMBERS.items():
-        of = expected(combined(number, tiers(Path(root))["beyond-128"]).estimate, int(seeds), float(documents))
-        part = of.text_variance / of.error**2
-        print(f"{name}: {resolved(of):.4f} nats with 80% power; {part:.0%} of the variance is due to documents")
+        known = evaluate(number, tiers(Path(root))["beyond-128"]).estimate
+        found = expected(known, int(seeds), float(documents))
+        fraction = found.text_variance / found.error**2
+        print(f"{name}: {resolved(found):.4f} nats with 80% power; {fraction:.0%} of the variance is due to documents")
 
 
 if __name__ == "__main__":

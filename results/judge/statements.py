@@ -7,34 +7,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kerple.compare.estimates import Estimate, estimate
+from kerple.compare.estimates import Estimate, Sums, estimate, over_seeds
 from results.judge.evidence import FRACTIONS, MEASURES, Tier, Untested, Value, angle
 
 ALPHA = 0.05
 STATEMENT = re.compile(
-    r"(?P<left>.+?) (?P<relation><=|>=|<|>|=) (?P<bound>\S+)(?: ± (?P<width>\S+))?(?: for (?P<run>.+))?"
+    r"(?P<left>.+?) (?P<relation><=|>=|<|>|=) (?P<bound>\S+)(?: ± (?P<width>\S+))?(?: for (?P<lengths>.+))?"
 )
 TERM = re.compile(r"(?P<sign>[-+*/])? ?(?:(?P<measure>[^:\[\]*/+]+):)?(?P<strategy>[^\[\]]+?)\[(?P<key>[^\]]*)\] ?")
 
 
 @dataclass(frozen=True)
 class Number:
-    """A combination of measured values.
+    """The value of an expression: a combination of measured values.
 
     Args:
-        estimate: Its mean and error over seeds and text, as a logarithm or an angle.
-        is_angle: Whether it is the angle of a fraction, or a difference of two.
-        terms: Number of terms.
-        shown: Pages that show the values.
+        estimate: The value with its error over seeds and text, as a logarithm or an angle.
+        is_angle: Whether the value is the angle of a fraction, or the difference of two such angles.
+        terms: Number of terms of the expression.
+        pages: Paths of the pages that show the measured values.
     """
 
     estimate: Estimate
     is_angle: bool = False
     terms: int = 2
-    shown: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
 
     def text(self, value: float) -> str:
-        """A value as a signed percentage, a factor, a fraction, or the difference of two angles."""
+        """Format a value of the number's kind.
+
+        A logarithm from -1 to 1 is shown as a signed percentage, any other as a factor. A single angle is shown as its
+        fraction, a difference of angles as a number.
+        """
         if self.is_angle:
             shown = math.sin(min(max(value, 0), math.pi / 2)) ** 2 if self.terms == 1 else value
             return f"{shown:.3g}"
@@ -51,32 +55,35 @@ class Part:
     """A comparison of a number with a bound.
 
     Args:
-        at: The length, or empty if the statement has no ``for``.
+        length: Evaluation length, such as ``4×``; empty if the statement has no ``for``.
         number: The number.
-        bound: The bound, on the same scale.
-        least: Whether the bound is a lower bound; else, an upper bound.
-        strict: Whether the bound itself violates the statement.
+        bound: The bound, as a logarithm or an angle like the number.
+        is_lower: Whether the bound is a lower bound instead of an upper bound.
+        strict: Whether a number equal to the bound violates the statement.
     """
 
-    at: str
+    length: str
     number: Number
     bound: float
-    least: bool
+    is_lower: bool
     strict: bool = False
 
     @property
     def chances(self) -> tuple[float, float]:
-        """One-sided p-values of "the part holds" and of "it does not hold". With one seed both are 1."""
+        """One-sided p-values of "the part holds" and of "it does not hold".
+
+        Both are 1 with one seed, or if the number is not finite.
+        """
         estimate = self.number.estimate
         if estimate.seeds < 2 or not math.isfinite(estimate.mean):
             return 1.0, 1.0
         if estimate.error < 1e-12 and abs(estimate.mean - self.bound) < 1e-12:
             return (1.0, 0.0) if self.strict else (0.0, 1.0)  # equal to the bound for every seed
         above = estimate.above(self.bound)
-        return (above, 1 - above) if self.least else (1 - above, above)
+        return (above, 1 - above) if self.is_lower else (1 - above, above)
 
     def __str__(self) -> str:
-        return f"{self.at} {self.number}".strip()
+        return f"{self.length} {self.number}".strip()
 
 
 def chances(claim: Sequence[Part]) -> tuple[float, float]:
@@ -88,13 +95,18 @@ def chances(claim: Sequence[Part]) -> tuple[float, float]:
 
 
 def verdict(claim: Sequence[Part]) -> str:
-    """The verdict on a claim by its parts."""
+    """Return the verdict on a claim by its parts: reproduced, contradicted or not resolved."""
     holds, fails = chances(claim)
     return "reproduced" if holds < ALPHA / 2 else "contradicted" if fails < ALPHA / 2 else "not resolved"
 
 
 def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
-    """The parts of a statement, one for each length and bound.
+    """Return the parts of a statement, one for each length and bound.
+
+    Args:
+        statement: The statement, see results/judge/claims.yaml.
+        tier: The tier with the results.
+        tie: Value of the bound ``tie``.
 
     Raises:
         Untested: If the results do not contain a number.
@@ -103,28 +115,30 @@ def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
     match = STATEMENT.fullmatch(statement)
     if match is None:
         raise ValueError(f"claims: got {statement!r}, expected a statement such as 'A[1x] / B[1x] <= 1.005'")
-    comparisons, strict = [], match["relation"] in ("<", ">")
-    runs = list(_run(match["run"], tier)) if match["run"] else [""]
-    if not runs:
-        raise Untested(f"the results have no length {match['run'].removeprefix('for ')}")
-    for n in runs:
-        number = combined(match["left"], tier, n)
+    found, strict = [], match["relation"] in ("<", ">")
+    lengths = list(_lengths(match["lengths"], tier)) if match["lengths"] else [""]
+    if not lengths:
+        raise Untested(f"the results have no length {match['lengths']}")
+    for length in lengths:
+        number = evaluate(match["left"], tier, length)
         bound = tie if match["bound"] == "tie" else float(match["bound"])
-        sides = [(match["relation"].startswith(">"), bound)]
+        bounds = [(match["relation"].startswith(">"), bound)]
         if match["width"]:
-            sides = [(False, bound + float(match["width"])), (True, bound - float(match["width"]))]
-        at = f"{n // tier.trained}×" if n else ""
-        comparisons += [Part(at, number, _on_scale(number, b), least, strict) for least, b in sides]
-    return comparisons
+            bounds = [(False, bound + float(match["width"])), (True, bound - float(match["width"]))]
+        times = f"{length // tier.trained}×" if length else ""
+        found += [Part(times, number, _on_scale(number, bound), is_lower, strict) for is_lower, bound in bounds]
+    return found
 
 
 def _on_scale(number: Number, bound: float) -> float:
+    """A bound as a logarithm or an angle like the number. A bound of a difference of angles is an angle already."""
     if not number.is_angle:
         return math.log(bound)
     return float(angle(bound)) if number.terms == 1 else bound
 
 
-def _run(condition: str, tier: Tier) -> Iterator[int]:
+def _lengths(condition: str, tier: Tier) -> Iterator[int]:
+    """Yield the lengths of a tier that fulfil a condition: ``all n``, or ``n > LENGTH`` or ``n >= LENGTH``."""
     if condition == "all n":
         yield from tier.lengths
         return
@@ -133,16 +147,22 @@ def _run(condition: str, tier: Tier) -> Iterator[int]:
     yield from (n for n in tier.lengths if n > least or (n == least and relation == ">="))
 
 
-def combined(expression: str, tier: Tier, n: int | str = "") -> Number:
-    """Evaluate an expression: terms of one strategy are paired by seed, those of several are compared by Welch's test.
+def evaluate(expression: str, tier: Tier, n: int | str = "") -> Number:
+    """Evaluate an expression of terms such as ``A[8x] / B[8x]``, as the sum or difference of logarithms or angles.
 
-    Rounds of timing are paired, because all strategies of a round were timed on the same machine.
+    Terms of one strategy are paired by seed. Those of several strategies are compared as in Welch's test. Rounds of
+    timing are paired, because all strategies of a round were timed on the same machine.
+
+    Args:
+        expression: The expression.
+        tier: The tier with the results.
+        n: Length in place of the key ``n``.
 
     Raises:
         Untested: If the results do not contain a number.
         ValueError: If the expression cannot be parsed.
     """
-    values: dict[str, list[tuple[int, Value]]] = {}
+    terms: dict[str, list[tuple[int, Value]]] = {}  # signs and values by strategy
     is_angle, position = False, 0
     while position < len(expression):
         term = TERM.match(expression, position)
@@ -152,25 +172,26 @@ def combined(expression: str, tier: Tier, n: int | str = "") -> Number:
         is_angle |= measure in FRACTIONS
         key = str(n) if term["key"] == "n" else term["key"]
         sign = -1 if term["sign"] in ("-", "/") else 1
-        values.setdefault("" if tier.samples == "rounds" else strategy, []).append(
-            (sign, MEASURES[measure](tier, strategy, key))
-        )
-    of_all = [value for of_strategy in values.values() for _, value in of_strategy]
-    shown = tuple(dict.fromkeys(value.shown for value in of_all))
-    counts = [None if value.blocks is None else value.blocks[1][0] for value in of_all]
-    with_text = all(c is not None and np.array_equal(c, counts[0]) for c in counts)
-    sums = [_of_strategy(terms, with_text) for terms in values.values()]
-    return Number(estimate(*sums), is_angle, len(of_all), shown)
+        group = "" if tier.samples == "rounds" else strategy
+        terms.setdefault(group, []).append((sign, MEASURES[measure](tier, strategy, key)))
+    values = [value for of_strategy in terms.values() for _, value in of_strategy]
+    pages = tuple(dict.fromkeys(value.page for value in values))
+    counts = [None if value.blocks is None else value.blocks[1][0] for value in values]
+    with_text = all(c is not None and np.array_equal(c, counts[0]) for c in counts)  # all have the same text
+    sums = [_strategy_sums(of_strategy, with_text) for of_strategy in terms.values()]
+    return Number(estimate(*sums), is_angle, len(values), pages)
 
 
-def _of_strategy(terms: list[tuple[int, Value]], with_text: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of the terms of a strategy, over the seeds that all terms have: sums and counts, (seeds, blocks) each."""
+def _strategy_sums(terms: list[tuple[int, Value]], with_text: bool) -> Sums:
+    """The sum of the terms of a strategy, over the seeds that all terms have: sums and counts, (seeds, blocks) each.
+
+    Args:
+        terms: Signs and values.
+        with_text: Whether to use sums by block. If not, there is one block.
+    """
     seeds = sorted(set.intersection(*(set(value.of_seed.index) for _, value in terms)))
-    total, counts = 0, np.ones((len(seeds), 1))
-    for sign, value in terms:
-        if with_text and value.blocks is not None:
-            at = value.of_seed.index.get_indexer(seeds)
-            total, counts = total + sign * value.blocks[0][at], value.blocks[1][at]
-        else:
-            total = total + sign * value.of_seed.loc[seeds].to_numpy(dtype=np.float64)[:, None]
-    return np.asarray(total, dtype=np.float64), counts
+    if not with_text:
+        return over_seeds(sum(sign * value.of_seed.loc[seeds] for sign, value in terms))
+    rows = [value.of_seed.index.get_indexer(seeds) for _, value in terms]
+    sums = [sign * value.blocks[0][of_term] for (sign, value), of_term in zip(terms, rows, strict=True)]
+    return np.sum(sums, axis=0), terms[0][1].blocks[1][rows[0]]

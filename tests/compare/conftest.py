@@ -1,4 +1,4 @@
-"""Fixtures of a comparison whose runs are replaced by `fake_run`. They are forked, to save time."""
+"""Fixtures of a comparison whose runs are replaced by `fake_run`. The fake runs are forks of a server, to save time."""
 
 import json
 import multiprocessing
@@ -15,9 +15,9 @@ import yaml
 from kerple.cli import compare, comparison_jobs, training_time
 from kerple.compare import execution, page, run_process
 from kerple.compare.job import Job
-from kerple.compare.runs import Run, read_runs
+from kerple.compare.runs import read_runs
 from tests.compare import fake_run
-from tests.compare.runs_on_disk import CURVES, write_run
+from tests.compare.runs_on_disk import CURVES, write_runs
 
 WHOLE_TABLE = "results.csv"
 SERVER = multiprocessing.get_context("forkserver")
@@ -46,7 +46,7 @@ class Fork:
 
 
 def resolve(job: Job) -> Job:
-    """Replacement of `kerple.cli.resolve.resolve`: the flags are the configuration, so that no model is built."""
+    """Replacement of `kerple.cli.resolve.resolve`: the configuration contains the flags, and no model is built."""
 
     def settings(flags: list[str]) -> dict[str, Any]:
         return dict(flag.removeprefix("--").split("=", 1) for flag in flags)
@@ -57,8 +57,13 @@ def resolve(job: Job) -> Job:
     return replace(job, config=config, test_config=config | file | test)
 
 
-def stand_in(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
-    """Make `compare` start fake runs, as forks or as processes of their own. `patch` sets an attribute."""
+def use_fake_runs(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
+    """Make `compare` start fake runs.
+
+    Args:
+        patch: Function that sets an attribute of a module.
+        processes: Whether a run is a new process instead of a fork.
+    """
     if processes:
         patch(compare, "RUN", fake_run.PROGRAM)
         patch(execution, "start", run_process.start)
@@ -71,12 +76,12 @@ def stand_in(patch: Callable[[object, str, object], None], processes: bool = Fal
     patch(comparison_jobs, "prepare_and_checksum", lambda data: "a checksum")
 
 
-def command(config: Path) -> Any:
-    """Start the command in another process. Its runs are processes of 2 s."""
+def start_command(config: Path) -> Any:
+    """Start `compare` in another process. Its runs are processes of 2 s."""
 
     def main() -> None:
         os.environ["FAKE_STEP"] = "0.1"
-        stand_in(setattr, processes=True)
+        use_fake_runs(setattr, processes=True)
         compare.main(["--config", str(config), "--parallel", "2"])
 
     process = multiprocessing.get_context("fork").Process(target=main)
@@ -87,12 +92,12 @@ def command(config: Path) -> Any:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
     """A comparison of 2 strategies × 2 seeds."""
-    stand_in(monkeypatch.setattr)
+    use_fake_runs(monkeypatch.setattr)
     monkeypatch.setenv("FAKE_STEP", "0.001")
-    return written(tmp_path)
+    return write_file(tmp_path)
 
 
-def written(folder: Path, **changes: Any) -> Path:
+def write_file(folder: Path, **changes: Any) -> Path:
     """Write the file of a comparison of 2 strategies × 2 seeds, and return its path."""
     folder.mkdir(exist_ok=True)
     (folder / "base.yaml").write_text("{}")
@@ -105,7 +110,7 @@ def written(folder: Path, **changes: Any) -> Path:
 
 
 def change(config: Path, **settings: Any) -> None:
-    """Change settings of a comparison."""
+    """Change settings in the file of a comparison."""
     config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | settings, sort_keys=False))
 
 
@@ -134,9 +139,5 @@ def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("hostile")
     curves = {"<b>|$&": (19.0, 40.0, 300.0, 2000.0), "_low & 50%": CURVES["ALiBi"]}
     curves |= {"base/line": CURVES["KerpleLog"], r"$\nosuch$": CURVES["RoPE"]}
-    runs = [
-        Run(label, seed, write_run(root / f"{i}-{seed}", label, seed, curves[label]))
-        for i, label in enumerate(curves)
-        for seed in (1235, 1236)
-    ]
+    runs = write_runs(root, curves, (1235, 1236))
     return page.write_comparison(read_runs(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"])

@@ -1,4 +1,4 @@
-"""Writes finished runs with the files of `fit` and `test`, and with known numbers."""
+"""Writes finished runs with the files of `fit` and `test` and with known numbers."""
 
 import json
 import math
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import yaml
 
+from kerple.compare.runs import Run
 from kerple.measure import results
 from kerple.measure.results import Row
 
 LENGTHS = (64, 128, 256, 512)
 BYTES_PER_TOKEN = 3.5
-# perplexity at each length: one strategy that improves, one that stays, one that collapses
+# perplexity at each length: one strategy improves, one stays almost constant, one collapses
 CURVES = {"KerpleLog": (18.5, 17.9, 17.4, 17.2), "ALiBi": (18.6, 18.2, 18.1, 18.1), "RoPE": (18.4, 21.0, 26.0, 37.0)}
 
 
@@ -29,7 +30,15 @@ def write_run(
 ) -> Path:
     """Write a finished run, and return the folder of its test.
 
-    Its perplexity over all blocks is exactly the curve times 1 + (seed - 1236) / 1000.
+    Args:
+        directory: Folder of the run.
+        strategy: Name of the strategy.
+        seed: The seed.
+        curve: Perplexities at the lengths, which are multiplied by 1 + (seed - 1236) / 1000.
+        blocks: Number of blocks of text.
+        about: Further entries of the description of the test.
+        lengths: Evaluation lengths.
+        **cost: Further entries of the cost.
     """
     test = directory / "test"
     test.mkdir(parents=True)
@@ -57,6 +66,15 @@ def write_run(
     return test
 
 
+def write_runs(folder: Path, curves: dict[str, tuple[float, ...]], seeds: tuple[int, ...]) -> list[Run]:
+    """Write a finished run of each strategy and seed. The keys of the curves are any labels."""
+    return [
+        Run(label, seed, write_run(folder / f"strategy-{i}" / f"seed-{seed}", label, seed, curve))
+        for i, (label, curve) in enumerate(curves.items())
+        for seed in seeds
+    ]
+
+
 def write_task_run(directory: Path, strategy: str, seed: int, accuracies: dict[str, tuple[float, ...]]) -> Path:
     """Write a finished run on tasks: exact match at lengths 10, 20, 30, 40, trained to 20, on 50 examples each."""
     test = write_run(directory, strategy, seed, (18.0,) * len(LENGTHS))
@@ -65,14 +83,14 @@ def write_task_run(directory: Path, strategy: str, seed: int, accuracies: dict[s
     rows = [
         Row("exact_match", task, length, None, None, value * 50, 50)
         for task, values in accuracies.items()
-        for length, value in zip((10, 20, 30, 40), values, strict=False)  # fewer, if it has no positions for more
+        for length, value in zip((10, 20, 30, 40), values, strict=False)  # fewer lengths for fewer values
     ]
     results.add_to_results(test, "accuracy", rows, {})
     return test
 
 
 def reconfigure(directory: Path, data: dict[str, Any] | None = None, **changes: Any) -> None:
-    """Change a run's configuration: options of its data, and other settings."""
+    """Change the configuration of a run: options of its data, and other settings."""
     path = directory / "config.yaml"
     config = yaml.safe_load(path.read_text()) | changes
     config["data"]["init_args"] |= data or {}

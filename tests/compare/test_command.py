@@ -1,4 +1,4 @@
-"""`compare` from the first run to the report: each run is trained once, and again only if its options change."""
+"""`compare` from the first run to the report: a run is trained once, and again only if its configuration changes."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from tests.compare.conftest import WHOLE_TABLE, change, fits, run, runs_in
 from tests.compare.runs_on_disk import CURVES, write_run
 
 
-def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_run_is_trained_and_tested_once_and_reported(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(config, seeds=[1])
     with pytest.raises(ValueError, match="no finished run of small"):
         run(config, "--report-only")
@@ -38,7 +38,7 @@ def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFi
     assert "2 runs: 2 finished, 0 to do" in capsys.readouterr().out
 
 
-def test_a_report_of_folders_needs_no_comparison_and_removes_nothing(tmp_path: Path) -> None:
+def test_a_report_of_folders_needs_no_comparison_file_and_removes_no_file(tmp_path: Path) -> None:
     for label, seed in (("ALiBi", 1235), ("ALiBi", 1236), ("KerpleLog", 1235)):
         write_run(tmp_path / "runs" / label / f"seed-{seed}", label, seed, CURVES[label])
     test = write_run(tmp_path / "whole", "RoPE", 1237, CURVES["RoPE"])
@@ -55,7 +55,7 @@ def test_a_report_of_folders_needs_no_comparison_and_removes_nothing(tmp_path: P
         compare.main([*arguments, "--test_folder", "sliding"])
 
 
-def test_the_first_line_says_what_is_not_as_planned(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_line_lists_deviations_from_the_plan(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, page = config.with_name("plan.yaml"), config.with_name("page.md")
     page.write_text("the plan")
     shutil.copy(config, plan)
@@ -77,15 +77,15 @@ def test_the_first_line_says_what_is_not_as_planned(config: Path, capsys: pytest
         "not planned: ALiBi seed 1, ALiBi seed 2",
         f"other data, checksum a checksum: {every}",
         f"other code, digest {package_digest()}: {every}",
-        f"{plan} was another: {every}",
-        f"{page} was another: {every}",
-        "a seed that was looked at before: KerpleLog seed 2, ALiBi seed 2",
+        f"other {plan} at training: {every}",
+        f"other {page} at training: {every}",
+        "results known before the plan: KerpleLog seed 2, ALiBi seed 2",
     ):
         assert what in line
     assert line in capsys.readouterr().out
 
 
-def test_a_run_that_diverged_and_a_missing_one_are_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(config, plan=str(config), strategies={"KerpleLog": {}}, seeds=[1, 2, 3])
     run(config)
     assert "Not as planned" not in capsys.readouterr().out
@@ -103,7 +103,7 @@ def test_a_run_that_diverged_and_a_missing_one_are_named(config: Path, capsys: p
     assert "Not as planned: missing: KerpleLog seed 3" in printed
 
 
-def test_a_new_strategy_runs_alone_and_changed_settings_or_data_are_refused(
+def test_only_a_new_strategy_is_trained_and_changed_flags_or_data_are_an_error(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(config)
@@ -119,13 +119,13 @@ def test_a_new_strategy_runs_alone_and_changed_settings_or_data_are_refused(
     run(config, "--rerun-changed")
     assert (fits(config)["T5 seed-1"], sum(fits(config).values())) == (2, 8)
     monkeypatch.setattr(comparison_jobs, "prepare_and_checksum", lambda data: "another")
-    change(config, output=str(config.parent / "report" / "second"))  # else its runs are finished, and nothing is read
+    change(config, output=str(config.parent / "report" / "second"))  # without the records of the first report
     shutil.rmtree(config.parent / "runs" / "ALiBi" / "seed-2" / "test")
     with pytest.raises(ValueError, match="KerpleLog seed 1: its data has another checksum"):
         run(config)
 
 
-def test_a_folder_that_is_no_run_or_another_is_refused_and_nothing_is_removed(config: Path) -> None:
+def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config: Path) -> None:
     folder = config.parent / "runs" / "ALiBi" / "seed-1"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
@@ -139,9 +139,8 @@ def test_a_folder_that_is_no_run_or_another_is_refused_and_nothing_is_removed(co
     assert fits(config) == {}
 
 
-def test_another_test_is_something_to_do_and_fits_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_test_is_repeated_without_a_fit(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = config.parent / "test.yaml"
-
     for text, flags, to_do in (
         ("measures: [Kernels]", {}, 2),
         ("measures: [Kernels, Needle]", {}, 2),
@@ -155,22 +154,22 @@ def test_another_test_is_something_to_do_and_fits_nothing(config: Path, capsys: 
     assert sum(fits(config).values()) == 2
 
 
-def test_what_was_removed_by_hand_is_made_again_and_a_test_made_by_hand_is_kept_aside(config: Path) -> None:
+def test_removed_folders_are_written_again_and_a_test_by_the_user_is_renamed(config: Path) -> None:
     before, report, runs = run(config), config.parent / "report", config.parent / "runs" / "ALiBi"
     shutil.rmtree(runs / "seed-1")
     shutil.rmtree(runs / "seed-2" / "test")
-    by_hand = config.parent / "runs/KerpleLog/seed-2/test"
-    about = json.loads((by_hand / results.ABOUT).read_text())
-    (by_hand / results.ABOUT).write_text(json.dumps({key: about[key] for key in about if key != "run"}))
-    (by_hand / "notes.txt").write_text("mine")
+    of_user = config.parent / "runs/KerpleLog/seed-2/test"
+    about = json.loads((of_user / results.ABOUT).read_text())
+    (of_user / results.ABOUT).write_text(json.dumps({key: about[key] for key in about if key != "run"}))
+    (of_user / "notes.txt").write_text("mine")
     shutil.rmtree(report)
     run(config, "--report-only")
     assert runs_in(report) == {("KerpleLog", 1)}
     assert "KerpleLog seed 2, ALiBi seed 2" in (report / "report.html").read_text()
     assert run(config) == before
-    assert sum(fits(config).values()) == 4 + 3  # a fit whose checkpoint is its last ends at once
-    (aside,) = by_hand.parent.glob("test-*")
-    assert (aside / "notes.txt").read_text() == "mine"
+    assert sum(fits(config).values()) == 4 + 3  # a finished fit without a test starts again, and ends immediately
+    (renamed,) = of_user.parent.glob("test-*")
+    assert (renamed / "notes.txt").read_text() == "mine"
 
 
 def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,14 +184,14 @@ def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.Capt
     assert len(list(config.parent.glob("runs/KerpleLog/*/test/results.json"))) == 1
 
 
-def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_the_file_is_reported_in_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = config.read_text()
     for mistake, name in (
         ({"strategies": {"KerpleLog": {"optoins": {"bass": 1}}}}, "optoins"),
         ({"test_folder": "checkpoints"}, "test_folder"),
         ({"parts": {"../a": {}}}, "../a"),
         ({"name": "../a"}, "../a"),
-        ({"output": str(config.parent)}, "is inside the folder of records"),
+        ({"output": str(config.parent)}, "which is for records"),
         ({"base": ["missing.yaml"]}, "missing.yaml"),
         ({"flags": {"data.init_args.seed": 7}}, "flags"),
     ):
@@ -205,7 +204,7 @@ def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureF
     assert fits(config) == {}
 
 
-def test_a_test_trusts_the_packages_whose_classes_the_comparison_names() -> None:
+def test_a_test_trusts_the_packages_of_classes_in_the_configuration() -> None:
     named = {"data.init_args.task.class_path": "my_task.Rotate", "data.class_path": "kerple.tasks.TaskData"}
     named |= {"model.position.class_path": "mine.biases.Root", "model.position.init_args.first.class_path": "my_task.B"}
     assert run_process._trust(named) == ["--trust=mine,my_task"]

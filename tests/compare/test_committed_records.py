@@ -17,7 +17,7 @@ from kerple.measure import results
 from tests.compare.conftest import WHOLE_TABLE, change, fits, resolve, run
 
 
-def test_without_logs_the_report_comes_from_the_committed_runs(
+def test_records_replace_runs_whose_folders_are_missing(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, names = config.parent / "report", (WHOLE_TABLE, "summary.csv", "table.md", "costs.csv", PACKED)
@@ -38,12 +38,12 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
         archive.extractall(report / "runs")
     (report / PACKED).unlink()
     (report / "runs/ALiBi/seed-2" / results.ABOUT).write_text("{")
-    run(config)  # trains it in its place, and keeps it
+    run(config)  # trains this run again, and writes its record
     assert not (report / "runs").exists()
     assert fits(config) == {"ALiBi seed-2": 1}
     assert len(read_runs(recorded_runs(report)).configs) == 4
 
-    # runs beside another report are reused where they are the same
+    # records of another report are reused if they are those of the same runs
     shutil.rmtree(config.parent / "runs")
     strategies = {"KerpleLog": {}, "ALiBi": {"flags": {"trainer.max_steps": 30}}}
     reuse_from = [str(config.parent / "nowhere"), str(report)]
@@ -52,11 +52,11 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
     assert fits(config) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
     printed = capsys.readouterr().out
     assert f"KerpleLog seed 1 and 1 other run: reused from {report}\n" in printed
-    assert f"ALiBi seed 1 and 1 other run: not reused from {report}: has another configuration: flags." in printed
+    assert f"ALiBi seed 1 and 1 other run: not reused from {report}: has another fit: flags." in printed
     assert {run.strategy for run in recorded_runs(config.parent / "second")} == {"ALiBi"}
 
 
-def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: Path, tmp_path: Path) -> None:
+def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied(config: Path, tmp_path: Path) -> None:
     change(config, strategies={"KerpleLog": {}}, seeds=[2])
     run(config)
     whole, record, folder = recorded_runs(tmp_path / "report")[0].folder, tmp_path / "broken", tmp_path / "reused"
@@ -66,7 +66,7 @@ def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: P
     about = json.loads((whole / results.ABOUT).read_text())
     for name, content, reason in (
         (results.ABOUT, about | {"version": 1}, "version 1"),
-        (results.ABOUT, about | {"run": about["run"] | {"data": "0"}}, "was trained on other data"),
+        (results.ABOUT, about | {"run": about["run"] | {"data": "0"}}, "its data has another checksum"),
         (results.ABOUT, about | {"run": about["run"] | {"test": {"x": 1}}}, "has another test"),
         (results.ABOUT, about | {"run": about["run"] | {"inputs": {"mine.Root": "0"}}}, "mine.Root has changed"),
         (results.ABOUT, about | {"run": None}, "cannot be read"),

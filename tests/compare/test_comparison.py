@@ -1,4 +1,4 @@
-"""Runs that a comparison file describes, the shipped comparison files, and the progress of a comparison."""
+"""The jobs of a comparison file, the shipped comparison files, and the progress of a comparison."""
 
 from io import StringIO
 from pathlib import Path
@@ -34,20 +34,18 @@ def comparison(path: str, **changes: Any) -> Comparison:
     return Comparison(**settings | changes)
 
 
-def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> None:
+def test_every_strategy_and_seed_is_a_job_with_its_flags(base: str) -> None:
     jobs = comparison(base, flags={"trainer.max_steps": 9}, test={"config": base}).jobs()
     expected = [("KerpleLog", 1), ("per layer", 1), ("KerpleLog", 2), ("per layer", 2)]
     assert [(job.label, job.seed) for job in jobs] == expected
     flags = " --trainer.max_steps=9 --data.length=128 --seed_everything=2 --data.seed=2 --model.position=KerpleLog"
-    assert [
-        *jobs[3].fit_flags,
-        *jobs[3].position_flags,
-    ] == f"--config={base}{flags} --model.position.floor=0.05".split()
+    flags += " --model.position.floor=0.05"
+    assert jobs[3].fit_flags + jobs[3].position_flags == [f"--config={base}", *flags.split()]
     assert jobs[3].test_flags == [f"--config={base}"]
     assert jobs[3].test_folder == Path("logs/compare/small/per layer/seed-2/test")
 
 
-def test_parts_have_folders_a_strategy_may_have_the_first_seeds_only_and_a_pretrained_model_has_one(base: str) -> None:
+def test_parts_have_folders(base: str) -> None:
     parts = {"copy": {"config": base}, "reverse": {"data.task": "Reverse"}}
     jobs = comparison(base, parts=parts, test_folder="again").jobs()
     expected = [("copy", "KerpleLog", 1), ("copy", "per layer", 1), ("reverse", "KerpleLog", 1)]
@@ -57,6 +55,8 @@ def test_parts_have_folders_a_strategy_may_have_the_first_seeds_only_and_a_pretr
     assert jobs[2].fit_flags[1] == "--data.task=Reverse"
     assert str(jobs[2].test_folder) == "logs/compare/small/reverse/KerpleLog/seed-1/again"
 
+
+def test_a_strategy_may_have_the_first_seeds_only_and_a_pretrained_model_has_one(base: str) -> None:
     yarn = Strategy(hf="folder/model", options={"scaling": "yarn", "factor": 2}, flags={"data.length": 9})
     strategies = {"KerpleLog": None, "T5": Strategy(seeds=2), "YaRN": yarn}
     jobs = comparison(base, seeds=[3, 1, 2], strategies=strategies, test={"config": base}).jobs()
@@ -71,18 +71,20 @@ def test_flags_of_every_type() -> None:
     assert as_flags(values) == ["--a=text", "--b=0.001", "--c=null", "--d=true", "--e=[1, 2]", '--f={"g": "h"}']
 
 
-def test_differences_are_of_what_was_asked_for_and_of_callbacks() -> None:
+def test_differences_leave_out_older_options_locations_and_new_options_with_defaults() -> None:
     callback = {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss"}}
     written = {"a": 1, "only before": 2, "data.init_args.directory": "x"} | flat({"trainer": {"callbacks": [callback]}})
     first, *of_callback = differences(written, {"a": 2, "data.init_args.directory": "y"})
     assert (first, len(of_callback)) == ("a: 1 -> 2", 2)
     model = {"model.class_path": "kerple.LanguageModel"}
-    assert differences(model, model | {"model.qk_norm": False}) == []  # newer than the run, at its default
+    assert differences(model, model | {"model.qk_norm": False}) == []  # newer than the run, with its default value
     assert differences(model, model | {"model.qk_norm": True}) == ["model.qk_norm: None -> True"]
 
 
-def test_a_run_of_each_shipped_comparison_parses_and_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)  # paths in comparisons are relative to where the command is typed
+def test_a_run_of_each_shipped_comparison_parses_and_all_have_different_folders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)  # paths in comparison files are relative to the current folder
     parsed = set()
     for path in sorted(Path("configs/compare").glob("*.yaml")):
         content = yaml.safe_load(path.read_text())
@@ -107,7 +109,7 @@ def test_a_callback_without_options_and_an_unknown_option(monkeypatch: pytest.Mo
         resolve(bad)
 
 
-def test_a_flag_of_a_test_that_does_not_exist_is_named_before_anything_is_fitted(tmp_path: Path) -> None:
+def test_a_misspelt_flag_is_named_before_a_run_starts(tmp_path: Path) -> None:
     demo = yaml.safe_load((ROOT / "configs/compare/demo.yaml").read_text())
     settings = demo | {"runs": str(tmp_path / "runs")}
     for mistake in ({"test": {"trainer.precison": "32-true"}}, {"flags": {"model.leyers": 3}}):
@@ -117,7 +119,7 @@ def test_a_flag_of_a_test_that_does_not_exist_is_named_before_anything_is_fitted
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_time_of_training_is_flops_by_the_speed_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimated_time_is_flops_divided_by_the_speed_of_a_matrix_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_time, "_speed", lambda dtype: 1e9)
     data = {"init_args": {"batch_size": 8, "length": 32, "vocabulary": 100}}
     trainer = {"max_steps": 50, "accumulate_grad_batches": 2, "precision": "32-true"}
@@ -138,9 +140,9 @@ def training(job: Job, seconds: float, left: float) -> None:
     write_progress(job.directory / FILE, **state, seconds_left=left, tokens_per_second=1234.0)
 
 
-def test_it_shows_a_test_instead_of_the_fit_before_it_and_text_with_brackets(tmp_path: Path) -> None:
+def test_the_board_shows_a_test_instead_of_its_fit_and_text_with_brackets(tmp_path: Path) -> None:
     output, todo = StringIO(), jobs(tmp_path)
-    training(todo[0], 1.0, 1.0)  # left by a run that was stopped
+    training(todo[0], 1.0, 1.0)  # the file of a stopped run
     with Board(5, todo, 2, Console(file=output, width=200, highlight=False)) as board:
         assert board.running() == {}
         training(todo[1], 600.0, 0.0)
@@ -150,13 +152,13 @@ def test_it_shows_a_test_instead_of_the_fit_before_it_and_text_with_brackets(tmp
     assert "[1/5] a line [with brackets]" in output.getvalue()
 
 
-def test_time_left_is_of_what_runs_and_what_waits(tmp_path: Path) -> None:
+def test_the_remaining_time_includes_active_and_waiting_runs(tmp_path: Path) -> None:
     todo = jobs(tmp_path)
     board = Board(4, todo, 2, Console(file=StringIO()))
     assert board.seconds_left(board.running()) is None
     training(todo[0], 5.0, 95.0)
-    assert board.seconds_left(board.running()) is None  # too early to say
+    assert board.seconds_left(board.running()) is None  # too few seconds of training
     training(todo[0], 60.0, 40.0)
     training(todo[1], 60.0, 60.0)
-    # 40 + 60 s of those at work, two more of 110 s each, two at a time
+    # active runs need 40 and 60 s more, two waiting runs 110 s each, two at a time
     assert board.seconds_left(board.running()) == (40 + 60 + 2 * 110) / 2

@@ -16,7 +16,7 @@ from kerple.cli import compare
 from kerple.compare import execution, run_process
 from kerple.compare.job import Job
 from kerple.compare.run_folders import recorded_runs
-from tests.compare.conftest import WHOLE_TABLE, change, command, fits, run, written
+from tests.compare.conftest import WHOLE_TABLE, change, fits, run, start_command, write_file
 
 
 def process_of(run: Path) -> int:
@@ -28,21 +28,21 @@ def process_of(run: Path) -> int:
 
 @cache
 def undisturbed() -> bytes:
-    """The results of the comparison below without a kill."""
+    """The results of a comparison of KerpleLog without a signal."""
     with TemporaryDirectory() as folder:
-        return run(written(Path(folder), strategies={"KerpleLog": {}}))
+        return run(write_file(Path(folder), strategies={"KerpleLog": {}}))
 
 
 def runs_at_work(folder: Path) -> list[Path]:
-    """The folders of both runs, as soon as they have checkpoints."""
+    """Wait until both runs have checkpoints, and return their folders."""
     runs = [folder / "runs" / "KerpleLog" / f"seed-{seed}" for seed in (1, 2)]
     while not all((run / "checkpoints" / "last.ckpt").exists() for run in runs):
         time.sleep(0.01)
     return runs
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])  # the last: a closed terminal
-def test_a_run_that_was_stopped_goes_on(
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])  # of the run; of the command
+def test_stopped_runs_are_resumed_by_the_same_command(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     def kill() -> None:
@@ -51,28 +51,28 @@ def test_a_run_that_was_stopped_goes_on(
 
     change(config, strategies={"KerpleLog": {}})
     monkeypatch.setenv("FAKE_STEP", "0.05")
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may have started the tests, ignores it
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored if nohup has started the tests
     threading.Thread(target=kill).start()
     with pytest.raises(SystemExit) as end:
         run(config, "--parallel", "2")
     signal.signal(signal.SIGHUP, before)
-    killed = (1, "ended with status -9"), (130, "stopped: 0 of 2 runs are done")
-    status, said = killed[number != signal.SIGKILL]
+    outcomes = {signal.SIGKILL: (1, "ended with status -9")}
+    status, message = outcomes.get(number, (130, "stopped: 0 of 2 runs are done"))
     assert end.value.code == status
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     monkeypatch.setenv("FAKE_STEP", "0.001")
     assert run(config) == undisturbed()
     assert fits(config)["KerpleLog seed-1"] == 2
 
 
 @pytest.mark.slow
-def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_killed_are_waited_for(config: Path) -> None:
-    """Processes as they really are; the command dies alone, and its runs go on."""
+def test_two_comparisons_execute_each_run_once_and_wait_for_the_runs_of_a_killed_command(config: Path) -> None:
+    """Runs are processes without forks. The command is killed without its runs, which continue."""
     change(config, strategies={"KerpleLog": {}})
     other = config.with_name("other.yaml")
     shutil.copy(config, other)
     change(other, output=str(config.parent / "second"))
-    process = command(other)
+    process = start_command(other)
     runs = runs_at_work(config.parent)
     killed = threading.Timer(0.3, process.kill)
     killed.start()
@@ -86,7 +86,7 @@ def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_kill
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
 
 
-def test_a_lock_names_its_holder_and_a_second_signal_ends_runs_with_their_own_processes(
+def test_a_lock_names_its_holder_and_a_second_signal_kills_runs_with_their_child_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [])
@@ -104,7 +104,9 @@ def test_a_lock_names_its_holder_and_a_second_signal_ends_runs_with_their_own_pr
         time.sleep(0.01)
 
 
-def test_threads_are_shared_unless_the_user_says_how_many(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_divided_among_runs_unless_the_user_sets_threads(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads_of_runs = []
 
     def popen(command: list[str], env: dict[str, str], **_: object) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -17,7 +18,7 @@ from kerple.compare.job import Job
 from kerple.compare.markup import Cell, Table
 from kerple.compare.run_folders import PACKED, record_folders, recorded_runs
 from kerple.compare.runs import Run, read_runs
-from kerple.compare.tables import costs
+from kerple.compare.tables import cost_table
 from kerple.measure import results
 from kerple.measure.results import Row
 from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
@@ -25,10 +26,10 @@ from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_ru
 CURVE = CURVES["KerpleLog"]
 
 
-def test_blocks_of_one_document_and_documents_of_one_package_are_one_piece_of_text(tmp_path: Path) -> None:
+def test_sums_are_by_document_or_by_group_of_documents(tmp_path: Path) -> None:
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
     rows = [Row("ppl", "last8", 128, None, block, float(block), 512) for block in range(12)]
-    rows.append(Row("ppl", "last8", 128, None, 12, 0.0, 0))  # which a limited test did not read
+    rows.append(Row("ppl", "last8", 128, None, 12, 0.0, 0))  # a block that a limited test did not read
     results.add_to_results(test, "more", rows, {"block_document": [3, 3, 3, 5, 5, 5, 5, 8, 9, 9, 9, 9, 9]})
     rows = [Row("ppl", "last9", 128, None, block, float(block), 512) for block in range(5)]
     about = {"block_document": [3, 3, 5, 8, 9], "groups": ["attrs", "flask", "attrs", "click"]}  # of the documents
@@ -41,11 +42,10 @@ def test_blocks_of_one_document_and_documents_of_one_package_are_one_piece_of_te
     assert blocks["last9"]["count"].tolist() == [512 * n for n in (3, 1, 1)]
 
 
-def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_no_result(tmp_path: Path) -> None:
+def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_left_out(tmp_path: Path) -> None:
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
-    results.add_to_results(
-        test, "more", [Row("ppl", "last8", 64, None, 0, 1e6, 8), Row("ppl", "pos", 64, 1, None, 9.0, 8)], {}
-    )
+    rows = [Row("ppl", "last8", 64, None, 0, 1e6, 8), Row("ppl", "pos", 64, 1, None, 9.0, 8)]
+    results.add_to_results(test, "more", rows, {})
     perplexities = read_runs([Run("ALiBi", 1236, test)]).results.query("metric == 'ppl'")
     values = perplexities.set_index(["protocol", "length"])["value"]
     assert values["last8", 64] == np.inf
@@ -62,14 +62,14 @@ def test_a_test_without_configuration_and_cost_has_a_report(tmp_path: Path) -> N
     assert page.write_comparison(runs, tmp_path / "report", name="x", baseline="mine").is_file()
 
 
-def test_the_same_results_of_two_runs_are_named_with_what_to_do(tmp_path: Path) -> None:
+def test_two_runs_with_the_same_label_and_seed_are_an_error(tmp_path: Path) -> None:
     one, other = (write_run(tmp_path / name, "KerpleLog", 1235, CURVE) for name in ("here", "there"))
     expected = rf"{re.escape(str(one))}, {re.escape(str(other))}: .*KerpleLog seed 1235.*leave one out"
     with pytest.raises(ValueError, match=expected):
         read_runs(Run("KerpleLog", 1235, folder) for folder in (one, other))
 
 
-def test_parts_with_one_protocol_are_told_apart_and_a_task_of_its_own_keeps_its_name(tmp_path: Path) -> None:
+def test_a_protocol_has_its_part_as_prefix_only_if_several_parts_have_it(tmp_path: Path) -> None:
     tasks = {"short": {"copy": (1.0,) * 4}, "long": {"copy": (1.0,) * 4, "reverse": (0.5,) * 4}}
     runs = [Run("NoPE", 1236, write_task_run(tmp_path / part, "NoPE", 1236, of), part) for part, of in tasks.items()]
     tables = read_runs(runs)
@@ -83,7 +83,7 @@ def test_parts_with_one_protocol_are_told_apart_and_a_task_of_its_own_keeps_its_
         ("test/results.json", '{"rows": ['),
         ("test/results.csv.gz", "metric"),
         ("test/kernels.csv", ""),
-        ("test/summary.csv", "a,b\n1,2\n"),  # a table of the report's own
+        ("test/summary.csv", "a,b\n1,2\n"),  # the name of a table of the report
         ("config.yaml", "[]"),
         ("cost.json", "[]"),
         ("test/results.json", "[]"),
@@ -97,14 +97,14 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: st
 
 
 @pytest.mark.parametrize("change", [{"count": 0}, {"sum": None}, {"length": "x"}])
-def test_numbers_that_are_missing_are_an_error(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_missing_and_invalid_numbers_are_an_error(tmp_path: Path, change: dict[str, Any]) -> None:
     test = write_run(tmp_path / "run", "RoPE", 1236, CURVE)
     results.write_compressed(test / results.TABLE, results.read(test)[0].astype(object).assign(**change))
     with pytest.raises(ValueError, match=r"results\.csv\.gz: cannot be read as results"):
         results.read(test)
 
 
-def test_a_record_reads_as_the_run_itself_and_its_tables_are_small(tmp_path: Path) -> None:
+def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_small(tmp_path: Path) -> None:
     test = write_run(tmp_path / "seed-1236", "ALiBi", 1236, CURVE)
     rows = "".join(f"0,{distance},{-0.1 * distance:.17g}\n" for distance in range(2048))
     (test / "kernels.csv").write_text(f"head,distance,bias\n{rows}")
@@ -115,7 +115,7 @@ def test_a_record_reads_as_the_run_itself_and_its_tables_are_small(tmp_path: Pat
     records.complete(job)
     about = json.loads((test / results.ABOUT).read_text(), parse_constant=pytest.fail)  # strict JSON
     chosen = config | {"trainer.precision": "bf16-mixed", "trainer.gradient_clip_val": "Infinity"}
-    assert about["run"]["config"] == chosen  # which precision it had, not what was asked for
+    assert about["run"]["config"] == chosen  # the precision of the run instead of auto
     assert records.finished(job)
     assert not records.finished(replace(job, data="another"))
     report = tmp_path / "report"
@@ -134,7 +134,7 @@ def test_a_record_reads_as_the_run_itself_and_its_tables_are_small(tmp_path: Pat
     assert set(ours.results["length"]) == set(LENGTHS)
 
 
-def test_single_runs_replace_those_of_the_archive_and_it_is_deterministic(tmp_path: Path) -> None:
+def test_single_records_replace_those_in_the_archive_and_the_archive_is_deterministic(tmp_path: Path) -> None:
     packed = []
     for name, order in (("one", (1236, 1237, 1236)), ("two", (1237, 1236))):
         for step, seed in enumerate(order):
@@ -146,14 +146,12 @@ def test_single_runs_replace_those_of_the_archive_and_it_is_deterministic(tmp_pa
             records.pack(tmp_path / name)
             assert not (tmp_path / name / "runs").exists()
         packed.append((tmp_path / name / PACKED).read_bytes())
-        assert [(run.part, run.strategy, run.seed) for run in recorded_runs(tmp_path / name)] == [
-            ("part", "ALiBi", 1236),
-            ("part", "ALiBi", 1237),
-        ]
+        recorded = [(run.part, run.strategy, run.seed) for run in recorded_runs(tmp_path / name)]
+        assert recorded == [("part", "ALiBi", 1236), ("part", "ALiBi", 1237)]
     assert packed[0] == packed[1]
 
 
-def test_an_archive_writes_nothing_elsewhere_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+def test_an_archive_writes_nothing_outside_its_folder_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     with ZipFile(tmp_path / PACKED, "w") as archive:
         for up in ("../" * 20, ""):
@@ -176,13 +174,13 @@ def wide() -> Table:
     return Table("Exact match, 100%", body, "best < all")
 
 
-def test_names_from_files_are_no_html_in_markdown(wide: Table) -> None:
+def test_markdown_escapes_html_tags(wide: Table) -> None:
     text = replace(wide, title="full<img src=x>\n<b>", note="p < 0.05 of <i>x</i>").markdown()
     assert "### full&lt;img src=x> &lt;b>\n" in text
     assert "p < 0.05 of &lt;i>x&lt;/i>\n" in text
 
 
-def test_columns_that_a_page_has_no_room_for_go_below_the_others(wide: Table) -> None:
+def test_latex_has_columns_that_do_not_fit_on_a_page_in_tables_below(wide: Table) -> None:
     parts = re.findall(r"\\toprule\n(.*?)\\bottomrule", wide.latex(), re.DOTALL)
     assert [len(part.splitlines()[0].split(" & ")) - 1 for part in parts] == [5, 4, 4]
     for row, name in enumerate(("NoPE", r"a\_b")):
@@ -193,7 +191,7 @@ def test_columns_that_a_page_has_no_room_for_go_below_the_others(wide: Table) ->
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_of_many_lengths_and_tasks_a_table_has_as_many_columns_as_can_be_read(tmp_path: Path) -> None:
+def test_a_table_of_many_lengths_or_tasks_has_at_most_twelve_columns(tmp_path: Path) -> None:
     curve, lengths = tuple(np.linspace(20, 30, 20)), tuple(64 * n for n in range(1, 21))
     tasks = {f"task {i:02d}": (i / 20,) * 4 for i in range(20)}
     folders = [(strategy, tmp_path / strategy, tmp_path / "tasks" / strategy) for strategy in ("KerpleLog", "ALiBi")]
@@ -206,17 +204,17 @@ def test_of_many_lengths_and_tasks_a_table_has_as_many_columns_as_can_be_read(tm
         assert row in text
 
 
-def test_costs_of_different_tasks_are_not_averaged_and_sizes_of_different_seeds_are_a_span(tmp_path: Path) -> None:
+def test_costs_are_averaged_over_seeds_and_different_numbers_of_parameters_are_a_span(tmp_path: Path) -> None:
     runs = []
-    for part, parameters in (("copy", 8), ("reverse", 16)):
-        for strategy in ("NoPE", "KerpleLog"):
-            for i, seed in enumerate((1235, 1237)):
-                cost = {"position_parameters": parameters + (i if strategy == "KerpleLog" else 0)}
-                folder = tmp_path / part / strategy / f"seed-{seed}"
-                test = write_run(folder, strategy, seed, CURVES["KerpleLog"], **cost)
-                runs.append(Run(strategy, seed, test, part))
-    body = costs(read_runs(sorted(runs, key=lambda run: run.strategy, reverse=True)).costs).body
+    parts, strategies, seeds = {"copy": 8, "reverse": 16}, ("NoPE", "KerpleLog"), (1235, 1237)
+    for i, (part, strategy, seed) in enumerate(product(parts, strategies, seeds)):
+        parameters = parts[part] + (seed == 1237 and strategy == "KerpleLog")
+        test = write_run(tmp_path / str(i), strategy, seed, CURVE, position_parameters=parameters)
+        runs.append(Run(strategy, seed, test, part))
+    body = cost_table(read_runs(sorted(runs, key=lambda run: run.strategy, reverse=True)).costs).body
     assert list(body.index) == ["copy NoPE", "copy KerpleLog", "reverse NoPE", "reverse KerpleLog"]
     assert [cell.text for cell in body["position parameters"]] == ["8", "8–9", "16", "16–17"]
     assert {cell.text for cell in body["tokens per second"]} == {"27,236"}  # 26,000 + the mean of 1235 and 1237
-    assert "tokens per second" not in costs(read_runs(runs).costs.assign(parallel=2)).body  # they shared the machine
+    assert (
+        "tokens per second" not in cost_table(read_runs(runs).costs.assign(parallel=2)).body
+    )  # runs shared the machine

@@ -1,4 +1,4 @@
-"""Tables of the analyses that have no figure in the report, including those of the user."""
+"""Tables of the analyses that have no figure in the report, including the user's own analyses."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,21 +9,22 @@ from kerple.compare.tables import MOST_COLUMNS
 
 
 def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
-    """Yield a table of means over seeds for each analysis, and a list of the analyses with too many columns for one.
+    """Yield a table of means over seeds for each analysis, and one table that lists the analyses without such a table.
 
-    Columns of floats are measurements. The other columns, such as a layer or a length, identify a measurement. A column
-    with the same value in every row is left out.
+    Columns of floats are measurements. The other columns, such as ``layer`` or ``length``, identify a measurement. An
+    identifying column with the same value in every row is left out. An analysis has no table of means if it has more
+    than `MOST_COLUMNS` measurements, has none, or has several rows for one measurement of a run.
 
     Args:
-        tables: The table of each analysis by its name, with columns strategy and seed, and part if there are several.
+        tables: The table of each analysis by name, with columns strategy and seed, and part if runs have parts.
 
     Yields:
-        Tables with a row per strategy (and part) and a column per measurement.
+        Tables with a row per part and strategy and a column per measurement.
     """
     larger = {}
     for name, table in tables.items():
         runs = [column for column in ("part", "strategy") if column in table]
-        # a column of reasons for skipping is empty if nothing was skipped
+        # an empty column, such as the reasons why a layer was skipped, does not identify a measurement
         columns = table.dropna(axis="columns", how="all").columns.drop([*runs, "seed"])
         measured = [column for column in columns if pd.api.types.is_float_dtype(table[column])]
         keys = [column for column in columns if column not in measured and table[column].nunique() > 1]
@@ -31,20 +32,29 @@ def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
         if measured and unique and len(table[keys].drop_duplicates()) * len(measured) <= MOST_COLUMNS:
             yield _means(name, table, runs, keys, measured)
         else:
-            larger[name] = {"rows": f"{len(table):,}", "file": f"{name}.csv"}
+            larger[name] = {"rows": Cell(f"{len(table):,}"), "file": Cell(f"{name}.csv")}
     if larger:
         body = pd.DataFrame.from_dict(larger, orient="index")
         yield Table("Larger tables of analyses", body, "Their CSV files are in the folder of this report.")
 
 
 def _means(name: str, table: pd.DataFrame, runs: list[str], keys: list[str], measured: list[str]) -> Table:
+    """The table of means and standard deviations over seeds.
+
+    Args:
+        name: Name of the analysis.
+        table: Table of the analysis.
+        runs: The columns part, if it exists, and strategy.
+        keys: Columns that identify a measurement.
+        measured: Columns of measurements.
+    """
     rows: dict[str, dict[str, Cell]] = {}
     for values, group in table.groupby([*runs, *keys], sort=False, dropna=False):
         run, of_keys = values[: len(runs)], zip(keys, values[len(runs) :], strict=True)
         subject = ", ".join(f"{column} {value}" for column, value in of_keys)  # such as "layer 0, head 1"
         for column in measured:
             mean, std = group[column].mean(), group[column].std()
-            text = f"{mean:.4g} ± {std:.2g}" if std == std else f"{mean:.4g}"  # one seed has no deviation
+            text = f"{mean:.4g} ± {std:.2g}" if std == std else f"{mean:.4g}"  # NaN with one seed
             heading = ": ".join(filter(None, [column if len(measured) > 1 or not subject else "", subject]))
             rows.setdefault(" ".join(map(str, run)), {})[heading] = Cell(text)
     body = pd.DataFrame.from_dict(rows, orient="index").fillna(NOTHING)

@@ -11,28 +11,30 @@ from rich.table import Table
 from kerple.base.progress import FILE, duration, progress_line, read_progress
 from kerple.compare.job import Job
 
-EVERY = 15.0  # seconds between two lines in a file
-WARM_UP_SECONDS, WARM_UP_STEPS = 10.0, 5  # training before the time of a run is estimated from its pace
+EVERY = 15.0  # seconds between two outputs to a file
+WARM_UP_SECONDS, WARM_UP_STEPS = 10.0, 5  # a run has trained so long before its duration is estimated
 
 
 class Board:
     """Progress of a comparison: the number of finished runs, and step, loss, speed and remaining time of active runs.
 
+    As a context, it shows a live table if the console is a terminal.
+
     Args:
-        total: Number of runs of the comparison.
-        jobs: The unfinished runs, in order.
+        total: Number of all runs of the comparison.
+        jobs: The unfinished runs. The caller removes a run from the attribute ``unfinished`` when it has ended.
         parallel: Number of runs at a time.
-        console: Console for the output. The table is live if it is a terminal.
+        console: Console for the output.
     """
 
     def __init__(self, total: int, jobs: Sequence[Job], parallel: int, console: Console) -> None:
         self.total, self.unfinished, self.parallel, self.console = total, list(jobs), parallel, console
-        self._pace: float | None = None  # seconds per run
+        self._duration: float | None = None  # estimated seconds of one run
         self._printed = time.monotonic()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> "Board":
-        for job in self.unfinished:  # files of runs that were stopped
+        for job in self.unfinished:  # a stopped run has left its progress file
             for folder in (job.directory, job.test_folder):
                 (folder / FILE).unlink(missing_ok=True)
         if self._live:
@@ -44,11 +46,11 @@ class Board:
             self._live.stop()
 
     def print(self, text: str) -> None:
-        """Print a line above the live table."""
+        """Print a line with the number of finished runs, above the live table if there is one."""
         self.console.print(f"[{self.total - len(self.unfinished)}/{self.total}] {text}", markup=False)
 
     def tick(self) -> None:
-        """Show the progress. In a file, print at most one set of lines every `EVERY` seconds."""
+        """Update the live table, or print a line per active run if `EVERY` seconds have passed since the last lines."""
         running = self.running()
         left = self.seconds_left(running)
         head = f"{self.total - len(self.unfinished)}/{self.total} done, {len(running)} running"
@@ -67,22 +69,32 @@ class Board:
 
     def running(self) -> dict[str, dict[str, Any]]:
         """The progress of each active run by its name."""
-        folders = {job.name: (job.test_folder, job.directory) for job in self.unfinished}  # the test follows the fit
+        folders = {
+            job.name: (job.test_folder, job.directory) for job in self.unfinished
+        }  # a test is shown instead of its fit
         states = {name: [read_progress(folder / FILE) for folder in of] for name, of in folders.items()}
         return {name: test or fit for name, (test, fit) in states.items() if test or fit}
 
     def seconds_left(self, running: dict[str, dict[str, Any]]) -> float | None:
-        """Seconds until all runs are done, from the mean pace of training; None before a first pace is known."""
-        paces = [progress["seconds"] + progress["seconds_left"] for progress in running.values() if has_pace(progress)]
-        self._pace = sum(paces) / len(paces) if paces else self._pace
-        if self._pace is None:
+        """Estimate the seconds until all runs are finished from the mean duration of a fit.
+
+        Args:
+            running: The progress of each active run by its name.
+
+        Returns:
+            The estimate; None before the duration of any fit could be estimated.
+        """
+        durations = [progress["seconds"] + progress["seconds_left"] for progress in running.values() if warm(progress)]
+        self._duration = sum(durations) / len(durations) if durations else self._duration
+        if self._duration is None:
             return None
         seconds = sum(progress.get("seconds_left", 0.0) for progress in running.values())
-        seconds += self._pace * (len(self.unfinished) - len(running))
+        seconds += self._duration * (len(self.unfinished) - len(running))
         return seconds / max(1, min(self.parallel, len(self.unfinished)))
 
 
-def has_pace(progress: dict[str, Any]) -> bool:
-    """Whether a run has trained long enough to estimate its pace."""
-    warm = progress.get("seconds", 0) >= WARM_UP_SECONDS and progress.get("done_since_start", 0) >= WARM_UP_STEPS
-    return progress.get("stage") == "training" and "seconds_left" in progress and warm
+def warm(progress: dict[str, Any]) -> bool:
+    """Whether a run has trained long enough to estimate its duration from its progress."""
+    if progress.get("stage") != "training" or "seconds_left" not in progress:
+        return False
+    return progress["seconds"] >= WARM_UP_SECONDS and progress["done_since_start"] >= WARM_UP_STEPS

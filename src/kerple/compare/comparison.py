@@ -1,9 +1,9 @@
-"""`Comparison`: the content of a comparison's file, which describes one `Job` per strategy, seed and part."""
+"""`Comparison`: the content of a comparison's configuration file, which it converts into one `Job` per run."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.compare.job import Job
 from kerple.compare.run_folders import record_folders
 
-SET_BY_COMPARE = {  # flags that a comparison sets for every run, and their replacement
+SET_BY_COMPARE = {  # flags that a comparison sets for every run, and what the user does instead
     "run_dir": "use runs and test_folder",
     "ckpt_path": "leave it out: a stopped run is resumed, and the last checkpoint of each run is tested",
     "model.position": "use position and options of a strategy",
@@ -25,13 +25,13 @@ class Strategy:
     """One strategy of a comparison.
 
     Args:
-        position: Class name of the positional strategy; null for the label.
+        position: Class name of the positional strategy; null if the label is the class name.
         options: Options of the strategy, such as ``{floor: 0.05}``.
         flags: Further flags of `fit` for this strategy only, such as ``{data.length: 128}``.
-        hf: A pretrained model in place of a position: a folder, a GGUF file or a name. It is not fitted, and it is
-            tested once instead of once per seed. Its options are those of `kerple.hf.pretrained.read_network`, such as
-            ``{scaling: yarn, factor: 2}``. Its flags are those of `test`.
-        seeds: Number of seeds, the first ones of the comparison; null for all.
+        hf: A pretrained model in place of ``position``: a folder, a GGUF file or a name on the Hugging Face hub. It is
+            not fitted, and it is tested once instead of once per seed. ``options`` are then those of
+            `kerple.hf.pretrained.read_network`, such as ``{scaling: yarn, factor: 2}``, and ``flags`` those of `test`.
+        seeds: Number n of seeds, which are the first n seeds of the comparison; null for all.
     """
 
     position: str | None = None
@@ -46,30 +46,40 @@ class Comparison:
     """Strategies × seeds over one configuration.
 
     Args:
-        name: Name of the comparison and of its folders.
-        base: Configurations of every fit; later ones replace earlier ones. Empty if nothing is fitted.
+        name: Title of the report, and name of the default folders.
+        base: Paths of the configurations of every fit. Options in later files replace those in earlier files. Empty if
+            nothing is fitted.
         strategies: The strategies by label. ``KerpleLog: {}`` is the strategy of that name with its defaults.
-        seeds: Seeds of the initialisation and the order of data.
+        seeds: Seeds of the initialisation and of the order of data.
         baseline: Label of the strategy with which the others are compared.
-        flags: Flags of every fit; they replace options of the configurations.
-        parts: Further flags by the name of a part, such as a task or a corpus: ``{sort: {data.task: Sort}}``. Every
-            strategy and seed has a run in each part, and one report has the results of all.
-        test: Flags of every test; they replace options of the checkpoint. ``config`` is the path of a configuration.
-        test_folder: Name of the folder of the test in each run. Two comparisons with different names can test the
-            same runs with different options.
+        flags: Flags of every fit. They replace options of ``base`` and flags of ``parts``.
+        parts: Further flags of `fit` by the name of a part, such as a task or a corpus: ``{sort: {data.task: Sort}}``.
+            Every strategy and seed has a run in each part. One report contains all parts.
+        test: Flags of every test. They replace options of the checkpoint. ``config`` is the path of a configuration.
+        test_folder: Name of the folder, inside the folder of each run, that receives the test. Comparisons that differ
+            in it can test the same runs with different options.
         seeded: Flags of `fit` whose value is the seed.
         runs: Folder of the runs; null for logs/compare/<name>.
         output: Folder of the report; null for results/<name>.
         reuse_from: Folders of other reports. Their committed runs are reused for the same part, label and seed.
-        plan: Configuration of the comparison as planned. The first line of the report lists deviations from it.
-        plan_page: Page that describes the plan. Each run records the digests of the page and of the configuration.
-        planned_data: Planned checksum of the data of all runs; null for any.
-        planned_code: Planned digest of the package's source, see `kerple.base.sources.package_digest`; null for any.
-        looked_at: Seeds whose results were known before the plan was written.
+        plan: Path of a comparison's configuration file that was committed before the runs. The first line of the report
+            lists deviations from it.
+        plan_page: Path of the page that explains the plan. Each run records the digests of this page and of ``plan``.
+        planned_data: In a plan: checksum of the data of all runs; null for any data.
+        planned_code: In a plan: digest of the package's source, see `kerple.base.sources.package_digest`; null for any
+            source.
+        looked_at: In a plan: seeds whose results were known before the plan was written. The report lists their runs as
+            deviations.
 
     Raises:
-        UserError: If a list is empty or has a seed twice, the baseline is not among the strategies, a configuration
-            does not exist, a name is not a valid name of a folder, or flags set an option that the comparison sets.
+        UserError: If
+
+            - ``strategies``, ``seeds``, ``seeded`` or, for fits, ``base`` is empty,
+            - a seed is repeated or out of range, or a strategy has more seeds than the comparison,
+            - the baseline is not among the strategies,
+            - a configuration does not exist,
+            - a name cannot be the name of a folder, or ``runs`` is inside the folder of records,
+            - flags set an option that the comparison sets.
     """
 
     name: str
@@ -92,43 +102,55 @@ class Comparison:
     looked_at: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        fitted = any(s is None or s.hf is None for s in self.strategies.values())
+        fitted = any(strategy.hf is None for strategy in self._strategies.values())
         for key in ("strategies", "seeds", "seeded", *(["base"] if fitted else [])):
             if not getattr(self, key):
                 raise UserError(f"compare: {key}: got none, expected at least one")
         if len(set(self.seeds)) < len(self.seeds) or not all(0 <= seed < 1 << 32 for seed in self.seeds):
             raise UserError(f"compare: seeds: got {self.seeds}, expected numbers from 0 to 2^32 - 1, each once")
+        for label, strategy in self._strategies.items():
+            if strategy.seeds is not None and not 1 <= strategy.seeds <= len(self.seeds):
+                expected = f"1 to {len(self.seeds)}, the number of seeds of the comparison"
+                raise UserError(f"compare: strategies: {label}: seeds: got {strategy.seeds}, expected {expected}")
         if self.baseline not in self.strategies:
             raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of {', '.join(self.strategies)}")
-        folders = {"name": [self.name], "strategies": self.strategies, "parts": self.parts}
-        for key, names in (folders | {"test_folder": [self.test_folder]}).items():
-            for name in names:
-                if Path(name).name != name or name.startswith(".") or (key == "test_folder" and name in RESERVED):
-                    raise UserError(
-                        f"compare: {key}: got {name!r}, expected a folder name without / and without a leading dot"
-                        + (f", and not {' or '.join(RESERVED)}" if key == "test_folder" else "")
-                    )
-        configs = (flags["config"] for flags in (self.test, *self.parts.values()) if "config" in flags)
-        for path in (*self.base, *configs):
-            if not isinstance(path, str) or not Path(config_path(path)).is_file():
-                raise UserError(
-                    f"compare: base, test or parts: got {path!r}, expected the path of a configuration, relative to "
-                    f"{Path.cwd()}"
-                )
+        self._check_folders()
+        self._check_flags()
+
+    def _check_folders(self) -> None:
+        """Raise a UserError if a name cannot be the name of a folder, or runs are in the folder of records."""
+        names = [*product(["strategies"], self.strategies), *product(["parts"], self.parts)]
+        for key, name in [("name", self.name), *names, ("test_folder", self.test_folder)]:
+            reserved = RESERVED if key == "test_folder" else ()
+            if Path(name).name != name or name.startswith(".") or name in reserved:
+                expected = "a folder name without / and without a leading dot"
+                other = f", other than {', '.join(reserved)}" if reserved else ""
+                raise UserError(f"compare: {key}: got {name!r}, expected {expected}{other}")
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
-            raise UserError(
-                f"compare: runs: got {self.runs_folder}, which is inside the folder of records; choose another folder"
-            )
-        advice = dict.fromkeys(self.seeded, "use seeds") | SET_BY_COMPARE
-        _refuse("flags", self.flags, advice)
-        _refuse("test", self.test, SET_BY_COMPARE)
-        for name, flags in self.parts.items():
-            _refuse(f"parts: {name}", flags, advice)
-        for label, strategy in self.strategies.items():
-            _refuse(f"strategies: {label}: flags", strategy.flags if strategy else {}, advice)
-            number = strategy.seeds if strategy else None
-            if number is not None and not 1 <= number <= len(self.seeds):
-                raise UserError(f"compare: strategies: {label}: seeds: got {number}, expected 1..{len(self.seeds)}")
+            expected = f"a folder outside of {self.report_folder / 'runs'}, which is for records"
+            raise UserError(f"compare: runs: got {self.runs_folder}, expected {expected}")
+
+    def _check_flags(self) -> None:
+        """Raise a UserError if flags set an option that the comparison sets, or a configuration does not exist."""
+        flags = {"test": self.test, "flags": self.flags}
+        flags |= {f"parts: {name}": of_part for name, of_part in self.parts.items()}
+        flags |= {f"strategies: {label}: flags": strategy.flags for label, strategy in self._strategies.items()}
+        for where, of_setting in flags.items():
+            advice = SET_BY_COMPARE | dict.fromkeys([] if where == "test" else self.seeded, "use seeds")
+            for key, flag in product(of_setting, advice):
+                # an option below a flag is refused too, and a key may leave out .init_args
+                if f"{key.replace('.init_args.', '.')}.".startswith(f"{flag}."):
+                    raise UserError(f"compare: {where}: got {key}, which compare sets for every run; {advice[flag]}")
+        configs = [(f"{where}: config", of["config"]) for where, of in flags.items() if "config" in of]
+        for where, path in [*product(["base"], self.base), *configs]:
+            if not isinstance(path, str) or not Path(config_path(path)).is_file():
+                expected = f"the path of a configuration, relative to {Path.cwd()}"
+                raise UserError(f"compare: {where}: got {path!r}, expected {expected}")
+
+    @property
+    def _strategies(self) -> dict[str, Strategy]:
+        """The strategies by label; `Strategy` with its defaults in place of None."""
+        return {label: strategy or Strategy() for label, strategy in self.strategies.items()}
 
     @property
     def report_folder(self) -> Path:
@@ -137,7 +159,7 @@ class Comparison:
 
     @property
     def records(self) -> dict[Path, Path]:
-        """Folders of records, each with its report; those of this comparison's report are first."""
+        """The report of each folder of records. The folders of this comparison's own report are first."""
         reports = [self.report_folder, *map(Path, self.reuse_from)]
         return {folder: report for report in reports for folder in record_folders(report)}
 
@@ -147,15 +169,15 @@ class Comparison:
         return Path(self.runs or f"logs/compare/{self.name}")
 
     def jobs(self) -> list[Job]:
-        """All runs, seed by seed; the strategies with most seeds are first."""
-        chosen = {label: strategy or Strategy() for label, strategy in self.strategies.items()}
-        seeds = {label: 1 if of.hf else of.seeds or len(self.seeds) for label, of in chosen.items()}
+        """All runs, ordered by the number of seeds of their strategy (largest first), seed, part and strategy."""
+        strategies = self._strategies
+        seeds = {label: 1 if of.hf else of.seeds or len(self.seeds) for label, of in strategies.items()}
         return [
             self._job(part, label, strategy, seed)
             for number in sorted(set(seeds.values()), reverse=True)
             for seed in self.seeds[:number]
             for part in self.parts or [""]
-            for label, strategy in chosen.items()
+            for label, strategy in strategies.items()
             if seeds[label] == number
         ]
 
@@ -169,27 +191,13 @@ class Comparison:
         fit = [f"--config={config_path(path)}" for path in self.base]
         fit += as_flags(self.parts.get(part, {}))
         fit += as_flags(self.flags | strategy.flags)
-        # the last flags win: a seed in a configuration would give all runs the same seed
+        # after the other flags, because the last value counts: a seed in a configuration would be that of all runs
         fit += as_flags(dict.fromkeys(self.seeded, seed))
         options = {f"model.position.{key}": value for key, value in strategy.options.items()}
         return Job(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
 
 
-def _refuse(where: str, flags: Mapping[str, Any], advice: Mapping[str, str]) -> None:
-    """Raise a UserError if a flag, or an option below it, is set by the comparison.
-
-    Args:
-        where: Name of the setting that has the flags.
-        flags: The flags.
-        advice: The flags that the comparison sets, each with its replacement.
-    """
-    for key in flags:
-        for flag, instead in advice.items():
-            if re.match(rf"{re.escape(flag)}(\.|$)", key.replace(".init_args.", ".")):  # optional in flags
-                raise UserError(f"compare: {where}: got {key}, which compare sets for every run; {instead}")
-
-
 def as_flags(values: Mapping[str, Any]) -> list[str]:
-    """Command line flags with these values. Values other than strings are JSON, which is also YAML."""
+    """Command-line flags with these values. Values other than strings are written as JSON, which is also YAML."""
     flags = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
     return with_shipped_configs(flags)

@@ -1,6 +1,7 @@
 """Figures of the loss by position in a long segment, and of the context gain by distance."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -8,56 +9,61 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kerple.compare.estimates import Estimate
+from kerple.compare.estimates import Estimate, estimate, over_seeds
 from kerple.compare.figures import INTERVAL, LEGEND, Styles, literal, plain, styles_of
 
-POINTS = 32  # of a curve of the loss by position
+POINTS = 32  # points of a curve of the loss by position
 PER_OCTAVE = 2  # points per octave of distance of a curve of the gain
-COLUMNS = {"loss": "mean loss (nats per token)", "gain": "windowed - full (nats per token)"}
+LABELS = {"loss": "mean loss (nats per token)", "gain": "windowed - full (nats per token)"}
 
 
-def context_figures(table: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
-    """Yield (name, figure) of the loss by position, and of the context gain by distance beyond the window.
+def context_figures(table: pd.DataFrame | None, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
+    """Yield (name, figure) of the loss by position and of the context gain by distance beyond the window, per part.
 
     Bands are 95% intervals over seeds and segments; a single seed has no band. Segments of one document are not
     independent, so the bands are too narrow. For ALiBi in results/earlier/since-2023, the standard error over documents
-    is 1.7 times as large for the loss, and 0.8 to 1.5 times as large for the gain. The tables use documents.
+    is 1.7 times that over segments for the loss, and 0.8 to 1.5 times for the gain. The tables use documents.
 
     Args:
-        table: Columns strategy, seed, first (position of a bin), length, window and segments; loss, gain, loss_error
-            and gain_error, means and standard errors over segments; and part if the comparison has several parts.
-        strategies: All strategies of the comparison, which determine the colours.
+        table: A row for each run and bin of positions, or None for no figures. Its columns are
+
+            - ``strategy``, ``seed``, and ``part`` if the comparison has parts,
+            - ``first``: first position of the bin,
+            - ``length`` of the segments, ``window`` of the windowed attention, and number of ``segments``,
+            - ``loss`` and ``gain``: means over segments, with standard errors ``loss_error`` and ``gain_error``.
+        strategies: Labels of the strategies to draw, in the order of their colours.
     """
-    table, styles = table.assign(strategy=table["strategy"].map(literal)), styles_of(strategies.map(literal))
+    if table is None:
+        return
+    table, styles = table[table["strategy"].isin(strategies)], styles_of(strategies)
     for part, of_part in _parts(table):
         yield f"loss-by-position{part and f'-{part}'}", _drawn(of_part, styles, "loss")
     for part, of_part in beyond_window(table):
         yield f"context-gain{part and f'-{part}'}", _drawn(of_part, styles, "gain")
 
 
-def beyond_window(table: pd.DataFrame | None) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield (part, rows) of the positions beyond the window. The part is empty if there is only one."""
-    for part, of_part in _parts(table) if table is not None else []:
+def beyond_window(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield each part and its rows of positions beyond the window. The part is empty if the table has no parts."""
+    for part, of_part in _parts(table):
         rows = of_part[of_part["first"] >= of_part["window"]]
         if len(rows):
             yield part, rows
 
 
-def _parts(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    if "part" not in table:
-        return [("", table)]
-    return [(str(part), of_part) for part, of_part in table.groupby("part", sort=False)]
+def _parts(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    for part, of_part in table.assign(part=table.get("part", "")).groupby("part", sort=False):
+        yield str(part), of_part
 
 
 def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[Estimate]]:
-    """Horizontal coordinates of the points of one strategy's curve, and an estimate at each of them.
+    """Return the horizontal coordinates of the points of one strategy's curve, and an estimate at each of them.
 
     For the loss, bins are merged into `POINTS` bins of equal width. For the gain, they are merged by distance beyond
     the window into `PER_OCTAVE` bins per octave. The standard error of a mean of bins is at most the mean of their
-    standard errors for any correlation; this upper bound is used.
+    standard errors for any correlation. This upper bound is used.
 
     Args:
-        table: The rows of the strategy, of all seeds.
+        table: The rows of the strategy, of all seeds, see `context_figures`.
         column: ``loss`` or ``gain``.
     """
     width = int(np.diff(np.unique(table["first"])).min()) if table["first"].nunique() > 1 else 1
@@ -67,29 +73,35 @@ def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[E
         groups = np.floor(np.log2(middle) * PER_OCTAVE)
     else:
         groups = middle // (table["length"] / POINTS)
-    names = {"value": column, "error": f"{column}_error"}
     points, estimates = [], []
     for _, group in table.assign(middle=middle).groupby(groups):
-        by_seed = group.groupby("seed")[list(names.values())].mean()
-        values, errors = by_seed[names["value"]], by_seed[names["error"]]
-        seeds = len(values)
-        over_seeds = float(values.var(ddof=1) / seeds) if seeds > 1 else np.nan
-        # all seeds read the same text, so more seeds do not reduce its variance
-        text = float((errors**2).mean())
-        points.append(float(group["middle"].mean()))
+        by_seed = group.groupby("seed")[[column, f"{column}_error"]].mean()
+        means, errors = by_seed[column], by_seed[f"{column}_error"]
         segments = int(group["segments"].min())
-        estimates.append(Estimate(float(values.mean()), over_seeds, text, seeds, segments, seeds - 1, segments - 1))
+        # all seeds read the same text, so more seeds do not reduce its variance
+        variance = float((errors**2).mean())
+        points.append(float(group["middle"].mean()))
+        found = estimate(over_seeds(means))
+        estimates.append(replace(found, text_variance=variance, blocks=segments, text_freedom=segments - 1))
     return np.asarray(points), estimates
 
 
 def _drawn(table: pd.DataFrame, styles: Styles, column: str) -> Figure:
+    """Draw the curve and the band of each strategy.
+
+    Args:
+        table: The rows of all strategies.
+        styles: The style of each strategy.
+        column: ``loss`` or ``gain``.
+    """
     figure = Figure(figsize=(8.2, 4.2), layout="constrained")
     ax = figure.subplots()
     for strategy, group in table.groupby("strategy", sort=False):
         points, estimates = curve(group, column)
         low, high = np.transpose([estimate.interval() for estimate in estimates])
         style = styles[str(strategy)] | ({"marker": ""} if column == "loss" else {"markersize": 4})
-        ax.plot(points, [estimate.mean for estimate in estimates], label=strategy, linewidth=1.3, **style)
+        means = [estimate.mean for estimate in estimates]
+        ax.plot(points, means, label=literal(str(strategy)), linewidth=1.3, **style)
         ax.fill_between(points, low, high, alpha=0.15, color=style["color"], linewidth=0)
     _axes(ax, table, column)
     figure.legend(title=INTERVAL, **LEGEND)
@@ -97,20 +109,21 @@ def _drawn(table: pd.DataFrame, styles: Styles, column: str) -> Figure:
 
 
 def _axes(ax: Axes, table: pd.DataFrame, column: str) -> None:
+    """Set the scale, limits and labels of the axes. Other arguments as in `_drawn`."""
     window = int(table["window"].iloc[0])
     if column == "gain":
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(lambda x, _: f"{x:.0f}")
         ax.axhline(0, color="black", linewidth=0.8)
-        # limits keep small gains visible; the curve of a strategy that collapses leaves the axis
+        # the limits keep small gains visible; the curve of a collapsed strategy leaves the axes
         low, high = ax.get_ylim()
         gains = [max(np.asarray(line.get_ydata(), dtype=np.float64).tolist()) for line in ax.lines]
         ax.set_ylim(max(low, -3 * max(*gains, 0.005)), min(high, 4 * max(*gains, 0.005)))
     else:
         ax.axvline(window, color="black", linewidth=0.8, linestyle=":")
-        later = table[table["first"] >= window / 2]["loss"]  # without the first tokens, which have little context
-        if np.isfinite(later.min()):
-            ax.set_ylim(later.min() - 0.1, min(later.max(), later.min() + 1) + 0.1)
+        losses = table[table["first"] >= window / 2]["loss"]  # the first tokens have little context and a high loss
+        if np.isfinite(losses.min()):
+            ax.set_ylim(losses.min() - 0.1, min(losses.max(), losses.min() + 1) + 0.1)
     where = f"distance beyond the {window} tokens of the window" if column == "gain" else "position in the segment"
-    ax.set(xlabel=where, ylabel=COLUMNS[column])
+    ax.set(xlabel=where, ylabel=LABELS[column])
     plain(ax)

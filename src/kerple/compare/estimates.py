@@ -10,21 +10,21 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Sums and counts of one strategy in one cell, (seeds, blocks) each."""
+"""Sums, such as those of losses in nats, and numbers of summands; of one strategy, (seeds, blocks) each."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, with its variance over seeds and over text.
+    """A mean over seeds, or a sum or difference of such means, with its variance over seeds and over text.
 
     Args:
-        mean: Mean over seeds of Σ sums / Σ counts.
-        seed_variance: Variance of the mean over seeds; NaN with one seed.
-        text_variance: Variance of the mean over blocks of text; 0 if sums by block are not known.
+        mean: The mean.
+        seed_variance: Variance of the mean due to the seeds; NaN if a strategy has one seed.
+        text_variance: Variance of the mean due to the blocks of text; 0 with one block.
         seeds: Number of seeds; of several strategies, the smallest number.
-        blocks: Number of blocks of text. A block is a document if the test knows documents.
-        seed_freedom: Degrees of freedom of the seed variance.
-        text_freedom: Degrees of freedom of the text variance.
+        blocks: Number of blocks of text. A block is a document if the test has documents.
+        seed_freedom: Degrees of freedom of ``seed_variance``.
+        text_freedom: Degrees of freedom of ``text_variance``.
     """
 
     mean: float
@@ -37,43 +37,50 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Standard error over seeds and text; NaN with one seed."""
+        """Standard error over seeds and text; NaN with one seed, or if the mean is not finite."""
         return math.sqrt(self.seed_variance + self.text_variance) if math.isfinite(self.mean) else math.nan
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom of `error`: Satterthwaite's (1946) for the sum of the two variances.
+        """Degrees of freedom of `error`: those of Satterthwaite (1946) for the sum of the two variances.
 
-        With two seeds, the degrees of freedom of the seeds are used. The variance of two seeds is too uncertain for
-        Satterthwaite's formula: a test that uses it rejects twice as often as its level.
+        With two seeds, ``seed_freedom`` is used instead. The variance of two seeds is too uncertain for Satterthwaite's
+        formula: a test with it would reject a true hypothesis twice as often as its level.
         """
         if self.seeds == 2:
             return self.seed_freedom
         return satterthwaite([self.seed_variance, self.text_variance], [self.seed_freedom, self.text_freedom])
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Confidence interval of the mean by Student's t; NaN without a standard error."""
+        """Confidence interval of the mean by Student's t distribution: lower and upper end, NaN if `error` is NaN."""
         if not self.error >= 0:
             return math.nan, math.nan
         half = stats.t.isf((1 - level) / 2, self.freedom) * self.error if self.error else 0.0
         return self.mean - half, self.mean + half
 
     def above(self, bound: float = 0.0) -> float:
-        """One-sided p-value of the alternative that the mean exceeds the bound; 1 - p is that of the other side."""
+        """One-sided p-value p of the alternative that the mean exceeds the bound; NaN if `error` is NaN.
+
+        The p-value of the alternative that the mean is below the bound is 1 - p. If the error is 0, p is 0 above the
+        bound, 1 below it and 0.5 at it.
+        """
         if not self.error >= 0:
             return math.nan
         distance = self.mean - bound
-        if self.error <= 1e-12 * max(abs(self.mean), abs(bound)):  # equal at every seed
+        if self.error <= 1e-12 * max(abs(self.mean), abs(bound)):  # 0, except for rounding
             return 0.5 if distance == 0 else float(distance < 0)
         return float(stats.t.sf(distance / self.error, self.freedom))
 
     def p(self) -> float:
-        """Two-sided p-value of the hypothesis that the mean is 0."""
+        """Two-sided p-value of the hypothesis that the mean is 0; NaN if `error` is NaN."""
         return 2 * min(one := self.above(), 1 - one)
 
 
 def satterthwaite(variances: ArrayLike, freedoms: ArrayLike) -> float:
-    """Degrees of freedom of a sum of independent variances (Satterthwaite 1946). Variances of 0 and NaN are ignored."""
+    """Degrees of freedom of a sum of independent variances (Satterthwaite 1946).
+
+    Variances of 0 and NaN are ignored. The result is 1 if no other variance is left.
+    """
     variances, freedoms = np.asarray(variances, dtype=np.float64), np.asarray(freedoms, dtype=np.float64)
     known = variances > 0
     return float(variances[known].sum() ** 2 / (variances[known] ** 2 / freedoms[known]).sum()) if known.any() else 1.0
@@ -84,48 +91,59 @@ def estimate(*strategies: Sums) -> Estimate:
 
     A mean depends on two random samples: the seeds of training and the text of the test.
 
-    - Seeds: all seeds of a strategy were tested on the same blocks, and their spread gives a variance. Seeds of two
-      strategies are independent, so these variances are added, as in Welch's test (1947). For a quantity of the same
-      runs, such as the context gain, the caller subtracts first and passes one strategy.
-    - Text: all strategies have the same text. The spread over blocks of the sum of the means gives a variance. The
-      quotient is linearised. The unit is a block because tokens in a block are not independent; it is a document if
-      the test knows documents.
+    - Seeds: all seeds of a strategy were tested on the same blocks, and the spread of their means gives a variance.
+      Seeds of two strategies are independent, so these variances are added, as in Welch's test (1947). For a quantity
+      of the same runs, such as the context gain, the caller subtracts first and passes one strategy.
+    - Text: all strategies were tested on the same blocks. The spread over blocks of the sum of the means gives a
+      variance. The quotient ``Σ sums / Σ counts`` is linearised. The unit is a block because tokens in a block are not
+      independent; it is a document if the test has documents.
 
     The two variances are added. An interaction of seeds and text is part of both, so the sum is conservative. The
-    degrees of freedom of the text are Kish's (1965) effective number of documents less one,
-    (Σ counts)² / Σ counts² - 1.
+    degrees of freedom of the text are Kish's (1965) effective number of blocks less one, (Σ counts)² / Σ counts² - 1.
 
     Args:
-        *strategies: For each strategy, sums (seeds, blocks) and numbers of summands, such as targets, of the same
-            shape. For a difference, the sums of the subtracted strategy are negative. If sums by block are not known,
-            there is one block.
+        *strategies: For each strategy, sums and counts of the same shape (seeds, blocks). A count is the number of
+            summands, such as targets. For a difference, the sums of the subtracted strategy are negative. If sums by
+            block are not known, there is one block.
     """
-    means, variances, freedoms, seeds, residual = [], [], [], [], np.zeros(1)
+    means, variances, freedoms, seeds = [], [], [], []
+    residual = np.zeros(1)  # contribution of each block to the sum of the means, less its expected contribution
     for sums, counts in strategies:
         sums, counts = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
-        of_seed, s, c = sums.sum(1) / counts.sum(1), sums.mean(0), counts.mean(0)  # (seeds,), (blocks,), (blocks,)
+        of_seed = sums.sum(1) / counts.sum(1)
+        total, count = sums.mean(0), counts.mean(0)  # of each block
         with np.errstate(invalid="ignore"):  # a collapsed model's loss is infinite
-            residual = residual + (s - s.sum() / c.sum() * c) / c.sum()
+            residual = residual + (total - total.sum() / count.sum() * count) / count.sum()
             variances.append(of_seed.var(ddof=1) / len(of_seed) if len(of_seed) > 1 else math.nan)
         means.append(of_seed.mean())
         seeds.append(len(of_seed))
         freedoms.append(len(of_seed) - 1)
-    blocks = len(c)
+    blocks = len(count)
     with np.errstate(invalid="ignore"):
-        over_text = blocks / (blocks - 1) * (residual**2).sum() if blocks > 1 else 0.0
+        text_variance = blocks / (blocks - 1) * (residual**2).sum() if blocks > 1 else 0.0
     return Estimate(
         mean=float(sum(means)),
         seed_variance=float(sum(variances)),
-        text_variance=float(over_text),
+        text_variance=float(text_variance),
         seeds=min(seeds),
         blocks=blocks,
         seed_freedom=satterthwaite(variances, freedoms),
-        text_freedom=float(c.sum() ** 2 / (c**2).sum() - 1),
+        text_freedom=float(count.sum() ** 2 / (count**2).sum() - 1),
     )
 
 
+def over_seeds(values: pd.Series) -> Sums:
+    """Return one value per seed as sums of one block, whose text variance is 0."""
+    return values.to_numpy(dtype=np.float64)[:, None], np.ones((len(values), 1))
+
+
 def by_block(blocks: pd.DataFrame, seeds: Iterable[int] | None = None) -> Sums | None:
-    """Sums and counts of one strategy in one cell, (seeds, blocks) each; None if a seed lacks a block."""
+    """Return sums and counts, (seeds, blocks) each, or None if a seed lacks a block.
+
+    Args:
+        blocks: Columns seed, block, sum and count; the rows of one strategy, metric, protocol and length.
+        seeds: The seeds, in this order; None for all, in ascending order.
+    """
     wide = blocks.pivot(index="seed", columns="block", values=["sum", "count"])
     if seeds is not None:
         wide = wide.reindex(list(seeds))
@@ -135,12 +153,15 @@ def by_block(blocks: pd.DataFrame, seeds: Iterable[int] | None = None) -> Sums |
 
 
 def difference(ours: Sums | None, theirs: Sums | None, same_runs: bool = False) -> Estimate | None:
-    """Estimate the difference of two mean losses; None if they were not tested on the same text.
+    """Estimate the difference of two mean losses.
+
+    The result is None if one of them is None, or if their counts differ, which shows that their text differs. It is
+    also None if the same runs have different numbers of seeds.
 
     Args:
         ours: Sums and counts, (seeds, blocks) each.
         theirs: Sums and counts that are subtracted.
-        same_runs: Whether both are of the same runs in the same order. The difference is then taken per seed.
+        same_runs: Whether both are of the same runs in the same order. The difference is then computed for each seed.
             Otherwise the seeds are independent samples.
     """
     if ours is None or theirs is None or ours[1].shape[1] != theirs[1].shape[1]:
@@ -151,10 +172,14 @@ def difference(ours: Sums | None, theirs: Sums | None, same_runs: bool = False) 
 
 
 def logarithm(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Sums:
-    """Linearised sums whose mean is the logarithm of the mean loss of each seed, with their counts.
+    """Return sums whose mean, for each seed, is the logarithm of the mean loss; and the counts.
 
-    The difference of two such means is the logarithm of a ratio of losses. This is also the ratio of bits per byte,
-    because both texts have the same number of bytes.
+    The sum of a block is linearised at the mean. The difference of two such means is the logarithm of a ratio of mean
+    losses. It is also that of the ratio of bits per byte, because the number of bytes of the same text cancels.
+
+    Args:
+        sums: Sums of losses (seeds, blocks).
+        counts: Numbers of targets (seeds, blocks).
     """
     means = (sums.sum(1) / counts.sum(1))[:, None]  # (seeds, 1)
     with np.errstate(invalid="ignore", divide="ignore"):  # a collapsed model's loss is infinite

@@ -1,4 +1,4 @@
-"""Execution of a comparison's runs on this machine, several at a time, until a signal stops them."""
+"""Execution of a comparison's runs on this machine, several at a time. A signal stops them."""
 
 import contextlib
 import signal
@@ -12,13 +12,13 @@ from kerple.base.resources import cores
 from kerple.compare.job import Job
 from kerple.compare.run_process import signals, start, stop, wait
 
-TICK = 0.1  # seconds
+TICK = 0.1  # seconds between two checks whether a run has ended
 
 
 def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator[tuple[Job, str | None] | None]:
     """Execute runs, each in a process with an equal part of the cores.
 
-    If the generator is closed or raises an error, the processes are asked to save and end, and it waits for them.
+    If the generator is closed or raises an error, it asks the active processes to save and end, and waits for them.
 
     Args:
         jobs: The runs.
@@ -26,13 +26,14 @@ def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator
         program: Arguments of Python for the process of a run, see `kerple.compare.run_process.start`.
 
     Yields:
-        A pair for each run that has ended: the run, and its error message or None. In between, None every `TICK`
-        seconds.
+        For each run that has ended, a pair: the run, and an error message (None if it is finished). While no run ends,
+        None every `TICK` seconds.
 
     Raises:
-        KeyboardInterrupt: After a signal inside the context `interruptible`.
+        KeyboardInterrupt: After a signal that the context `interruptible` has received.
     """
-    threads, waiting, running = max(1, cores() // parallel), deque(jobs), dict[Job, Popen[bytes]]()
+    threads = max(1, cores() // parallel)
+    waiting, running = deque(jobs), dict[Job, Popen[bytes]]()
     try:
         while waiting or running:
             if signals:
@@ -52,10 +53,11 @@ def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Context in which SIGINT, SIGTERM and SIGHUP are added to `signals`.
+    """Return a context in which SIGINT, SIGTERM and SIGHUP are only appended to `signals`.
 
-    The handler raises no exception, because it could interrupt `execute` after the start of a process that is not yet
-    in the list of running ones. A signal that is ignored, such as SIGHUP under nohup, stays ignored.
+    The handler raises no exception. An exception between the start of a process and its entry in the dict ``running``
+    of `execute` would leave a process that nobody stops. A signal that is ignored, such as SIGHUP under nohup, stays
+    ignored.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signals.clear()

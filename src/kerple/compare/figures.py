@@ -12,37 +12,37 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from kerple.compare.statistics import in_tokens, lower_is_better
-from kerple.compare.tables import METRIC_NAMES
+from kerple.compare.statistics import METRIC_NAMES, in_tokens, lower_is_better
 
 # the first seven are Okabe and Ito's palette for colour-blind readers; the others also differ in their dashes
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 COLOURS += ["#7A1FE0", "#6B6B00", "#C00060", "#808080", "#7A3B1E", "#00008B", "#E030E0"]
-DASHES = ("-", "--", ":", "-.")  # each for seven curves
+DASHES = ("-", "--", ":", "-.")  # each is used for seven curves
 MARKERS = "osD^vP*X"
 Styles = dict[str, dict[str, Any]]
+"""Colour, dashes and marker by strategy."""
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
-LEGEND: Any = {"loc": "outside right center", "frameon": False, "fontsize": 9, "handlelength": 3.2}  # shows dashes
+# handles of this length show the dashes
+LEGEND: Any = {"loc": "outside right center", "frameon": False, "fontsize": 9, "handlelength": 3.2}
 DEVIATION, INTERVAL = "band: one standard\ndeviation over seeds", "band: 95% interval"
-HEADROOM = 4.0  # ratio of the end of the axis to the best value
+HEADROOM = 4.0  # largest ratio of the upper end of an axis to the best value
 
 
 def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> Iterator[tuple[str, Figure]]:
     """Yield (name, figure) of each metric against length, and of its ratio to the baseline, with a panel per protocol.
 
-    If perplexity has a figure, bits per byte have none, because their curves have the same shape.
+    Bits per byte have no figure if perplexity has one, because both are functions of the same loss.
 
     Args:
-        summary: A row for each strategy, metric, protocol and length.
-        trained: Training length of each protocol, or None.
+        summary: Result of `kerple.compare.statistics.summarise`.
+        trained: Training length of each protocol, or None if it is not known.
         baseline: The strategy in the denominator of ratios.
     """
-    summary = summary.assign(strategy=summary["strategy"].map(literal))
     styles = styles_of(summary["strategy"])
     for metric, chosen in summary.groupby("metric", sort=False):
         if metric == "bits_per_byte" and "ppl" in set(summary["metric"]):
             continue
-        label = METRIC_NAMES.get(str(metric), str(metric)).lower()
+        label = METRIC_NAMES[str(metric)].lower()
         yield f"{metric}-against-length", _panels(chosen, styles, trained, _values, label)
         paired = chosen[chosen["ratio_low"].notna()]
         if not paired.empty:
@@ -51,11 +51,13 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
 
 
 def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
-    """Yield (name, figure) of loss against gain from far context at the longest length, with a point per run.
+    """Yield (name, figure) of the gain from far context against the loss, at the longest length, with a point per run.
+
+    Each part of the comparison has a figure, if it has the protocols ``full`` and ``far_own``.
 
     Args:
-        results: Results of the runs. A part without far context or without the protocol ``full`` has no figure.
-        strategies: All strategies of the comparison, which determine the colours.
+        results: Results of the runs, see `kerple.compare.runs.Runs`.
+        strategies: Labels of all strategies, in the order of their colours.
     """
     styles, results = styles_of(strategies), results[results["metric"] == "ppl"]
     losses = results.pivot(index=["length", "strategy", "seed"], columns="protocol", values="value").apply(np.log)
@@ -71,18 +73,18 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
         for strategy, of in points.groupby("strategy", sort=False):
             ax.plot(of["loss"], of["gain"], label=literal(strategy), **styles[str(strategy)] | {"linestyle": ""})
         ax.axhline(0, color="black", linewidth=0.8)
-        # limits keep small gains visible; a strategy that collapses is outside
+        # the limits keep small gains visible; collapsed runs are outside
         ax.set_ylim(bottom=max(ax.get_ylim()[0], -max(points["gain"].max(), 0.01)))
         ax.set_xlim(right=min(ax.get_xlim()[1], points["loss"].min() + 0.4))
         ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")
-        ax.set(ylabel="gain from text farther away than the\ntraining length (nats per token); 0: no use")
+        ax.set(ylabel="gain from text farther away than the\ntraining length (nats per token); 0: far text is not used")
         plain(ax)
-        figure.legend(title="a point: one run\n(collapsed: outside)", **LEGEND)
+        figure.legend(title="one point per run;\ncollapsed runs are\noutside the axes", **LEGEND)
         yield f"loss-and-gain{part and f'-{part}'}", figure
 
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
-    """Write a figure as PNG and SVG, and return the path of the SVG. The files contain no time stamp."""
+    """Write a figure as PNG and SVG, and return the path of the SVG. The files contain no time of writing."""
     path = folder / f"{name.replace('/', '_')}.svg"
     figure.savefig(path.with_name(f"{path.stem}.png"), dpi=150, metadata={"Software": None})
     with rc_context({"svg.hashsalt": name}):
@@ -91,28 +93,37 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
 
 
 def literal(strategy: str) -> str:
-    """A label that matplotlib shows literally. It reads $ as a formula, and hides labels that begin with _."""
+    """Escape a label. Matplotlib would show text between $ as a formula, and hide labels that begin with _."""
     return re.sub("^_", " _", str(strategy).replace("$", r"\$"))
 
 
 def plain(ax: Axes) -> None:
-    """Draw a faint grid, and no frame at the top and the right."""
+    """Draw a faint grid, and hide the frame at the top and the right."""
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def styles_of(strategies: pd.Series) -> Styles:
-    """Colour, dashes and marker of each strategy, in the order of their first rows."""
+    """The style of each strategy, in the order of first appearance."""
     return {strategy: style(i) for i, strategy in enumerate(dict.fromkeys(strategies))}
 
 
 def style(i: int) -> dict[str, Any]:
-    """Colour, dashes and marker of the i-th strategy; the first 28 are distinct."""
+    """Colour, dashes and marker of the i-th strategy. The first 28 differ in colour or dashes."""
     color, linestyle = COLOURS[i % len(COLOURS)], DASHES[i // 7 % len(DASHES)]
     return {"color": color, "linestyle": linestyle, "marker": MARKERS[i % len(MARKERS)]}
 
 
 def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | None], draw: Draw, label: str) -> Figure:
+    """Draw a panel per protocol, with a common vertical axis and a legend.
+
+    Args:
+        chosen: The rows of a summary with one metric.
+        styles: The style of each strategy.
+        trained: Training length of each protocol, or None if it is not known.
+        draw: Function that draws the rows of a protocol, and returns the range that its vertical axis needs.
+        label: Label of the vertical axis.
+    """
     protocols = list(dict.fromkeys(chosen["protocol"]))
     columns = min(len(protocols), 3)
     rows = -(-len(protocols) // columns)
@@ -134,14 +145,14 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
         plain_log_ticks(axes[0, 0])
     for ax in axes[:, 0]:
         ax.set_ylabel(label)
-    handles = {label: h for ax in figure.axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    handles = {name: h for ax in figure.axes for h, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     band = INTERVAL if draw is _ratios else DEVIATION if chosen["std"].notna().any() else None
     figure.legend(handles.values(), handles.keys(), title=band, **LEGEND)
     return figure
 
 
 def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
-    """Draw a metric in one panel, and return the range of its vertical axis."""
+    """Draw mean and standard deviation in one panel, and return the range of its vertical axis."""
     mean, spread = panel["mean"], panel["std"].fillna(0)
     low, high = mean - spread, mean + spread
     _curves(ax, panel.assign(middle=mean, low=low, high=high), styles)
@@ -155,7 +166,7 @@ def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float
 
 
 def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
-    """Draw ratios in one panel, in percent, and return the range of its vertical axis."""
+    """Draw differences from the baseline, in percent, in one panel, and return the range of its vertical axis."""
     middle, low, high = (100 * (panel[column] - 1) for column in ("ratio", "ratio_low", "ratio_high"))
     _curves(ax, panel.assign(middle=middle, low=low, high=high), styles)
     ax.axhline(0, color="black", linewidth=0.8)
@@ -166,12 +177,13 @@ def _curves(ax: Axes, panel: pd.DataFrame, styles: Styles) -> None:
     """Draw ``middle`` against length, and a band from ``low`` to ``high``, for each strategy."""
     for strategy, group in panel.groupby("strategy", sort=False):
         group, style = group.sort_values("length"), styles[str(strategy)]
-        ax.plot(group["length"], group["middle"], label=strategy, markersize=4, linewidth=1.5, **style)
+        ax.plot(group["length"], group["middle"], label=literal(str(strategy)), markersize=4, linewidth=1.5, **style)
         ax.fill_between(group["length"], group["low"], group["high"], alpha=0.15, color=style["color"], linewidth=0)
 
 
 def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
-    if len(lengths) > 1 and np.median(np.divide(lengths[1:], lengths[:-1])) >= 1.4:  # geometric lengths
+    """Set the scale and the ticks of the lengths, and mark the training length."""
+    if len(lengths) > 1 and np.median(np.divide(lengths[1:], lengths[:-1])) >= 1.4:  # such as 64, 128, 256
         ax.set_xscale("log", base=2)
         shown = lengths[:: -(-len(lengths) // 8)]
         ax.set_xticks(shown, map(str, shown))
@@ -180,12 +192,12 @@ def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if trained is not None and lengths[0] <= trained <= lengths[-1]:
         ax.axvline(trained, color="black", linewidth=0.8, linestyle=":")
-        # above the frame, where no curve is
+        # above the axes, where the text covers no curve
         ax.text(trained, 1.01, "trained", transform=ax.get_xaxis_transform(), fontsize=7, ha="center")
 
 
 def plain_log_ticks(ax: Axes) -> None:
-    """Set ticks of a logarithmic y axis at round numbers, without exponents."""
+    """Set ticks of a logarithmic vertical axis at round numbers, without exponents."""
     low, high = ax.get_ylim()
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 1.2, 1.5, 2, 3, 4, 5, 7)))
     ax.yaxis.set_major_formatter("{x:.3g}")

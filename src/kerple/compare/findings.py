@@ -6,38 +6,48 @@ from typing import Any
 import pandas as pd
 
 from kerple.compare.runs import Runs
-from kerple.compare.statistics import LOGARITHMIC, lower_is_better
-from kerple.compare.tables import METRIC_NAMES, context_gains, number
+from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better
+from kerple.compare.tables import context_gains, format_mean
 
 
 def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
-    """Yield the sentences at the top of a page: the best strategy at the longest length, and the context gain there.
+    """Yield the texts at the top of a page: the best strategy at the longest length, and the context gain there.
 
-    They describe the first metric, and the first protocol of each part, such as a task or a corpus.
+    Only the first metric is described, and of each part of the comparison, such as a task or a corpus, the first
+    protocol and the context gain.
 
     Args:
-        summary: A row for each strategy and cell, with tests against the baseline.
-        runs: The runs that are summarised.
+        summary: Result of `kerple.compare.statistics.summarise`.
+        runs: The summarised runs.
         baseline: The strategy with which the others are compared.
     """
-    of_metric = summary[summary["metric"] == summary["metric"].iloc[0]]
+    metric = str(summary["metric"].iloc[0])
+    of_metric = summary[summary["metric"] == metric]
     several = of_metric["protocol"].nunique() > 1
-    parts = set()
-    for protocol, cells in of_metric.groupby("protocol", sort=False):
-        label = str(protocol)
-        part = label.rpartition(" ")[0] if lower_is_better(str(cells["metric"].iloc[0])) else label
+    described = set()
+    for name, rows in of_metric.groupby("protocol", sort=False):
+        protocol = str(name)
+        # an accuracy's protocol is the name of a task
+        part = protocol.rpartition(" ")[0] if lower_is_better(metric) else protocol
         prefix = f"{part}: " if part and several else ""
-        if part not in parts:
-            yield prefix + " ".join(_at_longest(cells, baseline, runs.training_lengths[label]))
-        if label.split()[-1].startswith("windowed"):
-            yield from (prefix + sentence for sentence in _context_gain(runs.blocks, label))
-        parts.add(part)
+        if part not in described:
+            yield prefix + " ".join(_at_longest(rows, baseline, runs.training_lengths[protocol]))
+        if protocol.split()[-1].startswith("windowed"):
+            yield from (prefix + sentence for sentence in _context_gain(runs.blocks, protocol))
+        described.add(part)
 
 
 def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iterator[str]:
+    """Yield sentences on the best strategy at the longest length, and on differences from the baseline.
+
+    Args:
+        cells: The rows of a summary with one metric and protocol.
+        baseline: The strategy with which the others are compared.
+        trained: Training length, or None if it is not known.
+    """
     rows = cells[cells["length"] == cells["length"].max()].set_index("strategy")
     length, metric = int(rows["length"].iloc[0]), str(rows["metric"].iloc[0])
-    lower, name = lower_is_better(metric), METRIC_NAMES.get(metric, metric).lower()
+    lower, name = lower_is_better(metric), METRIC_NAMES[metric].lower()
     where = f"At length {length:,}" + (f", {length / trained:.3g} times that of training," if trained else "")
     if not rows["best"].any():
         yield f"{where} all strategies have the same {name}."
@@ -45,28 +55,28 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
     mean: pd.Series = rows["mean"]
     best: Any = mean.idxmin() if lower else mean.idxmax()
     row: Any = rows.loc[best]
-    value = f"{where} {best} has the {'lowest' if lower else 'highest'} {name}, {number(row['mean'], float('nan'))}"
-    if row["difference_low"] <= row["difference_high"]:  # not the baseline itself
+    sentence = f"{where} {best} has the {'lowest' if lower else 'highest'} {name}, {format_mean(row['mean'])}"
+    if row["difference_low"] <= row["difference_high"]:  # NaN for the baseline, and with one seed
         ratio = metric in LOGARITHMIC
         columns = [f"{'ratio' if ratio else 'difference'}{end}" for end in ("", "_low", "_high")]
         middle, low, high = (f"{row[column]:.3f}" if ratio else f"{row[column]:+.3f}" for column in columns)
-        value += f", {middle} {'times' if ratio else 'from'} {baseline}'s, 95% interval {low} to {high}"
-    yield f"{value}."
+        sentence += f", {middle} {'times' if ratio else 'from'} {baseline}'s, 95% interval {low} to {high}"
+    yield f"{sentence}."
     others = rows[rows["fewest_seeds"] > 0]
     if others["p_holm"].isna().all():
         yield "One seed allows no test: the ranking may not be reproducible."
         return
-    differs, better = others["significant"].astype(bool), (others["difference"] < 0) == lower
+    significant, better = others["significant"].astype(bool), (others["difference"] < 0) == lower
     yield (
-        f"Against {baseline}, over {int(rows['seeds'].max())} seeds, {_are(others.index[differs & better])} better and "
-        f"{_are(others.index[differs & ~better])} worse (p < 0.05 after Holm's correction); "
-        f"the difference of {', '.join(others.index[~differs]) or 'none'} is not significant."
+        f"Against {baseline}, over {int(rows['seeds'].max())} seeds, {_are(others.index[significant & better])} better "
+        f"and {_are(others.index[significant & ~better])} worse (p < 0.05 after Holm's correction); "
+        f"the difference of {', '.join(others.index[~significant]) or 'none'} is not significant."
     )
 
 
-def _context_gain(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
-    """Yield a sentence on the context gain at the longest length."""
-    gains = context_gains(blocks, windowed)
+def _context_gain(blocks: pd.DataFrame, window: str) -> Iterator[str]:
+    """Yield a sentence on the context gain at the longest length, if there are intervals. See `context_gains`."""
+    gains = context_gains(blocks, window)
     longest = max((length for _, length in gains), default=0)
     effects: dict[str, list[str]] = {"lowers": [], "raises": [], "has no significant effect on": []}
     for (strategy, length), gain in gains.items():
@@ -75,10 +85,11 @@ def _context_gain(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
             effect = "lowers" if low > 0 else "raises" if high < 0 else "has no significant effect on"
             effects[effect].append(strategy)
     if any(effects.values()):
-        width = windowed.rpartition("windowed")[2]
+        width = window.rpartition("windowed")[2]
         text = "; it ".join(f"{effect} the loss of {', '.join(of)}" for effect, of in effects.items() if of)
         yield f"At length {longest:,}, text farther away than {width} tokens {text} (95% intervals)."
 
 
 def _are(names: Any) -> str:
+    """Labels, or "none", with "is" or "are"."""
     return f"{', '.join(names) or 'none'} {'are' if len(names) > 1 else 'is'}"

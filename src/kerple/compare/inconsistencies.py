@@ -8,17 +8,19 @@ from kerple.compare.configuration import LOCATIONS
 from kerple.compare.runs import Run, Runs
 from kerple.compare.statistics import CELL
 
-POSITIONAL = ("model.position", "model.scaling", "model.factor")  # the last two are options of pretrained models
-PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # different in each run
+POSITIONAL = ("model.position", "model.scaling", "model.factor")  # scaling and factor are of pretrained models
+PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # options with another value in each run
 
 
 def inconsistencies(runs: Runs) -> list[str]:
-    """Describe differences between runs that make a comparison invalid.
+    """Describe differences between runs that make a comparison invalid, each in one text with the differing values.
 
-    - Options, other than the seed, in which runs of one strategy differ.
-    - The text of a protocol.
-    - The precision of training.
-    - The number of targets of a protocol and length.
+    These are differences in
+
+    - options of runs of the same strategy and part, other than the seed,
+    - the description of a protocol's scored text (`kerple.compare.runs.Runs.text_descriptions`),
+    - the precision of training,
+    - the number of targets of a protocol and length.
     """
     found = []
     members: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
@@ -34,7 +36,7 @@ def inconsistencies(runs: Runs) -> list[str]:
 
 
 def _precisions(runs: Runs) -> list[str]:
-    """The precisions of training, if there are several."""
+    """One text with all precisions of training, or an empty list if all runs have the same."""
     members: dict[str, list[str]] = {}
     for run, environment in runs.environments.items():
         if "precision" in environment:
@@ -43,7 +45,7 @@ def _precisions(runs: Runs) -> list[str]:
 
 
 def _numbers_of_targets(results: pd.DataFrame) -> list[str]:
-    """Protocols whose runs scored different numbers of targets, each with the first such length."""
+    """A text for each protocol whose runs scored different numbers of targets, with the first such length."""
     found: dict[str, str] = {}
     for (_, protocol, length), group in results.groupby(CELL, sort=False):
         if group["count"].nunique() > 1:
@@ -54,13 +56,17 @@ def _numbers_of_targets(results: pd.DataFrame) -> list[str]:
 
 
 def _values(members: dict[str, list[str]]) -> str:
-    """Several values, the most frequent one first. The others are followed by the names of their runs."""
+    """Join several values, the most frequent first. The others are followed by the names of their runs.
+
+    Args:
+        members: The names of the runs with each value.
+    """
     usual, *others = sorted(members, key=lambda value: -len(members[value]))
     return " | ".join([usual, *(f"{value} ({', '.join(members[value])})" for value in others)])
 
 
 def only_positions_differ(runs: Runs) -> bool:
-    """Whether runs of one part and seed differ only in their strategy."""
+    """Whether the configurations of runs with the same part and seed differ only in the options of the strategy."""
     firsts: dict[tuple[str, int], dict[str, Any]] = {}
     for run, config in public_configs(runs).items():
         first = firsts.setdefault((run.part, run.seed), config)
@@ -70,7 +76,7 @@ def only_positions_differ(runs: Runs) -> bool:
 
 
 def public_configs(runs: Runs) -> dict[Run, dict[str, Any]]:
-    """The configurations of the runs without options that differ in each run, such as seeds and directories."""
+    """The configurations of the runs without values of None, `PRIVATE` options and options that change no number."""
     return {
         run: {
             key: value

@@ -1,4 +1,4 @@
-"""`Job`: description of one run of a comparison."""
+"""`Job`: a run that a comparison asks for, before and while it is executed."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +11,7 @@ from kerple.compare.runs import Run
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A fit and its test. When they are finished, `kerple.compare.runs.Run` describes the results.
+    """A fit and its test. `kerple.compare.runs.Run` describes the results of both.
 
     Args:
         label: Label of the strategy.
@@ -21,14 +21,15 @@ class Job:
         test_folder: Folder of the test, inside the folder of the run.
         test_flags: Arguments of ``run.py test``, except checkpoint and folder.
         fit_flags: Arguments of ``run.py fit``, except strategy and folder; empty for a pretrained model.
-        position_flags: Arguments of the strategy.
-        config: Resolved configuration of the fit, nested; empty before `resolve` and for a pretrained model.
-        test_config: Resolved configuration of the test, nested.
-        data: Checksum of the data; None if it is not known or the run reads none.
-        inputs: Digests of a model's files by its path, and of the source of the user's own classes by import path.
-            The keys of classes that only the test uses begin with ``test``.
+        position_flags: Arguments of ``run.py fit`` that set the strategy and its options.
+        config: Resolved configuration of the fit, nested. Empty before `kerple.cli.resolve.resolve`, and for a
+            pretrained model.
+        test_config: Resolved configuration of the test, nested. Empty before `kerple.cli.resolve.resolve`.
+        data: Checksum of the data; None if it is not known or the run reads no data.
+        inputs: Digests of the files of models by path, and of the source code of the user's own classes by import path.
+            The keys of classes that only the test uses begin with ``test`` and a space.
         plan: Digests of the files of the comparison's plan, by path.
-        parallel: Number of runs at a time.
+        parallel: Number of runs that are executed at a time.
     """
 
     label: str
@@ -48,40 +49,44 @@ class Job:
 
     @cached_property
     def training(self) -> dict[str, Any]:
-        """Configuration of the fit with dotted keys; for a pretrained model, configuration of the test."""
+        """Configuration of the fit with dotted keys. A pretrained model has no fit: the configuration of its test."""
         return flat(self.config or self.test_config)
 
     @cached_property
     def test(self) -> dict[str, Any]:
-        """Options of the test that the fit lacks or that have another value there, nested."""
+        """Options of the test, nested, that the fit lacks or that have another value in the fit."""
         return _changed(self.config, self.test_config)
 
     @property
     def name(self) -> str:
-        """Name of the run in messages."""
+        """Name of the run in messages: part, label and seed."""
         return f"{self.part} {self.label} seed {self.seed}".strip()
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint from which a stopped fit resumes, and which is tested."""
+        """Path of the last checkpoint, from which a stopped fit resumes and which the test reads."""
         return self.directory / "checkpoints" / "last.ckpt"
 
     @property
     def as_run(self) -> Run:
-        """The run for a report. Its files exist only when it is finished."""
+        """The description of the results for a report. Their files exist only after the test."""
         return Run(self.label, self.seed, self.test_folder, self.part)
 
     def beside(self, suffix: str) -> Path:
-        """Path of a file next to the run's folder, such as its ``.lock`` or ``.log``."""
+        """Path next to the run's folder with the folder's name and a suffix, such as ``.lock`` or ``.log``."""
         return self.directory.with_name(self.directory.name + suffix)
 
     def record(self, folder: Path) -> Path:
-        """Folder of the record of this run, below a folder of records."""
+        """Path of this run's record, a committed copy of its results, inside a folder of records."""
         return folder / self.part / self.label / f"seed-{self.seed}"
 
 
 def _changed(before: Any, after: dict[str, Any]) -> dict[str, Any]:
-    """The options of ``after`` that ``before`` lacks or that have another value there, nested."""
+    """The options of ``after``, nested, that ``before`` lacks or that have another value in ``before``.
+
+    If an object has another class, all its options are returned. ``class_path`` is always returned, because the options
+    of an object are invalid without it.
+    """
     if not isinstance(before, dict) or before.get("class_path") != after.get("class_path"):
         return after
     return {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-PAGE_COLUMNS = 6  # columns of a mean and a deviation that fit on a page
+PAGE_COLUMNS = 6  # columns, each of a mean and a standard deviation, that fit on a page
 DAGGER = "†"
 LATEX_ESCAPES = str.maketrans(
     {
@@ -19,6 +19,7 @@ LATEX_ESCAPES = str.maketrans(
         DAGGER: r"$^\dagger$",
     }
 )
+# start of a LaTeX box that is scaled down to the width of the page if its content is wider
 FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 
 
@@ -32,11 +33,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a title and a note, which can be written as Markdown, LaTeX and HTML.
+    """A table with a title and a note, for Markdown, LaTeX and HTML.
 
     Args:
         title: Title above the table.
-        body: The cells, `Cell` or str. The index has the labels of rows, the columns have headings.
+        body: A `Cell` at each place. The index contains the labels of the rows, the columns the headings.
         note: Text below the table.
     """
 
@@ -45,16 +46,17 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """The table in GitHub's Markdown."""
+        """The table in GitHub's Markdown, with title and note."""
         body = self._text(_markdown, "**{}**")
         lines = [["", *body.columns], ["---", *["---:"] * len(body.columns)], *map(list, body.itertuples())]
         table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
         return f"### {without_tags(self.title)}\n\n{table}\n" + (f"\n{without_tags(self.note)}\n" if self.note else "")
 
     def latex(self) -> str:
-        """The table as a LaTeX float, for the packages booktabs and graphicx.
+        """The table as a LaTeX float, which needs the packages booktabs and graphicx.
 
-        Columns that do not fit on a page are in further tables below. A table that is still too wide is scaled.
+        More than `PAGE_COLUMNS` columns are divided into several tables, one below the other. A table that is still
+        wider than the page is scaled.
         """
         body = self._text(_latex, r"\textbf{{{}}}")
         caption = _latex(f"{self.title}. {self.note}".strip())
@@ -64,19 +66,19 @@ class Table:
         return f"\\begin{{table}}[t]\n\\caption{{{caption}}}\n{below}\n\\end{{table}}\n"
 
     def html(self) -> str:
-        """The table as an HTML element, in which bold cells have the class ``best``."""
+        """The table as an HTML element, without title and note. Bold cells have the class ``best``."""
         body = self._text(html.escape, '<b class="best">{}</b>')
         return body.to_html(escape=False, border=0, justify="right")
 
     def _text(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
-        """Cells, index and columns as escaped text of a markup language. Labels may contain any character."""
+        """Cells, index and headings as text of a markup language. Labels may contain any character.
 
-        def render(cell: Cell | str) -> str:
-            cell = cell if isinstance(cell, Cell) else Cell(str(cell))
-            return bold.format(escape(cell.text)) if cell.bold else escape(cell.text)
-
-        body = self.body.map(render)
-        rows, columns = ([render(label) for label in labels] for labels in (body.index, body.columns))
+        Args:
+            escape: Function that escapes special characters.
+            bold: Format string for the text of a bold cell.
+        """
+        body = self.body.map(lambda cell: bold.format(escape(cell.text)) if cell.bold else escape(cell.text))
+        rows, columns = ([escape(str(label)) for label in labels] for labels in (body.index, body.columns))
         return body.set_axis(rows, axis=0).set_axis(columns, axis=1)
 
 
@@ -88,9 +90,9 @@ def _latex(text: str) -> str:
 
 
 def without_tags(text: str) -> str:
-    """Text on one line without HTML tags in Markdown. Names in it may come from untrusted files."""
+    """Escape HTML tags in Markdown and join lines. Names in the text may come from untrusted files."""
     return re.sub(r"<(?=\S)", "&lt;", text.replace("\n", " "))
 
 
 def _markdown(text: str) -> str:
-    return text.replace("|", r"\|").replace("<", "&lt;").replace("\n", " ")
+    return without_tags(text).replace("|", r"\|")

@@ -2,14 +2,14 @@
 "use strict";
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const NICE = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10];
-const MOST_BANDS = 6; // more bands hide each other; then only the name under the pointer has a band
-const MOST_SEEDS = 5; // values in a row of the legend; of more seeds, the lowest and the highest value
+const NICE = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10]; // ticks of a logarithmic axis, times powers of ten
+const MOST_BANDS = 6; // of more curves, only the one whose name is under the pointer has a band
+const MOST_SEEDS = 5; // of more seeds, the legend shows only the lowest and the highest value
 const number = (x) => (!isFinite(x) ? "∞" : x >= 1000 ? x.toFixed(0) : x >= 100 ? x.toFixed(1) : x >= 10 ? x.toFixed(2) : x.toFixed(3));
 const signed = (x, digits) => `${x > 0 ? "+" : ""}${x.toFixed(digits)}`;
 const percent = (x) => `${signed(x, 1)}%`;
 
-// Values of a curve on each axis: [middle, low, high], in the unit of the axis.
+// The vertical axes. `of` returns the values of a strategy's curve in the unit of the axis: [middle, low, high].
 const AXES = {
   log: { label: "logarithmic", log: true, of: (s) => [s.mean, minus(s), plus(s)] },
   linear: { label: "linear", of: (s) => [s.mean, minus(s), plus(s)] },
@@ -53,12 +53,12 @@ class Figure {
     return this.curves.filter((c) => !this.hidden.has(c.name));
   }
 
-  // The range of the vertical axis that the shown curves need.
+  // The range of the vertical axis for the shown curves.
   range() {
     const axis = AXES[this.axis], values = this.shown().flatMap((c) => c.middle).filter((y) => y !== null);
     if (!values.length) return [0, 1];
     let low = Math.min(...values), high = Math.max(...values);
-    // limits keep small differences visible; a curve may leave the axis
+    // the limits keep small differences visible; a curve may leave the axis
     if (axis.log) high = Math.min(high, low + Math.log10(4));
     else if (axis.percent) high = Math.min(high, 60), low = Math.max(low, -60);
     else if (this.axis === "gain") low = Math.max(low, -3 * Math.max(high, 0.005));
@@ -104,7 +104,7 @@ class Figure {
         hooks: {
           drawClear: [(u) => this.bands(u)],
           draw: [(u) => protocol.trained && mark(u, across(protocol.trained)), (u) => labelEnds(u, this.shown(), font, this.focused)],
-          setCursor: [(u) => u.cursor.left >= 0 && u.cursor.idx !== null && this.tell(u.cursor.idx)],
+          setCursor: [(u) => u.cursor.left >= 0 && u.cursor.idx !== null && this.showValues(u.cursor.idx)],
         },
       },
       [lengths.map(across), ...this.curves.map((c) => c.middle)],
@@ -135,7 +135,7 @@ class Figure {
     table.append(this.caption, head, ...this.rows);
     this.root.querySelector(".legend").replaceChildren(table);
     // each column has the width of its widest value at any length, so that the layout does not change
-    const widths = lengths.map((_, at) => (this.tell(at), [...head.children].map((cell) => cell.getBoundingClientRect().width)));
+    const widths = lengths.map((_, at) => (this.showValues(at), [...head.children].map((cell) => cell.getBoundingClientRect().width)));
     [...head.children].forEach((cell, i) => (cell.style.width = cell.style.minWidth = `${Math.max(...widths.map((w) => w[i]))}px`));
   }
 
@@ -155,7 +155,7 @@ class Figure {
   }
 
   // Show the values at the i-th length in the legend; the best value is bold.
-  tell(i) {
+  showValues(i) {
     const { trained, lengths, strategies, tokens } = this.protocol, long = lengths[i].toLocaleString("en");
     const times = trained ? ` (${+(lengths[i] / trained).toPrecision(3)}×)` : "";
     this.caption.textContent = (this.axis === "gain" ? `at a distance of ${long} tokens` : tokens ? `at ${long} tokens` : `at length ${long}`) + times;
@@ -244,7 +244,7 @@ function element(kind, text) {
   return made;
 }
 
-// The band of a curve: spread over seeds, or interval of the ratio.
+// The band of a curve from its low to its high values.
 function band(u, curve) {
   const points = u.data[0].map((x, i) => [x, curve.low[i], curve.high[i]]).filter(([, low, high]) => low !== null && high !== null);
   if (points.length < 2) return;

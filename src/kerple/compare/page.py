@@ -1,7 +1,8 @@
-"""The report of a comparison: a folder with tables, figures and a page, which does not need the runs."""
+"""The report of a comparison: a folder with tables, figures and a page. It can be read without the runs."""
 
 import base64
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
@@ -26,11 +27,12 @@ from kerple.compare.runs import Runs
 from kerple.compare.statistics import in_tokens, summarise
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
-PROTOCOLS = {
+PROTOCOLS = {  # what a protocol means, by the start of its name
     "full": "non-overlapping segments of the length, every target scored, unrestricted attention (as in the paper)",
-    "windowed": "full with attention to the last w keys in every layer; the name contains w",
-    "keep_first": "windowed with attention to the first tokens of the segment; the name contains their number",
-    "sliding": "context of the length; the window moves by s tokens and new targets are scored; the name contains s",
+    "windowed": "full with attention limited to the last w keys in every layer; the name contains w",
+    "keep_first": "windowed, and every query also sees the first n tokens of its segment; the name contains n",
+    "sliding": "context limited to the length; the window moves by s tokens, and only new targets are scored; the name "
+    "contains s",
     "last": "full, but only the last k targets of each segment are scored; the name contains k",
     "longppl": "full on the key tokens, which an evaluator model selects by their gain from a long context",
     "far_": "the last k targets of each block, after their own text of the length (own), after its last tokens, as "
@@ -45,8 +47,8 @@ def write_comparison(
     *,
     name: str,
     baseline: str,
-    missing: list[str] | None = None,
-    deviations: list[str] | None = None,
+    missing: Sequence[str] = (),
+    deviations: Sequence[str] = (),
     printed: Sequence[str] | None = None,
 ) -> Path:
     """Write the report of finished runs.
@@ -57,18 +59,18 @@ def write_comparison(
 
     Args:
         runs: The runs, see `kerple.compare.runs.read_runs`.
-        folder: Folder of the report, which is created if needed. Files of the same names are replaced.
-        name: Name of the comparison.
+        folder: Folder of the report, which is created if it does not exist. Files of the same names are replaced.
+        name: Title of the report.
         baseline: The strategy with which the others are compared.
-        missing: Names of unfinished runs, which the report lists.
-        deviations: Differences from the comparison's plan, the first line of the report.
-        printed: Strategies in the PDFs ``paper/*.pdf``; all for an empty list; None for no PDFs.
+        missing: Names of unfinished runs, which the page lists.
+        deviations: Differences from the comparison's plan, which are the first line of the report.
+        printed: Labels of the strategies in the PDFs ``paper/*.pdf``; empty for all strategies, None for no PDFs.
 
     Returns:
         The path of report.html.
 
     Raises:
-        UserError: If the baseline has no results, a metric is unknown, or a strategy in ``printed`` has no run.
+        UserError: If the baseline has no results, a metric is not known, or a strategy in ``printed`` has no run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     summary = summarise(runs.results, baseline, blocks=runs.blocks)
@@ -77,7 +79,7 @@ def write_comparison(
             digits = None if file == "results" else "%.8g"
             table.to_csv(folder / f"{file}.csv", index=False, float_format=digits)
 
-    # tables of far context have differences, because losses of few targets are not comparable with those of all
+    # far context is shown only as differences, because losses of few targets are not comparable with those of all
     shown = summary[~summary["protocol"].str.contains(r"\bfar_")]
     summary = summary if shown.empty else shown
     if printed is not None:
@@ -94,8 +96,7 @@ def write_comparison(
     (folder / "table.tex").write_text(latex, encoding="utf-8")
     drawings = dict(figures(summary, runs.training_lengths, baseline))
     drawings |= loss_and_gain(runs.results, summary["strategy"])
-    if "context_gain" in runs.analyses:
-        drawings |= context_figures(runs.analyses["context_gain"], summary["strategy"])
+    drawings |= context_figures(runs.analyses.get("context_gain"), summary["strategy"])
     images = {figure: save(drawing, folder, figure) for figure, drawing in drawings.items()}
 
     common, differing = _configs(runs)
@@ -123,8 +124,8 @@ def write_comparison(
         environments=_environments(runs),
         common=yaml.safe_dump(common, sort_keys=False),
         differing=differing,
-        missing=missing or [],
-        deviations=deviations or [],
+        missing=missing,
+        deviations=deviations,
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
     path = folder / "report.html"
@@ -133,38 +134,41 @@ def write_comparison(
 
 
 def _shipped(file: str) -> str:
+    """Read a file of this package."""
     return resources.files("kerple.compare").joinpath(file).read_text(encoding="utf-8")
 
 
 def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[Table], list[Table]]:
-    """The main tables, and the tables of details."""
+    """The tables of the section Results, and those of the section Details."""
     main: list[Table | None] = []
     details: list[Table | None] = []
+    strategies = summary["strategy"]
     for metric, of_metric in summary.groupby("metric", sort=False):
-        main.append(tables.tasks(runs.results, str(metric), runs.training_lengths))
+        main.append(tables.task_table(runs.results, str(metric), runs.training_lengths))
         for protocol, cells in of_metric.groupby("protocol", sort=False):
             trained = runs.training_lengths[str(protocol)]
             # bits per byte are details, because with one tokenizer they rank like perplexity
             section = details if metric == "bits_per_byte" else main
-            if metric == "ppl" and str(protocol).split()[-1].startswith("windowed"):
-                main.append(tables.context_gain_table(summary, runs.blocks, str(protocol), trained))
-            section.append(tables.comparison(cells, trained, baseline))
-            details.append(tables.intervals(cells, trained, baseline))
+            if metric == "ppl" and "far_own" not in str(protocol):  # see below
+                main += tables.difference_tables(runs.blocks, strategies, str(protocol), trained)
+            section.append(tables.metric_table(cells, trained, baseline))
+            details.append(tables.ratio_table(cells, trained, baseline))
     for own in (protocol for protocol in runs.training_lengths if "far_own" in protocol):
-        main += tables.far_context(summary, runs.blocks, own, runs.training_lengths[own])
-    main.append(tables.costs(runs.costs))
+        main += tables.difference_tables(runs.blocks, strategies, own, runs.training_lengths[own])
+    main.append(tables.cost_table(runs.costs))
     details += analyses({name: table for name, table in runs.analyses.items() if name != "context_gain"})
     return [table for table in main if table], [table for table in details if table]
 
 
 def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
-    """Rows (protocol, meaning, lengths, number of targets) of all protocols in the report."""
+    """Rows (protocol, meaning, lengths, number of targets per run) of all protocols in the report."""
     rows = []
     for protocol, group in runs.results.groupby("protocol", sort=False):
         name = str(protocol).split()[-1]
         meaning = next((text for start, text in PROTOCOLS.items() if name.startswith(start)), "task")
-        counts = group.loc[group["metric"] != "bits_per_byte", "count"]  # those are bytes
-        targets = "–".join(dict.fromkeys(f"{n:,.0f}" for n in (counts.min(), counts.max())))
+        targets = tables.format_range(
+            group.loc[group["metric"] != "bits_per_byte", "count"]
+        )  # bits per byte count bytes
         lengths = sorted(int(length) for length in group["length"].unique())
         many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"
         shown = ", ".join(map(str, lengths)) if len(lengths) <= 16 else many
@@ -174,20 +178,20 @@ def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
 
 
 def _environments(runs: Runs) -> list[tuple[str, str]]:
-    """Rows (entry, value) of versions and machines. If runs differ, the value lists all values."""
-    values: dict[str, dict[str, None]] = {}
+    """Rows (entry, value) of versions and machine. If runs differ in an entry, all its values are listed."""
+    values: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for environment in runs.environments.values():
         for key, value in environment.items():
-            values.setdefault(key, {})[str(value)] = None
+            values[key][str(value)] = None
     return [(key, " | ".join(of_key)) for key, of_key in values.items()]
 
 
 def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """The configuration that all runs share, and the other options of each strategy."""
+    """The options that are equal in all runs, and the other options of each part and strategy."""
     configs = public_configs(runs)
     first = next(iter(configs.values()))
     common = {key: value for key, value in first.items() if all(c.get(key) == value for c in configs.values())}
     differing: dict[str, dict[str, str]] = {}
-    for run, config in configs.items():  # the first seed represents all seeds of a strategy
+    for run, config in configs.items():  # the first seed stands for all seeds of a strategy
         differing.setdefault(run.label, {key: str(value) for key, value in config.items() if key not in common})
     return common, differing

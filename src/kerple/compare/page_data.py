@@ -9,59 +9,65 @@ import pandas as pd
 from kerple.compare.context_gain import beyond_window, curve
 from kerple.compare.figures import style
 from kerple.compare.runs import Runs
-from kerple.compare.statistics import in_tokens, lower_is_better
-from kerple.compare.tables import METRIC_NAMES
+from kerple.compare.statistics import METRIC_NAMES, in_tokens, lower_is_better
 
-DASHES = {"-": [], "--": [8, 4], ":": [2, 3], "-.": [10, 3, 2, 3]}  # pixels of line, gap, line, …
+DASHES = {"-": [], "--": [8, 4], ":": [2, 3], "-.": [10, 3, 2, 3]}  # lengths of dash, gap, dash, … in pixels
 
 
 def page_figures(summary: pd.DataFrame, runs: Runs) -> list[dict[str, Any]]:
-    """The interactive figures of the page, in order: each metric against length, and the context gain by distance.
+    """Data of the figures in their order: the first metric against length, the context gain, and the other metrics.
 
     Each figure has a name, its vertical axes (see page.js), whether lower is better, whether it is open at first, and
-    its protocols. A protocol has the values of each strategy at each length; a missing value is null.
+    its protocols. A protocol has the values of each strategy at each length; a missing value is None.
 
     Args:
-        summary: A row for each strategy and cell, with ratios and their intervals.
-        runs: The runs that are summarised.
+        summary: Result of `kerple.compare.statistics.summarise`.
+        runs: The summarised runs.
     """
     order = list(dict.fromkeys(summary["strategy"]))
-    drawn: list[dict[str, Any]] = []
+    of_metrics: list[dict[str, Any]] = []
     for metric, of_metric in summary.groupby("metric", sort=False):
         lower = lower_is_better(str(metric))
         protocols = []
-        for protocol, chosen in of_metric.groupby("protocol", sort=False):
-            lengths = sorted(int(length) for length in chosen["length"].unique())
-            cells = runs.results[(runs.results["metric"] == metric) & (runs.results["protocol"] == protocol)]
+        for protocol, cells in of_metric.groupby("protocol", sort=False):
+            lengths = sorted(int(length) for length in cells["length"].unique())
+            results = runs.results[(runs.results["metric"] == metric) & (runs.results["protocol"] == protocol)]
             tokens = in_tokens(str(metric), str(protocol))
-            curves = [_against_length(chosen, cells, lengths, strategy, i) for i, strategy in enumerate(order)]
+            curves = [
+                _curve_style(strategy, i) | _against_length(cells, results, lengths, strategy)
+                for i, strategy in enumerate(order)
+                if (cells["strategy"] == strategy).any()
+            ]
             about = {"name": str(protocol), "trained": runs.training_lengths[str(protocol)], "lengths": lengths}
             about |= {"tokens": tokens, "across": "evaluation length (tokens)" if tokens else "length of the problem"}
-            protocols.append(about | {"strategies": [curve for curve in curves if curve]})
-        axes = ["log", "linear", "start", "baseline"] if lower else ["linear"]
-        name = METRIC_NAMES.get(str(metric), str(metric))
-        drawn.append({"name": name, "lower": lower, "axes": axes, "open": not drawn, "protocols": protocols})
+            protocols.append(about | {"strategies": curves})
+        figure = {"name": METRIC_NAMES[str(metric)], "lower": lower, "open": not of_metrics, "protocols": protocols}
+        of_metrics.append(figure | {"axes": ["log", "linear", "start", "baseline"] if lower else ["linear"]})
     gains = _gains(runs.analyses.get("context_gain"), order)
-    return [*drawn[:1], *gains, *drawn[1:]]
+    return [*of_metrics[:1], *gains, *of_metrics[1:]]
 
 
-def _against_length(
-    chosen: pd.DataFrame, cells: pd.DataFrame, lengths: list[int], strategy: str, i: int
-) -> dict[str, Any] | None:
-    rows = chosen[chosen["strategy"] == strategy].set_index("length").reindex(lengths)
-    if rows["mean"].isna().all():
-        return None
-    seeds = cells[cells["strategy"] == strategy].pivot(index="length", columns="seed", values="value")
-    return _look(strategy, i) | {
+def _against_length(cells: pd.DataFrame, results: pd.DataFrame, lengths: list[int], strategy: str) -> dict[str, Any]:
+    """The values of a strategy's curve at each length: those of each seed, and mean, std and ratios.
+
+    Args:
+        cells: The rows of the summary with one metric and protocol.
+        results: The results of the runs with this metric and protocol.
+        lengths: All lengths of the protocol.
+        strategy: Label of the strategy.
+    """
+    rows = cells[cells["strategy"] == strategy].set_index("length").reindex(lengths)
+    seeds = results[results["strategy"] == strategy].pivot(index="length", columns="seed", values="value")
+    return {
         "seeds": {str(seed): _numbers(values.reindex(lengths)) for seed, values in seeds.items()},
         **{name: _numbers(rows[name]) for name in ("mean", "std", "ratio", "ratio_low", "ratio_high")},
     }
 
 
 def _gains(table: pd.DataFrame | None, order: list[str]) -> list[dict[str, Any]]:
-    """The figure of the context gain by distance, a protocol per part; no figure without distances beyond a window."""
+    """The figure of the context gain by distance, with a part as its protocol; empty without rows beyond the window."""
     protocols = []
-    for part, of_part in beyond_window(table):
+    for part, of_part in beyond_window(table) if table is not None else ():
         window = int(of_part["window"].iloc[0])
         strategies, distances = [], np.empty(0)
         for strategy, rows in of_part.groupby("strategy", sort=False):
@@ -69,7 +75,7 @@ def _gains(table: pd.DataFrame | None, order: list[str]) -> list[dict[str, Any]]
             low, high = np.transpose([estimate.interval() for estimate in estimates])
             values = {"mean": [estimate.mean for estimate in estimates], "low": low, "high": high}
             numbers = {name: _numbers(of_name) for name, of_name in values.items()}
-            strategies.append(_look(str(strategy), order.index(str(strategy))) | numbers)
+            strategies.append(_curve_style(str(strategy), order.index(str(strategy))) | numbers)
         about = {"name": part, "trained": None, "lengths": distances.tolist(), "tokens": True}
         across = f"distance beyond the {window} tokens of the window"
         protocols.append(about | {"across": across, "strategies": strategies})
@@ -77,11 +83,12 @@ def _gains(table: pd.DataFrame | None, order: list[str]) -> list[dict[str, Any]]
     return [figure] if protocols else []
 
 
-def _look(strategy: str, i: int) -> dict[str, Any]:
-    look = style(i)
-    return {"name": strategy, "colour": look["color"], "dash": DASHES[look["linestyle"]]}
+def _curve_style(strategy: str, i: int) -> dict[str, Any]:
+    """Name, colour and dashes of the curve of the i-th strategy."""
+    of_figures = style(i)
+    return {"name": strategy, "colour": of_figures["color"], "dash": DASHES[of_figures["linestyle"]]}
 
 
 def _numbers(values: Any) -> list[float | None]:
-    """Values for strict JSON; missing and infinite values are None."""
+    """Round values to 7 digits for the page. Missing and infinite values are None, because JSON has neither."""
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]

@@ -14,21 +14,22 @@ from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures
 from kerple.compare.runs import Runs
 
-WIDTH, AXES, ROW = 3.25, 2.2, 0.15  # inches: width of a column, height of axes and legend title, height of a legend row
-TYPE_42: Any = {"pdf.fonttype": 42, "font.size": 7}  # TrueType fonts, which publishers require
+# in inches: width of a column, height of the axes with the title of the legend, height of a row of the legend
+WIDTH, AXES, ROW = 3.25, 2.2, 0.15
+STYLE: Any = {"pdf.fonttype": 42, "font.size": 7}  # 42: TrueType fonts, which publishers require
 
 
 def write_print_figures(
     summary: pd.DataFrame, runs: Runs, strategies: Sequence[str], baseline: str, folder: Path
 ) -> None:
-    """Write the figures of the report as ``<folder>/<figure>.pdf``, for print. The same runs give the same bytes.
+    """Write the figures of the report for print as ``<folder>/<figure>.pdf``. The same runs give the same bytes.
 
     Args:
-        summary: A row for each strategy, metric, protocol and length.
-        runs: The runs that are summarised.
-        strategies: The strategies to show, in the order of their colours; all if it is empty.
+        summary: Result of `kerple.compare.statistics.summarise`.
+        runs: The summarised runs.
+        strategies: Labels of the strategies to show, in the order of their colours; empty for all.
         baseline: The strategy in the denominator of ratios.
-        folder: Folder of the PDFs, which is created if needed.
+        folder: Folder of the PDFs, which is created if it does not exist.
 
     Raises:
         UserError: If a strategy has no finished run.
@@ -39,16 +40,13 @@ def write_print_figures(
             f"compare: figure_strategies: got {', '.join(missing)} without a finished run, expected some of "
             f"{', '.join(present)}"
         )
-    order = {strategy: i for i, strategy in enumerate(strategies or present)}
-    chosen = summary[summary["strategy"].isin(list(order))].sort_values("strategy", key=lambda s: s.map(order))
+    chosen = summary.set_index("strategy").loc[list(strategies or present)].reset_index()
     drawings: dict[str, Figure] = {}
-    with rc_context(TYPE_42):
+    with rc_context(STYLE):
         for protocol, cells in chosen.groupby("protocol", sort=False):
             for name, figure in figures(cells, runs.training_lengths, baseline):
                 drawings[f"{name}-{protocol}"] = figure
-        if (gains := runs.analyses.get("context_gain")) is not None:
-            gains = gains[gains["strategy"].isin(list(order))]
-            drawings |= context_figures(gains, chosen["strategy"])
+        drawings |= context_figures(runs.analyses.get("context_gain"), chosen["strategy"])
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in drawings.items():
             _narrow(figure)
@@ -57,21 +55,21 @@ def write_print_figures(
 
 
 def _narrow(figure: Figure) -> None:
-    """Fit a figure of one panel into a column, with the legend below and without a title, which is in the caption.
+    """Fit a figure of one panel into a column: put its legend below, and remove its title, which a caption replaces.
 
-    Within each group of three curves, line width and marker size decrease, and the thinner curve is on top. Identical
-    curves therefore stay visible.
+    Line width and marker size decrease in each group of three curves, and the thinner curve is on top, so that up to
+    three identical curves stay visible.
     """
     (ax,) = figure.axes
-    band = figure.legends[0].get_title().get_text().replace("\n", " ")
+    title = figure.legends[0].get_title().get_text().replace("\n", " ")
     handles, labels = ax.get_legend_handles_labels()
     for i, curve in enumerate(handles):
         curve.set(markersize=(5, 3.5, 2)[i % 3], linewidth=(2.2, 1.3, 0.7)[i % 3], zorder=2 + 0.1 * (i % 3))
     for shade in ax.collections:
         shade.set_alpha(min(0.15, 0.6 / len(handles)))
     ax.set_title("")
-    legend: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7, "title": band, "title_fontsize": 7}
-    for columns in (3, 2, 1):  # the largest number that fits into the width
+    legend: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7, "title": title, "title_fontsize": 7}
+    for columns in (3, 2, 1):  # until the legend fits into the width
         figure.legends[0].remove()
         below = figure.legend(handles, labels, ncols=columns, handlelength=3, columnspacing=1, **legend)
         figure.set_size_inches(WIDTH, AXES + ROW * -(-len(labels) // columns))

@@ -1,8 +1,8 @@
 """Records of finished runs, which are committed with a report, and the check whether a run is finished.
 
-The folder of a test that `compare` ran has all files of the run that a report reads. The entry ``run`` in its
-results.json has the configuration, the checksum of the data and the options of the test. A run is reused for another
-if these are equal. A record is a copy of these files.
+The folder of a test that `compare` ran contains all files of the run that a report reads. The entry ``run`` of its
+results.json has the configuration of the fit, the checksum of the data, digests of inputs, and the options of the test.
+A record is a copy of these files. Another comparison reuses the run if all these entries are equal.
 """
 
 import json
@@ -30,14 +30,18 @@ from kerple.measure import results
 
 PRECISION = "trainer.precision"
 BEGUN = ".begun.json"  # suffix of a file next to a run's folder: digests of inputs and code of the fit
-OF_TEST = "test "  # prefix of the names of inputs that only the test has
-MOST_ROWS = 10_000  # of the table of an analysis in a record
-# errors on reading a record, which may come from an untrusted person
+OF_TEST = "test "  # prefix of the names of inputs that only the test reads
+MOST_ROWS = 10_000  # a record does not contain the table of an analysis with more rows
+# errors on reading a record, which may be damaged or come from an untrusted person
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
 
 
 def described(folder: Path) -> dict[str, Any] | None:
-    """The entry ``run`` of a test's results, which describes training and test; None if `compare` wrote none."""
+    """The entry ``run`` in the results of a test, which describes fit and test; None if `compare` did not run the test.
+
+    Args:
+        folder: Folder of the test.
+    """
     try:
         run = read_mapping(folder / results.ABOUT).get("run")
     except UserError:
@@ -46,62 +50,92 @@ def described(folder: Path) -> dict[str, Any] | None:
 
 
 def finished(job: Job) -> bool:
-    """Whether the folder of a run has results with the configuration, data, inputs and test of the job."""
+    """Whether the folder of a run has the results of the fit and test that the job describes."""
     run = described(job.test_folder)
-    if run is None or changed_test(run, job) or job.data not in (None, run["data"]):
-        return False
-    return not changed_inputs(run, job) and not differences(run["config"], job.training)
+    return run is not None and not changed_fit(run, job) and not changed_test(run, job)
+
+
+def changed_fit(run: dict[str, Any], job: Job) -> list[str]:
+    """Describe the differences between the fit of a finished run and that of a job: options, data and inputs.
+
+    Args:
+        run: The entry ``run`` of the finished run's results.
+        job: The job.
+    """
+    changed = differences(run["config"], job.training)
+    if job.data not in (None, run["data"]):
+        # the corpus stdlib consists of files of the installed Python
+        python = run.get("cost", {}).get("environment", {}).get("python", "unknown")
+        changed.append(f"its data has another checksum (with Python {python}; this is {platform.python_version()})")
+    return changed + _changed_inputs(run, job)
 
 
 def changed_test(run: dict[str, Any], job: Job) -> list[str]:
-    """Differences between the test of a run and that of the job. They do not require another fit."""
+    """Describe the differences between the test of a finished run and that of a job. They do not require another fit.
+
+    Args:
+        run: The entry ``run`` of the finished run's results.
+        job: The job.
+    """
     now = {name: value for name, value in flat(job.test_config).items() if value != {}}
-    asked = dict.fromkeys([*run["test"], *flat(job.test)])
-    return differences(run["test"], {name: now.get(name) for name in asked})
+    names = dict.fromkeys([*run["test"], *flat(job.test)])
+    changed = differences(run["test"], {name: now.get(name) for name in names})
+    return changed + _changed_inputs(run, job, of_test=True)
 
 
-def changed_inputs(run: dict[str, Any], job: Job) -> list[str]:
-    """Inputs of the job that had another content in the run. An input without a digest counts as unchanged."""
+def _changed_inputs(run: dict[str, Any], job: Job, of_test: bool = False) -> list[str]:
+    """Name the inputs of a job that had another content in a run. An input whose digest is missing counts as unchanged.
+
+    Args:
+        run: A mapping with the digests of the run's ``inputs``.
+        job: The job.
+        of_test: Whether to compare the inputs that only the test reads, instead of those of the fit.
+    """
     before = run.get("inputs", {})
-    return [f"{name} has changed" for name, digest in job.inputs.items() if before.get(name, digest) != digest]
+    now = {name: digest for name, digest in job.inputs.items() if name.startswith(OF_TEST) == of_test}
+    return [f"{name} has changed" for name, digest in now.items() if before.get(name, digest) != digest]
 
 
 def changes(job: Job) -> list[str]:
-    """Differences between the fit in the job's folder, finished or not, and the fit of the job."""
+    """Describe the differences between the fit in the job's folder, finished or not, and the fit of the job."""
     if run := described(job.test_folder):
-        other = ["its data has another checksum"] if job.data not in (None, run["data"]) else []
-        other += [change for change in changed_inputs(run, job) if not change.startswith(OF_TEST)]
-        return differences(run["config"], job.training) + other
-    written = job.directory / "config.yaml"
-    if written.is_file():
-        return differences(flat(read_mapping(written)), job.training) + changed_inputs(_begun(job), job)
+        return changed_fit(run, job)
+    config = job.directory / "config.yaml"
+    if config.is_file():
+        return differences(flat(read_mapping(config)), job.training) + _changed_inputs(_begun(job), job)
     if any(path.name != ".lock" for path in job.directory.glob("*")) and not job.checkpoint.is_file():
         return ["the folder has no config.yaml"]
     return []
 
 
 def begin(job: Job, resumed: bool) -> None:
-    """Write the digests of inputs and code of a fit before it starts or resumes."""
+    """Write the digests of inputs and code of a fit to a file next to the run's folder, before the fit starts.
+
+    Args:
+        job: The run.
+        resumed: Whether the fit resumes. The digest of the code is then added to those of the earlier processes.
+    """
     begun = _begun(job) if resumed else {"inputs": job.inputs}
     code = sorted({*begun.get("code", []), package_digest()})
     write(job.beside(BEGUN), json.dumps(begun | {"code": code}))
 
 
 def _begun(job: Job) -> dict[str, Any]:
+    """The content of the file that `begin` wrote; empty if there is none."""
     return read_mapping(job.beside(BEGUN)) if job.beside(BEGUN).is_file() else {}
 
 
 def complete(job: Job) -> None:
-    """Add the entry ``run`` to the results of a test, after which the run counts as finished.
+    """Add the entry ``run`` to the results of a test. The run then counts as finished.
 
     Raises:
         UserError: If the test has no results.
     """
     read_runs([job.as_run])
     _, about = results.read(job.test_folder)
-    config, written, cost = job.training, job.directory / "config.yaml", job.directory / "cost.json"
-    if written.is_file():  # has the precision of the machine on which the run started
-        config = config | {PRECISION: flat(read_mapping(written))[PRECISION]}
+    config, cost = job.training, job.directory / "cost.json"
+    if (stored := job.directory / "config.yaml").is_file():  # has the precision of the machine that started the run
+        config = config | {PRECISION: flat(read_mapping(stored))[PRECISION]}
     about["run"] = {
         "config": {key: value for key, value in with_class_names(config).items() if value is not None},
         "cost": read_mapping(cost) | {"parallel": job.parallel} if cost.exists() else {},
@@ -115,10 +149,10 @@ def complete(job: Job) -> None:
 
 
 def reuse(job: Job, record: Path) -> str | None:
-    """Copy a record into the folder of a run, if it is a record of the same run.
+    """Copy a record into the test folder of a run, if it is a record of the same run.
 
     Args:
-        job: The run. Its precision is that of this machine instead of ``auto``.
+        job: The run.
         record: Folder of the record.
 
     Returns:
@@ -126,16 +160,10 @@ def reuse(job: Job, record: Path) -> str | None:
     """
     try:
         run = results.read(record)[1]["run"]
-        if changes_of_config := differences(run["config"], job.training):
-            return f"has another configuration: {'; '.join(changes_of_config)}"
-        if job.data not in (None, run["data"]):
-            # corpora without a download consist of files of the installed Python
-            python = run["cost"].get("environment", {}).get("python", "unknown")
-            return f"was trained on other data (with Python {python}; this is Python {platform.python_version()})"
+        if changes_of_fit := changed_fit(run, job):
+            return f"has another fit: {'; '.join(changes_of_fit)}"
         if changes_of_test := changed_test(run, job):
             return f"has another test: {'; '.join(changes_of_test)}"
-        if changed := changed_inputs(run, job):
-            return "; ".join(changed)
         read_runs([replace(job.as_run, folder=record)])  # reads all files, so that a damaged record is not copied
         _copy(record, job.test_folder)
     except UNREADABLE as error:
@@ -144,21 +172,22 @@ def reuse(job: Job, record: Path) -> str | None:
 
 
 def write_record(job: Job, folders: Iterable[Path]) -> None:
-    """Write the record of a finished run, unless one of the folders has it.
+    """Write the record of a finished run to the first folder, unless one of the folders has it.
 
     Args:
         job: The run.
-        folders: Folders of records. A new record is written to the first.
+        folders: Folders of records.
     """
     about = (job.test_folder / results.ABOUT).read_bytes()
-    places = [job.record(folder) for folder in folders]
-    if not any(path.is_file() and path.read_bytes() == about for path in (place / results.ABOUT for place in places)):
-        shutil.rmtree(places[0], ignore_errors=True)  # an earlier test may have other analyses
-        _copy(job.test_folder, places[0])
+    records = [job.record(folder) for folder in folders]
+    existing = (record / results.ABOUT for record in records)
+    if not any(path.is_file() and path.read_bytes() == about for path in existing):
+        shutil.rmtree(records[0], ignore_errors=True)  # a record of an earlier test may have files of other analyses
+        _copy(job.test_folder, records[0])
 
 
 def pack(report: Path) -> None:
-    """Move the records of single runs of a report into its archive. The same records give the same bytes."""
+    """Move the records in the folder ``runs`` of a report into its archive. The same records give the same bytes."""
     if not (report / "runs").is_dir():
         return
     content = BytesIO()
@@ -172,7 +201,7 @@ def pack(report: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy the files of a run that a report reads. The last file is results.json, which marks a complete folder."""
+    """Copy the files of a run that a report reads. results.json is copied last, because it marks a complete folder."""
     for path in sorted([*source.glob("*.csv"), *source.glob("*.csv.gz")]):
         if path.name == results.TABLE:
             write(target / path.name, path.read_bytes())
@@ -184,8 +213,11 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def condensed(table: pd.DataFrame) -> pd.DataFrame:
-    """The table of an analysis. More than 256 distances are reduced to 0, those nearest to 2^(n/4), and the largest."""
+    """Reduce the distances in the table of an analysis, if they are more than 256.
+
+    The rows of distance 0, of the integers nearest to 2^(n/4) with n = 0, 1, …, and of the largest distance are kept.
+    """
     if "distance" not in table or table["distance"].nunique() <= 256:
         return table
-    shown = {0, *np.unique(np.round(2 ** np.arange(0, 32, 0.25)).astype(np.int64)), table["distance"].max()}
-    return table[table["distance"].isin(shown)]
+    kept = {0, *np.unique(np.round(2 ** np.arange(0, 32, 0.25)).astype(np.int64)), table["distance"].max()}
+    return table[table["distance"].isin(kept)]

@@ -1,4 +1,7 @@
-"""Folders of finished runs: the records of a report (single runs and an archive), and runs in any folder."""
+"""Folders of finished runs: the records of a report, and runs in any folder.
+
+A record is a copy of a run's results that is committed with a report, see `kerple.compare.records`.
+"""
 
 import atexit
 import re
@@ -15,13 +18,13 @@ from kerple.base.errors import UserError
 from kerple.compare.runs import Run
 from kerple.measure import results
 
-PACKED = "records.zip"  # in the folder of a report: the records of its runs
+PACKED = "records.zip"  # name of the archive of records in the folder of a report
 
 
 def record_folders(report: Path) -> list[Path]:
-    """The folders with records of a report: first the folder ``runs``, then the unpacked archive if it exists.
+    """The folders that contain the records of a report: ``runs``, then the unpacked archive if the report has one.
 
-    The records in a folder are ``[PART/]LABEL/seed-N``.
+    The record of a run is the folder ``[PART/]LABEL/seed-N`` in one of them. ``runs`` may not exist.
 
     Raises:
         UserError: If the archive is damaged.
@@ -33,7 +36,14 @@ def record_folders(report: Path) -> list[Path]:
 
 @cache
 def _unpacked(path: Path, content: bytes) -> Path:
-    """A temporary folder with the files of an archive. zipfile writes only inside of it, whatever the names are."""
+    """Unpack an archive into a temporary folder, which is removed when the process ends. Return the folder.
+
+    Names in the archive cannot lead out of the folder, because zipfile removes ``..`` and leading slashes.
+
+    Args:
+        path: Path of the archive, for the error message.
+        content: Content of the archive.
+    """
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
@@ -44,7 +54,7 @@ def _unpacked(path: Path, content: bytes) -> Path:
 
 
 def recorded_runs(report: Path) -> list[Run]:
-    """The runs with records in a report. A run in ``runs`` is newer than the same run in the archive."""
+    """The runs with records in a report. If a run is in ``runs`` and in the archive, the record in ``runs`` is used."""
     folders = record_folders(report)[::-1]
     found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results.ABOUT)}
     runs = []
@@ -56,15 +66,15 @@ def recorded_runs(report: Path) -> list[Run]:
 def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
     """Find the runs in or below some folders.
 
-    The label of a run in ``LABEL/seed-N`` is LABEL, and its seed is N. Any other run is labelled by the name of its
-    folder and has seed 0. The files of the training may be missing.
+    The label of a run in ``LABEL/seed-N`` is LABEL, and its seed is N. The label of any other run is the name of its
+    folder, and its seed is 0. A folder with only a test is a run too.
 
     Args:
         folders: Folders to search.
-        test: Name of the folder of the test in each run.
+        test: Name of the test's folder in the folder of each run.
 
     Raises:
-        UserError: If a folder has no run.
+        UserError: If a folder contains no run.
     """
     runs = []
     for folder in folders:

@@ -1,4 +1,4 @@
-"""The process of a run of a comparison, which fits and then tests it.
+"""The process of one run of a comparison, which calls `fit` and then `test`.
 
 The state of a run is its folder: a fit with a checkpoint is resumed, a finished fit is tested, and a finished run
 is not changed. The process holds the run's lock. If it outlives the command that started it, the next command waits for
@@ -32,17 +32,20 @@ from kerple.compare.job import Job
 from kerple.measure import results
 
 SOURCES = Path(kerple.__file__).parents[1]
+# the program for `fit` and `test`, in a checkout and in an installed package
 CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name("__main__.py")
-PATIENCE = 60.0  # seconds that a stopped run has to save its checkpoint
-signals: list[int] = []  # received by the comparison; the second one kills runs without waiting
+PATIENCE = 60.0  # seconds in which a terminated run can save its checkpoint
+signals: list[int] = []  # signals that the comparison has received; after the second one, `stop` kills the runs
 
 
 def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes]":
     """Start the process of a run. Its output is appended to the run's log.
 
+    If another process works on the run, a message says that this one waits.
+
     Args:
         job: The run.
-        threads: Number of CPU threads; OMP_NUM_THREADS replaces it.
+        threads: Number of CPU threads. The environment variable OMP_NUM_THREADS replaces it.
         program: Arguments of Python for a program that calls `work`.
     """
     try:
@@ -67,7 +70,11 @@ def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes
 
 
 def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
-    """Wait for the end of a run; an error message with the end of its output if it is not finished, otherwise None."""
+    """Wait for the end of a run's process.
+
+    Returns:
+        None if the run is finished, otherwise an error message with the last lines of its output.
+    """
     status, log = process.wait(), job.beside(".log")
     if not status and records.finished(job):
         return None
@@ -76,7 +83,10 @@ def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
 
 
 def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
-    """Terminate runs, so that they save and end. Kill them after `PATIENCE`, or after a second signal."""
+    """Terminate processes of runs and wait for their end. Runs save a checkpoint when they are terminated.
+
+    The processes are killed after `PATIENCE` seconds, or after a second signal.
+    """
     for process in processes:
         process.terminate()
     end = time.monotonic() + PATIENCE
@@ -85,77 +95,84 @@ def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
         if len(signals) > 1 or time.monotonic() > end:
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # and its data workers
+                    os.killpg(process.pid, signal.SIGKILL)  # with its data workers
                 process.wait()
 
 
 def work(main: Callable[[list[str]], None]) -> None:
-    """Finish the run that the file ``sys.argv[1]`` describes, from any state of its folder.
+    """Finish the run whose `Job` is in the JSON file ``sys.argv[1]``, from any state of the run's folder.
 
     Args:
-        main: Runs one command of ``run.py``.
+        main: Function that runs one command of ``run.py``, such as `fit`, with a list of arguments.
     """
     content = read_mapping(Path(sys.argv[1]))
     job = Job(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
     with locked(job):
-        if not records.finished(job):  # by another comparison, while this one waited for the lock
-            _finish(job, lambda *arguments: _call(main, arguments))
+        if not records.finished(job):  # another comparison may have finished it while this one waited for the lock
+            _finish(job, main)
 
 
-def _call(main: Callable[[list[str]], None], arguments: tuple[str, ...]) -> None:
-    # Lightning starts the other ranks of a run with this command line
+def _call(main: Callable[[list[str]], None], *arguments: str) -> None:
+    """Print and run one command of ``run.py``."""
+    # Lightning starts the other ranks of a run with the command line in sys.argv
     sys.argv = [str(CHECKOUT if CHECKOUT.is_file() else INSTALLED), *arguments]
     print("$", *sys.argv, flush=True)
     main([*arguments])
 
 
-def _finish(job: Job, call: Callable[..., None]) -> None:
+def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
+    """Fit a run unless a test shows that its fit has ended, test it, and add the entry ``run`` to its results."""
     resumed = job.checkpoint.is_file()
-    # a complete test shows that the fit has ended; otherwise a finished fit is resumed and ends immediately
+    # without a complete test, even a finished fit is resumed; it then ends immediately
     tested_before = resumed and any(records.described(path.parent) for path in job.directory.glob(f"*/{results.ABOUT}"))
     if job.config and not tested_before:
         if not resumed:
             remove(job.directory)
         records.begin(job, resumed)
-        # a path, because "last" is the newest version of this folder, which may be made by hand
+        # not --ckpt_path=last, which would read the newest version of the folder, such as a seed-1_v1 of the user
         checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
-        call("fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
-    if (job.test_folder / results.ABOUT).exists() and records.described(job.test_folder) is None:  # made by hand
+        _call(main, "fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
+    # results without the entry ``run`` are those of a test that the user started; they are kept
+    if (job.test_folder / results.ABOUT).exists() and records.described(job.test_folder) is None:
         job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
     remove(job.test_folder)
-    what, options = f"--ckpt_path={job.checkpoint}", job.test
+    model, options = f"--ckpt_path={job.checkpoint}", job.test
     if not job.config:
-        what = f"--hf={job.training['model.path']}"
+        model = f"--hf={job.training['model.path']}"
         options = options | {"model": {key: value for key, value in options["model"].items() if key != "path"}}
     file = _file(job, f".{job.test_folder.name}.test.yaml", options)
-    call("test", what, *_trust(job.training), file, f"--run_dir={job.test_folder}")
+    _call(main, "test", model, *_trust(job.training), file, f"--run_dir={job.test_folder}")
     records.complete(job)
 
 
 def _file(job: Job, suffix: str, config: dict[str, Any]) -> str:
-    """Write a configuration next to the run's folder, and return the argument for it."""
+    """Write a configuration to a file next to the run's folder, and return the flag that reads it."""
     path = job.beside(suffix)
     write(path, yaml.safe_dump(config, sort_keys=False))
     return f"--config={path}"
 
 
 def _trust(config: dict[str, Any]) -> list[str]:
-    """The flag that allows a test to import the user's own classes in the configuration of the fit."""
+    """The flag that allows a test to import the user's own classes in this configuration; empty without such classes.
+
+    Args:
+        config: Configuration of the fit, with dotted keys.
+    """
     packages = sorted({name.split(".")[0] for name in own_classes(config)})
     return [f"--trust={','.join(packages)}"] if packages else []
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, if there is one."""
+    """Remove a folder if it exists."""
     if folder.exists():
         shutil.rmtree(folder)
 
 
 def forget(job: Job) -> None:
-    """Remove the folder of a run whose configuration has changed.
+    """Remove the folder of a run, so that it is trained again.
 
     Raises:
-        UserError: If a process works on the run.
+        UserError: If another process works on the run.
     """
     with locked(job, patient=False):
         remove(job.directory)
@@ -163,14 +180,14 @@ def forget(job: Job) -> None:
 
 @contextlib.contextmanager
 def locked(job: Job, patient: bool = True) -> Iterator[None]:
-    """Context that holds the lock of a run, so that no other process works on it.
+    """Return a context that holds the lock of a run, so that no other process works on the run.
 
     Args:
         job: The run.
-        patient: Whether to wait for another process; if not, an error is raised.
+        patient: Whether to wait until another process releases the lock, instead of raising an error.
 
     Raises:
-        UserError: If another process works on the run and ``patient`` is false.
+        UserError: If another process holds the lock and ``patient`` is false.
     """
     path = job.beside(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,8 +198,8 @@ def locked(job: Job, patient: bool = True) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise UserError(f"{job.directory} is in use by {holder}; wait until it ends, or stop it") from error
-        except OSError:  # the file system has no locks, see docs/decisions/way-of-compare.md
-            pass
+        except OSError:
+            pass  # the file system has no locks, see docs/decisions/way-of-compare.md
         file.truncate(0)
         file.write(this_process())
         file.flush()

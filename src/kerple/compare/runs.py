@@ -1,6 +1,6 @@
 """Finished runs as tables of results, costs and analyses."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from kerple.compare.statistics import CELL, LOGARITHMIC
 from kerple.measure import results
 
 RUN_KEYS = ["strategy", "seed"]
-REPORT_TABLES = ("results", "summary", "costs")  # names that tables of analyses cannot have
+REPORT_TABLES = ("results", "summary", "costs")  # CSV files of a report, whose names an analysis cannot have
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Run:
 
     Args:
         strategy: Label of the strategy in tables and figures.
-        seed: Seed of the initialisation and the order of data.
-        folder: Folder of the test, inside the run's folder, or a record of it.
+        seed: Seed of the initialisation and of the order of data.
+        folder: Folder of the test, or a record, which is a committed copy of the test's files.
         part: Part of the comparison, such as a task or a corpus; empty if there is only one.
     """
 
@@ -44,16 +44,19 @@ class Run:
 class Runs:
     """The results of all runs of a comparison, as tables whose first columns are strategy and seed.
 
+    If runs have parts, the name of a protocol can begin with the part and a space.
+
     Args:
         results: Columns metric, protocol, length, value, sum and count.
-        blocks: Columns metric, protocol, length, block, sum and count; empty if the runs have no sums by block. A
-            block is a document if the test knows documents, or a group, such as a package, if it knows groups.
+        blocks: Columns metric, protocol, length, block, sum and count. Empty if the runs have no sums by block. A block
+            is the largest unit of text that the test names: a group of documents, such as a package, a document, or a
+            block of tokens. For tasks it is a problem.
         costs: Cost of training: a row for each run with a known cost, and a column part if runs have parts.
-        analyses: The tables of the analyses, by name.
+        analyses: The tables of the analyses by name, with a column part if runs have parts.
         configs: The resolved configuration of each run, with dotted keys.
-        environments: Versions and machine of each run.
-        training_lengths: Training length of each protocol; None if its runs differ in it.
-        text_descriptions: Descriptions of the scored text of each protocol; several if runs differ.
+        environments: Versions and machine of each run with a known cost.
+        training_lengths: Training length of the runs with each protocol; None if they differ in it.
+        text_descriptions: Description of the scored text of each protocol; several if runs differ in it.
     """
 
     results: pd.DataFrame
@@ -67,7 +70,7 @@ class Runs:
 
     @property
     def training_length(self) -> int | None:
-        """Training length if it is the same for all runs, else None."""
+        """The training length if it is the same for all runs, else None."""
         lengths = {configured_length(config) for config in self.configs.values()}
         return lengths.pop() if len(lengths) == 1 else None
 
@@ -76,7 +79,8 @@ def read_runs(runs: Iterable[Run]) -> Runs:
     """Read the results of finished runs.
 
     Raises:
-        UserError: If a run has no results, or two runs have the same label, seed and cell.
+        UserError: If a file is missing or damaged, a run has no results, or two runs have the same strategy and seed,
+            and results for the same metric, protocol and length.
     """
     tables = {run: results.read(run.folder) for run in runs}
     names = {(run.part, protocol) for run, (table, _) in tables.items() for protocol in table["protocol"].unique()}
@@ -84,17 +88,17 @@ def read_runs(runs: Iterable[Run]) -> Runs:
     cells: list[pd.DataFrame] = []
     blocks: list[pd.DataFrame] = []
     costs: list[dict[str, Any]] = []
-    analyses: dict[str, list[pd.DataFrame]] = {}
+    analyses: defaultdict[str, list[pd.DataFrame]] = defaultdict(list)
     configs: dict[Run, dict[str, Any]] = {}
     environments: dict[Run, dict[str, Any]] = {}
-    lengths: dict[str, int | None] = {}
-    descriptions: dict[str, list[str]] = {}
+    lengths: defaultdict[str, set[int | None]] = defaultdict(set)
+    descriptions: defaultdict[str, dict[str, None]] = defaultdict(dict)  # dicts, which keep the order of the runs
     for run, (table, about) in tables.items():
         key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
         part = {"part": run.part} if run.part else {}
         configs[run], cost = _configuration_and_cost(run.folder, about)
         if run.part:
-            # a task's protocol is its name, with the part as a prefix only if several parts have the task
+            # an accuracy's protocol is the name of its task, which needs the part only if several parts have the task
             prefixed = table["metric"].isin(LOGARITHMIC) | (table["protocol"].map(number_of_parts) > 1)
             table["protocol"] = table["protocol"].where(~prefixed, run.part + " " + table["protocol"])
         totals = results.totals(table)
@@ -103,20 +107,18 @@ def read_runs(runs: Iterable[Run]) -> Runs:
                 f"{run.folder}: got no results except losses by position; add full to the protocols of Extrapolation, "
                 "and test again"
             )
-        length = configured_length(configs[run])
         for protocol in totals["protocol"].unique():
-            lengths[protocol] = length if lengths.setdefault(protocol, length) == length else None
+            lengths[protocol].add(configured_length(configs[run]))
         for protocol, description in _text_descriptions(about):
             name = protocol if protocol in set(table["protocol"]) else f"{run.part} {protocol}"
-            if description and description not in descriptions.setdefault(name, []):
-                descriptions[name].append(description)
+            descriptions[name][description] = None
         cells.append(totals.assign(**key, folder=str(run.folder)))
         blocks.append(_sums_by_block(table, about).assign(**key))
         if cost:
             environments[run] = cost.pop("environment", {})
             costs.append(key | part | cost)
         for name, of_analysis in _analyses(run.folder):
-            analyses.setdefault(name, []).append(of_analysis.assign(**key, **part))
+            analyses[name].append(of_analysis.assign(**key, **part))
     all_cells = pd.concat(cells, ignore_index=True)
     twice = all_cells[all_cells.duplicated([*RUN_KEYS, *CELL], keep=False)]
     if len(twice):
@@ -132,15 +134,16 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         analyses={name: _joined(of_runs) for name, of_runs in analyses.items()},
         configs=configs,
         environments=environments,
-        training_lengths=lengths,
-        text_descriptions=descriptions,
+        training_lengths={protocol: of.pop() if len(of) == 1 else None for protocol, of in lengths.items()},
+        text_descriptions={protocol: [*of] for protocol, of in descriptions.items()},
     )
 
 
 def _sums_by_block(table: pd.DataFrame, about: dict[str, Any]) -> pd.DataFrame:
-    """Sums by block of text; sums of documents of one group, such as a package, are added if the test knows groups.
+    """The rows of a test's table that have a block.
 
-    Documents of one package have the same authors. The sampling unit of text is therefore the package.
+    If the test has groups of documents, such as packages, the sums of a group's documents are added. The block is then
+    the name of the group. Documents of one package have the same authors, so the sampling unit of text is the package.
     """
     blocks = table[table["block"].notna()]
     for evaluation in about["evaluations"].values():
@@ -158,10 +161,10 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Configuration of the training of a run, with dotted keys, and its costs.
+    """The configuration of a run's fit, with dotted keys, and its cost.
 
-    A test by `compare` has both in its results.json. For other tests they are files of the parent folder; if it does
-    not have them, both are empty.
+    The results.json of a test by `compare` contains both. For other tests they are read from files in the parent
+    folder. Without these files they are empty.
     """
     if "run" in about:
         return dict(about["run"]["config"]), dict(about["run"]["cost"])
@@ -170,23 +173,24 @@ def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[s
 
 
 def _text_descriptions(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each protocol of a test, and a phrase that describes the scored text."""
+    """Yield each protocol of a test with a description of its scored text, unless the test does not describe it."""
     for evaluation in about["evaluations"].values():
         paper, documents = evaluation.get("sampling") == "paper", evaluation.get("documents")
-        counted = f"inside {documents} document{'s' * (documents != 1)}" if documents else ""
+        where = f"inside {documents} document{'s' * (documents != 1)}" if documents else ""
         if left_out := evaluation.get("overlapping"):
-            counted += f" (of the whole split, {left_out} are left out, which the training text has too)"
+            where += f" (of the whole split, {left_out} are left out, which the training text has too)"
         for protocol in evaluation.get("protocols", ()):
             skip = evaluation.get("skip", 0) if protocol.startswith("sliding") else 0
-            choices = [
+            phrases = [
                 f"{evaluation['split']} split" if "split" in evaluation else "",
                 f"blocks of {evaluation['block']} targets" if "block" in evaluation and not paper else "",
                 "shuffled segments, other text at each length" if paper else "",
-                counted,
+                where,
                 f"the first {skip} targets of a block are context only" if skip else "",
                 f"computed in {evaluation['precision']}" if "precision" in evaluation else "",
             ]
-            yield protocol, ", ".join(filter(None, choices))
+            if any(phrases):
+                yield protocol, ", ".join(filter(None, phrases))
 
 
 def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:

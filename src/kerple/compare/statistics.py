@@ -1,4 +1,4 @@
-"""Statistics of a comparison whose runs have the same targets, data and budget, and differ in strategy and seed.
+"""Statistics of a comparison whose runs have the same data, budget and targets, and differ in strategy and seed.
 
 A *result* is a row (strategy, seed, metric, protocol, length, value); a *cell* is a (metric, protocol, length).
 Strategies are compared with the baseline within a cell, over all seeds of both and on the same text. Runs are not
@@ -13,16 +13,23 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from kerple.base.errors import UserError
-from kerple.compare.estimates import Sums, by_block, difference, logarithm
+from kerple.compare.estimates import by_block, difference, estimate, logarithm, over_seeds
 
 CELL = ["metric", "protocol", "length"]
+METRIC_NAMES = {
+    "ppl": "Perplexity",
+    "bits_per_byte": "Bits per byte",
+    "loss": "Loss",
+    "exact_match": "Exact match",
+    "token_accuracy": "Token accuracy",
+    "accuracy": "Accuracy",
+}
 LOWER_IS_BETTER = ("ppl", "bits_per_byte", "loss")
-LOGARITHMIC = ("ppl", "bits_per_byte")  # compared by ratios, that is, by differences of logarithms
-HIGHER_IS_BETTER = ("exact_match", "token_accuracy", "accuracy")
+LOGARITHMIC = ("ppl", "bits_per_byte")  # metrics that are compared by differences of their logarithms
 
 
 def in_tokens(metric: str, protocol: str) -> bool:
-    """Whether the length of a cell is a number of tokens, as for perplexity and needles, or the length of a problem."""
+    """Whether the length of a cell is a number of tokens, as for perplexity and needles; if not, that of a problem."""
     return lower_is_better(metric) or "niah" in protocol
 
 
@@ -32,17 +39,17 @@ def lower_is_better(metric: str) -> bool:
     Raises:
         UserError: If the metric is not known.
     """
-    if metric not in LOWER_IS_BETTER + HIGHER_IS_BETTER:
-        known = ", ".join(LOWER_IS_BETTER + HIGHER_IS_BETTER)
-        raise UserError(f"metric: got {metric!r}, expected one of {known}; add it to kerple.compare.statistics")
+    if metric not in METRIC_NAMES:
+        expected = f"one of {', '.join(METRIC_NAMES)}"
+        raise UserError(f"metric: got {metric!r}, expected {expected}; add a new metric to {__name__}")
     return metric in LOWER_IS_BETTER
 
 
 def holm(p: ArrayLike) -> NDArray[np.float64]:
-    """Holm's (1979) step-down adjustment of p-values, which controls the family-wise error under any dependence.
+    """Return p-values with Holm's (1979) step-down correction, which controls the family-wise error rate.
 
-    The i-th smallest of n p-values is multiplied by n - i + 1. The results are made monotone and at most 1. NaN stays
-    NaN and is not one of the n.
+    The i-th smallest of n p-values is multiplied by n - i + 1. The products are then made monotone and at most 1. NaN
+    stays NaN and is not one of the n. The p-values may depend on each other in any way.
     """
     p = np.asarray(p, dtype=np.float64)
     adjusted = np.full_like(p, np.nan)
@@ -54,27 +61,28 @@ def holm(p: ArrayLike) -> NDArray[np.float64]:
 
 
 def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Test each strategy against the baseline in each cell: Welch's test, two-sided, over all seeds of each.
+    """Test each strategy against the baseline in each cell by Welch's two-sided test over all seeds of both.
 
-    Perplexities and bits per byte are compared by their logarithms, that is, by the mean loss in nats. Accuracies are
-    not transformed. Holm's correction is applied over the strategies of a cell. There is no other correction.
+    Perplexities are compared by their logarithms, which are mean losses in nats, and bits per byte by theirs.
+    Accuracies are not transformed. Holm's correction is applied over the strategies of a cell. There is no other
+    correction.
 
     Args:
         results: Columns strategy, seed, metric, protocol, length, value; a row for each combination.
-        baseline: The strategy with which the others are compared.
-        blocks: Sums by block of the same cells: strategy, seed, metric, protocol, length, block, sum, count. With them,
-            and if both were tested on the same text, the test is over seeds and text, otherwise over seeds.
+        baseline: The strategy with which the others are compared. Cells without it are left out.
+        blocks: Sums by block of the same cells: columns strategy, seed, metric, protocol, length, block, sum, count. If
+            both strategies have the same blocks in a cell, the test is over seeds and text, otherwise over seeds.
 
     Returns:
         One row for each cell and each strategy except the baseline, with the columns
 
-        - ``fewest_seeds``: smaller number of seeds of the two,
-        - ``blocks``: number of blocks of text, 1 without sums by block,
+        - ``fewest_seeds``: the smaller number of seeds of the two strategies,
+        - ``blocks``: number of blocks of text; 1 if the test is over seeds,
         - ``difference``: mean over seeds minus that of the baseline, of logarithms for logarithmic metrics,
-        - ``difference_low`` and ``difference_high``: its 95% interval over seeds and text,
-        - ``t``, ``p`` and ``p_holm``.
+        - ``difference_low`` and ``difference_high``: 95% interval of the difference,
+        - ``t``, ``p``, and ``p_holm`` after Holm's correction.
 
-        With one seed of either, interval and test are NaN. If all values are equal, the test is NaN.
+        If one of the two has one seed, interval and test are NaN. If all values of both are equal, the test is NaN.
 
     Raises:
         UserError: If the baseline has no results.
@@ -82,7 +90,10 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
     strategies = list(dict.fromkeys(results["strategy"]))
     if baseline not in strategies:
         raise UserError(f"compare: baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
-    of_cell = {} if blocks is None else dict(iter(blocks.groupby(["strategy", *CELL])))
+    with np.errstate(divide="ignore"):
+        logarithms = np.log(results["value"])
+    results = results.assign(value=logarithms.where(results["metric"].isin(LOGARITHMIC), results["value"]))
+    by_cell = {} if blocks is None else dict(iter(blocks.groupby(["strategy", *CELL])))
     rows = []
     for cell, group in results.groupby(CELL, sort=False):
         values = {strategy: of.set_index("seed")["value"] for strategy, of in group.groupby("strategy")}
@@ -91,33 +102,24 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         # bits per byte and perplexity have the same losses, and sums by block are stored for perplexity
         losses = ("ppl", *cell[1:]) if cell[0] == "bits_per_byte" else cell
         for strategy in (s for s in strategies if s != baseline and s in values):
-            sides = [(of_cell.get((side, *losses)), values[side].index) for side in (strategy, baseline)]
-            ours, theirs = (None if of is None else by_block(of, seeds) for of, seeds in sides)
+            pair = [(by_cell.get((name, *losses)), values[name].index) for name in (strategy, baseline)]
+            ours, theirs = (None if of is None else by_block(of, seeds) for of, seeds in pair)
             if cell[0] == "bits_per_byte" and ours and theirs:
                 ours, theirs = logarithm(*ours), logarithm(*theirs)
-            effect = difference(ours, theirs)
-            if effect is None:
-                metric = str(cell[0])
-                effect = difference(_over_seeds(values[strategy], metric), _over_seeds(values[baseline], metric))
-                assert effect is not None, "one block with count 1 is the same text for both"
-            tested = effect.error >= 0 and (effect.mean or effect.error)
-            t = effect.mean / effect.error if tested and effect.error else math.copysign(math.inf, effect.mean)
-            row = (effect.seeds, effect.blocks, effect.mean, *effect.interval())
-            rows.append((strategy, *cell, *row, *((t, effect.p()) if tested else (math.nan, math.nan))))
+            over_text = difference(ours, theirs)
+            effect = over_text or estimate(over_seeds(values[strategy]), over_seeds(-values[baseline]))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                t = np.divide(effect.mean, effect.error)  # 0 / 0 is NaN: there is nothing to test
+            p = effect.p() if t == t else math.nan
+            rows.append((strategy, *cell, effect.seeds, effect.blocks, effect.mean, *effect.interval(), t, p))
     names = ["fewest_seeds", "blocks", "difference", "difference_low", "difference_high", "t", "p"]
     tests = pd.DataFrame(rows, columns=["strategy", *CELL, *names])
     tests["p_holm"] = tests.groupby(CELL)["p"].transform(holm) if len(tests) else tests["p"]
     return tests
 
 
-def _over_seeds(values: pd.Series, metric: str) -> Sums:
-    with np.errstate(divide="ignore"):
-        numbers = np.log(values) if metric in LOGARITHMIC else values
-    return numbers.to_numpy(dtype=np.float64)[:, None], np.ones((len(values), 1))
-
-
 def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Mean and standard deviation over seeds for every strategy and cell, with marks for tables.
+    """Return mean and standard deviation over seeds for every strategy and cell, with the tests against the baseline.
 
     Args:
         results: See `against_baseline`.
@@ -127,11 +129,11 @@ def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None 
     Returns:
         One row for each strategy and cell, in the order of the results, with the columns of `against_baseline` and
 
-        - ``seeds``, ``mean`` and ``std`` (n - 1 in the denominator; NaN for one seed),
-        - ``best``: whether the mean is the best of its cell, ties included, unless all tie,
-        - ``significant``: p_holm < 0.05,
-        - ``ratio``, ``ratio_low`` and ``ratio_high``: ratio of geometric means over seeds to the baseline, with
-            its interval; NaN if the metric is not logarithmic.
+        - ``seeds`` (their number n), ``mean`` and ``std`` (n - 1 in the denominator; NaN for one seed),
+        - ``best``: whether the mean is the best of its cell. Ties are all best, unless all strategies tie,
+        - ``significant``: whether p_holm < 0.05,
+        - ``ratio``, ``ratio_low`` and ``ratio_high``: geometric mean over seeds divided by that of the baseline, and
+            its 95% interval; NaN if the metric is not logarithmic.
 
     Raises:
         UserError: If a metric is unknown, or the baseline is missing.
@@ -141,24 +143,25 @@ def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None 
     values = results.groupby(keys, sort=False)["value"]
     summary = values.agg(seeds="count", mean="mean", std="std").reset_index()
     sign = np.where(summary["metric"].map(lower_is_better), 1.0, -1.0)
-    cost = summary["mean"] * sign
+    cost = summary["mean"] * sign  # lower is better for every metric
     cells = cost.groupby([summary[c] for c in CELL])
     summary["best"] = (cost == cells.transform("min")) & (cost < cells.transform("max"))
     summary = summary.merge(tests, on=keys, how="left")
     summary["significant"] = summary["p_holm"] < 0.05
-    compared = summary["metric"].isin(LOGARITHMIC)
+    logarithmic = summary["metric"].isin(LOGARITHMIC)
     for end in ("", "_low", "_high"):
-        summary[f"ratio{end}"] = np.exp(summary[f"difference{end}"].astype(float).where(compared))
-    summary.loc[compared & (summary["strategy"] == baseline), "ratio"] = 1.0
+        summary[f"ratio{end}"] = np.exp(summary[f"difference{end}"].astype(float).where(logarithmic))
+    summary.loc[logarithmic & (summary["strategy"] == baseline), "ratio"] = 1.0
     return summary
 
 
 def mean_reciprocal_rank(scores: pd.DataFrame, metric: str) -> pd.Series:
-    """Mean over tasks of 1 / rank (Kazemnejad et al. 2023, section 4). Ties share their mean rank.
+    """Return the mean over tasks of 1 / rank (Kazemnejad et al. 2023, section 4). Ties share their mean rank.
 
     Args:
-        scores: Scores (strategies, tasks), such as the mean exact match beyond the training length; none is missing.
-        metric: Name of the metric, which determines whether larger is better.
+        scores: Scores, such as the mean exact match beyond the training length; a row per strategy and a column per
+            task, without missing values.
+        metric: Name of the metric of the scores, which determines whether larger is better.
 
     Returns:
         A number in (0, 1] for each strategy; 1 if it is the best at every task.

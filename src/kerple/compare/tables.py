@@ -9,139 +9,107 @@ import pandas as pd
 
 from kerple.compare.estimates import Estimate, by_block, difference
 from kerple.compare.markup import DAGGER, NOTHING, Cell, Table
-from kerple.compare.statistics import HIGHER_IS_BETTER, LOGARITHMIC, mean_reciprocal_rank
+from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better, mean_reciprocal_rank
 
 MOST_COLUMNS = 12
-METRIC_NAMES = {
-    "ppl": "Perplexity",
-    "bits_per_byte": "Bits per byte",
-    "exact_match": "Exact match",
-    "token_accuracy": "Token accuracy",
-    "mrr": "Mean reciprocal rank",
-}
 FAR_CONTEXT = (  # quantity of `FarContext`, the contexts whose losses are subtracted, meaning of a positive difference
     ("gain", "none", "own", "the loss is lower with distant text than without"),
     ("content", "foreign", "own", "a text's own distant text serves better than that of another document"),
     ("disturbance", "foreign", "none", "distant text of another document raises the loss"),
 )
 Gains = dict[tuple[str, int], Estimate]
-"""Difference of losses of each (strategy, length)."""
+"""Differences of mean losses by (strategy, length)."""
 
 
-def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Table:
+def metric_table(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Table:
     """Table of mean ± standard deviation over seeds. The best mean is bold, † marks a significant difference.
 
     Args:
-        chosen: The rows of a summary with one metric and protocol.
-        trained: Training length, or None.
+        chosen: The rows of `kerple.compare.statistics.summarise` with one metric and protocol.
+        trained: Training length, or None if it is not known.
         baseline: The strategy with which the others are compared.
     """
     metric, protocol = chosen[["metric", "protocol"]].iloc[0]
-    lengths, shown = chosen["length"].unique(), _shown(chosen["length"])
-    cells: dict[str, dict[str, Cell]] = {s: {} for s in dict.fromkeys(chosen["strategy"])}
-    row: Any
-    for row in chosen[chosen["length"].isin(shown)].itertuples():
-        mark = DAGGER if row.significant else ""
-        cells[row.strategy][_times(row.length, trained)] = Cell(f"{number(row.mean, row.std)}{mark}", bool(row.best))
-    columns = [_times(length, trained) for length in shown]
-    paired = _paired(chosen)
-    for row in paired[paired["length"] == paired["length"].max()].itertuples():
-        last = f"ratio to {baseline} at {row.length}"
-        cells[row.strategy][last] = Cell(_with_interval("#.4g", row.ratio, row.ratio_low, row.ratio_high))
-        columns += [] if last in columns else [last]
-    body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(NOTHING)
+    body = _body(chosen.set_index(["strategy", "length"]).apply(_mean_cell, axis=1), chosen["strategy"], trained)
     fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())
     seeds = f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
     compared = "differences of mean loss" if metric in LOGARITHMIC else "differences"
     note = (
         f"Mean ± standard deviation over {seeds}; best mean of a column in bold; {DAGGER}: differs from {baseline} "
         f"(two-sided Welch test of {compared} over {_sources(chosen)}; p < 0.05 after Holm's correction over the "
-        "strategies of a column, the only one)."
+        "strategies of a column; no other correction)."
     )
     if most == 1:
         note = "Best of each column in bold. With one seed the ranking may not be reproducible."
-    if not paired.empty:
-        note += f" Last column: ratio to {baseline} (geometric mean over seeds){_interval_note(paired)}."
-    if len(shown) < len(lengths):
-        note += f" {len(shown)} of {len(lengths)} lengths are shown, results.csv has all."
-    return Table(f"{METRIC_NAMES.get(metric, metric)}, {protocol}", body, note)
+    shown, lengths = body.shape[1], chosen["length"].nunique()
+    ratios = _with_ratio(chosen)
+    if not ratios.empty:
+        longest = ratios["length"].max()
+        last = ratios[ratios["length"] == longest].set_index("strategy")
+        body[f"ratio to {baseline} at {longest}"] = last.apply(_ratio_cell, axis=1, digits="#.4g")
+        body = body.fillna(NOTHING)
+        note += f" Last column: ratio to {baseline} (geometric mean over seeds){_interval_note(ratios)}."
+    if shown < lengths:
+        note += f" {shown} of {lengths} lengths are shown, results.csv has all."
+    return Table(f"{METRIC_NAMES[metric]}, {protocol}", body, note)
 
 
-def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table | None:
-    """Table of the ratio to the baseline with its interval, or None without ratios. Arguments as `comparison`."""
-    chosen = _paired(cells).sort_values("length", kind="stable")
-    if chosen.empty:
+def ratio_table(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Table | None:
+    """Table of the ratio to the baseline with its interval; None without ratios. Arguments as in `metric_table`."""
+    ratios = _with_ratio(chosen)
+    if ratios.empty:
         return None
-    metric, protocol = chosen[["metric", "protocol"]].iloc[0]
-    rows: dict[str, dict[str, Cell]] = {}
-    row: Any
-    for row in chosen[chosen["length"].isin(_shown(chosen["length"]))].itertuples():
-        text = _with_interval(".3f", row.ratio, row.ratio_low, row.ratio_high)
-        rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
-    order = [strategy for strategy in dict.fromkeys(cells["strategy"]) if strategy in rows]
-    body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
-    note = f"Geometric mean over seeds divided by {baseline}'s, on the same text{_interval_note(chosen)}."
-    return Table(f"{METRIC_NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
+    metric, protocol = ratios[["metric", "protocol"]].iloc[0]
+    cells = ratios.set_index(["strategy", "length"]).apply(_ratio_cell, axis=1, digits=".3f")
+    body = _body(cells, chosen["strategy"], trained)
+    note = f"Geometric mean over seeds divided by {baseline}'s, on the same text{_interval_note(ratios)}."
+    return Table(f"{METRIC_NAMES[metric]} relative to {baseline}, {protocol}", body, note)
 
 
-def context_gain_table(summary: pd.DataFrame, blocks: pd.DataFrame, window: str, trained: int | None) -> Table | None:
-    """Table of the context gain: loss with windowed attention minus loss with full attention, on the same targets.
+def difference_tables(
+    blocks: pd.DataFrame, strategies: pd.Series, protocol: str, trained: int | None
+) -> Iterator[Table]:
+    """Yield the tables of differences of losses on the same targets that belong to a protocol.
 
-    None if no strategy has both protocols.
+    These are the context gain for ``windowed``; gain, content and disturbance for ``far_own``; and none for other
+    protocols. A table is left out if no strategy has both protocols.
 
     Args:
-        summary: Summary of the strategies, which determines the order of rows.
         blocks: Sums by block of the runs.
-        window: Label of the windowed protocol, such as ``windowed64``, after the name of a part if there are several.
-        trained: Training length.
+        strategies: Labels of the strategies, in the order of the rows.
+        protocol: Name of the protocol, such as ``windowed64``, or ``code windowed64`` for the part ``code``.
+        trained: Training length, or None if it is not known.
     """
-    part, _, name = window.rpartition(" ")
-    full, width = f"{part} full".strip(), name.removeprefix("windowed")
-    title = f"Context gain beyond {width} tokens{part and f', {part}'}"
-    means = "text farther away than the window helps"
-    return _gain_table(title, f"{window} minus {full}", means, context_gains(blocks, window), summary, trained)
-
-
-def far_context(summary: pd.DataFrame, blocks: pd.DataFrame, own: str, trained: int | None) -> Iterator[Table | None]:
-    """Yield tables of gain, content and disturbance from `FarContext`. Other arguments as `context_gain_table`.
-
-    Args:
-        own: Label of the reading of a target's own text, such as ``far_own64``, after the name of a part.
-    """
-    part = own.rpartition(" ")[0]
-    for name, *readings, means in FAR_CONTEXT:
-        first, second = (own.replace("far_own", f"far_{reading}") for reading in readings)
-        title, gains = f"Far context: {name}{part and f', {part}'}", loss_differences(blocks, first, second)
-        yield _gain_table(title, f"{first} minus {second}", means, gains, summary, trained)
-
-
-def _gain_table(
-    title: str, names: str, means: str, gains: Gains, summary: pd.DataFrame, trained: int | None
-) -> Table | None:
-    """Table of differences of losses, or None without differences."""
-    if not gains:
-        return None
-    shown = _shown(pd.Series([length for _, length in gains]))
-    gains = {cell: gain for cell, gain in gains.items() if cell[1] in shown}
-    rows: dict[str, dict[str, Cell]] = {}
-    for (strategy, length), gain in gains.items():
-        low, high = gain.interval()
-        text = _with_interval("+.4f", gain.mean, low, high)
-        rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(low > 0))
-    order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
-    body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
-    sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
-    interval = f"; 95% interval over {sources}" if max(gain.seeds for gain in gains.values()) > 1 else ""
-    note = f"{names}, nats per token, on the same targets{interval}."
-    return Table(title, body, f"{note} Above 0, in bold if the whole interval is: {means}.")
+    part, _, name = protocol.rpartition(" ")
+    found: list[tuple[str, str, str, Gains]] = []
+    if name.startswith("windowed"):
+        names, gains = f"{protocol} minus {f'{part} full'.strip()}", context_gains(blocks, protocol)
+        title = f"Context gain beyond {name.removeprefix('windowed')} tokens"
+        found.append((title, names, "text farther away than the window helps", gains))
+    elif name.startswith("far_own"):
+        for quantity, *contexts, meaning in FAR_CONTEXT:
+            first, second = (protocol.replace("far_own", f"far_{context}") for context in contexts)
+            gains = loss_differences(blocks, first, second)
+            found.append((f"Far context: {quantity}", f"{first} minus {second}", meaning, gains))
+    for title, names, meaning, gains in found:
+        if gains:
+            cells = {
+                cell: Cell(_format_estimate("+.4f", gain.mean, *gain.interval()), bool(gain.interval()[0] > 0))
+                for cell, gain in gains.items()
+            }
+            sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
+            interval = f"; 95% interval over {sources}" if max(gain.seeds for gain in gains.values()) > 1 else ""
+            note = f"{names}, nats per token, on the same targets{interval}. "
+            note += f"A positive difference means that {meaning}. It is bold if the whole interval is positive."
+            yield Table(f"{title}{part and f', {part}'}", _body(pd.Series(cells), strategies, trained), note)
 
 
 def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
-    """Context gain of each (strategy, length) with length > window and the same blocks in both protocols.
+    """Return the context gain of each strategy and length beyond the window with the same text in both protocols.
 
     Args:
         blocks: Sums by block of the runs.
-        window: Label of the windowed protocol, as in `context_gain_table`.
+        window: Name of the windowed protocol, such as ``windowed64``, or ``code windowed64`` for the part ``code``.
     """
     part, _, name = window.rpartition(" ")
     width = int(name.removeprefix("windowed"))
@@ -149,7 +117,13 @@ def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
 
 
 def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
-    """Mean loss of protocol ``first`` minus that of ``second``, of each (strategy, length) with equal blocks."""
+    """Return the mean loss of one protocol minus that of another, for each strategy and length with the same text.
+
+    Args:
+        blocks: Sums by block of the runs.
+        first: Name of the first protocol.
+        second: Name of the protocol that is subtracted.
+    """
     losses = blocks[(blocks["metric"] == "ppl") & blocks["protocol"].isin([first, second])]
     gains: Gains = {}
     cell: Any
@@ -160,45 +134,55 @@ def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
     return gains
 
 
-def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
-    """Table of strategies × tasks: mean accuracy beyond the training length, and mean reciprocal rank over tasks.
+def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
+    """Table of the mean accuracy beyond the training length by strategy and task, and of the mean reciprocal rank.
 
-    It is None for other metrics, and for a single task.
+    None if the metric is no accuracy, or there is only one task. If the training length of a task is not known, the
+    means are over all lengths.
+
+    Args:
+        results: Results of the runs, see `kerple.compare.runs.Runs`.
+        metric: Name of the metric.
+        trained: Training length of each task; None if it is not known.
     """
     chosen = results[results["metric"] == metric]
-    if metric not in HIGHER_IS_BETTER or chosen["protocol"].nunique() < 2:
+    if lower_is_better(metric) or chosen["protocol"].nunique() < 2:
         return None
     lengths = {trained[protocol] for protocol in chosen["protocol"].unique()}
     if None not in lengths:
         chosen = chosen[chosen["length"] > chosen["protocol"].map(trained)]
-    # the mean of a task is over lengths that all its strategies have, because longer problems are harder
-    having = chosen.groupby("protocol")["strategy"].transform("nunique")
-    common = chosen.groupby(["protocol", "length"])["strategy"].transform("nunique") == having
-    dropped, chosen = sorted(chosen.loc[~common, "protocol"].unique()), chosen[common]
+    # longer problems are harder, so the mean of a task is only over lengths that all strategies with the task have
+    of_task = chosen.groupby("protocol")["strategy"].transform("nunique")
+    common = chosen.groupby(["protocol", "length"])["strategy"].transform("nunique") == of_task
+    shortened, chosen = sorted(chosen.loc[~common, "protocol"].unique()), chosen[common]
     if chosen.empty:
         return None
     scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
     scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
-    whole = not scores.isna().any(axis=None)  # ranks among different strategies have no mean
-    columns = {c: scores[c] for c in scores}
-    if whole:
-        columns["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
-    best = {c: (column == column.max()) & (column > column.min()) for c, column in columns.items()}
-    body = pd.DataFrame(
-        {c: [Cell(f"{v:.3f}" if v == v else "–", b) for v, b in zip(columns[c], best[c], strict=True)] for c in columns}
-    )
-    body.index = list(scores.index)
-    body = body.T if len(columns) > max(MOST_COLUMNS, len(body)) else body
+    complete = not scores.isna().any(axis=None)
+    if complete:  # otherwise the ranks of a task would be among fewer strategies
+        scores["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
+    best = (scores == scores.max()) & (scores > scores.min())
+    texts = scores.map(lambda value: "–" if math.isnan(value) else f"{value:.3f}")
+    columns = {task: list(map(Cell, texts[task], best[task])) for task in scores}
+    body = pd.DataFrame(columns, index=list(scores.index))
+    body = body.T if body.shape[1] > max(MOST_COLUMNS, len(body)) else body
     beyond = "" if None in lengths else f" at lengths beyond {lengths.pop() if len(lengths) == 1 else 'training'}"
-    ranks = "ranks are over strategies, ties share one, and 1 / rank is averaged over tasks."
-    note = f"Mean over seeds and lengths; {ranks if whole else 'no ranks: not all strategies have all tasks.'}"
-    if dropped:
-        note += f" Of {', '.join(dropped)} only the lengths that all strategies have; the tables below have all."
-    return Table(f"{METRIC_NAMES.get(metric, metric)}{beyond}, by task", body, note)
+    ranked = "ranks are over strategies, ties share their mean rank, and 1 / rank is averaged over tasks."
+    note = f"Mean over seeds and lengths; {ranked if complete else 'no ranks: not all strategies have all tasks.'}"
+    if shortened:
+        note += f" Of {', '.join(shortened)} only the lengths that all strategies have; the tables below have all."
+    return Table(f"{METRIC_NAMES[metric]}{beyond}, by task", body, note)
 
 
-def costs(measured: pd.DataFrame) -> Table | None:
-    """Table of parameters, training speed and peak memory of each strategy; None if no run measured them."""
+def cost_table(measured: pd.DataFrame) -> Table | None:
+    """Table of parameters, training speed and peak memory of each part and strategy; None without measurements.
+
+    The speed is left out if several runs were trained at a time.
+
+    Args:
+        measured: Cost of training of the runs, see `kerple.compare.runs.Runs`.
+    """
     if measured.empty:
         return None
     rows: dict[str, dict[str, Cell]] = {}
@@ -208,8 +192,8 @@ def costs(measured: pd.DataFrame) -> Table | None:
     for (part, strategy), group in sorted(groups, key=lambda group: parts.index(group[0][0])):
         speed = pd.to_numeric(group["tokens_per_second"]).mean()  # NaN for runs of a few steps
         row = {
-            "position parameters": _span(group["position_parameters"]),
-            "all parameters": _span(group["parameters"]),
+            "position parameters": format_range(group["position_parameters"]),
+            "all parameters": format_range(group["parameters"]),
             **({} if shared else {"tokens per second": "–" if math.isnan(speed) else f"{speed:,.0f}"}),
             "peak memory (MiB)": f"{group['peak_memory_bytes'].mean() / 2**20:,.0f}",
         }
@@ -219,8 +203,11 @@ def costs(measured: pd.DataFrame) -> Table | None:
     return Table("Cost of training", pd.DataFrame.from_dict(rows, orient="index"), note)
 
 
-def number(mean: float, std: float) -> str:
-    """A mean with its standard deviation as text of three or four significant digits."""
+def format_mean(mean: float, std: float = math.nan) -> str:
+    """Format a mean and its standard deviation with three or four significant digits of the mean.
+
+    A standard deviation of NaN is left out. A mean that is not finite is shown as ∞ or –.
+    """
     if not math.isfinite(mean):
         return "∞" if mean > 0 else "–"
     digits = 3 if abs(mean) < 10 else 2 if abs(mean) < 100 else 1 if abs(mean) < 1000 else 0
@@ -228,41 +215,71 @@ def number(mean: float, std: float) -> str:
     return f"{mean:.{digits}f}{spread}"
 
 
-def _paired(cells: pd.DataFrame) -> pd.DataFrame:
-    """The rows of other strategies that have a ratio to the baseline."""
+def format_range(counts: pd.Series) -> str:
+    """Format the smallest and the largest count, or one number if they are equal."""
+    return "–".join(dict.fromkeys(f"{count:,.0f}" for count in (counts.min(), counts.max())))
+
+
+def _body(cells: pd.Series, strategies: pd.Series, trained: int | None) -> pd.DataFrame:
+    """Arrange cells in a row per strategy and a column per length.
+
+    Of more than `MOST_COLUMNS` lengths, that number with even spacing is shown. Strategies without a cell are left out.
+
+    Args:
+        cells: `Cell` by strategy and length.
+        strategies: Labels of the strategies, in the order of the rows.
+        trained: Training length, or None if it is not known.
+    """
+    body = cells.unstack()  # lengths are sorted
+    shown = np.linspace(0, body.shape[1] - 1, min(body.shape[1], MOST_COLUMNS)).round().astype(int)
+    body = body.loc[[strategy for strategy in dict.fromkeys(strategies) if strategy in body.index]].iloc[:, shown]
+    headings = [_format_length(int(length), trained) for length in body.columns]
+    return body.fillna(NOTHING).set_axis(headings, axis=1).rename_axis(None)
+
+
+# the type Any, because pandas-stubs allows only numbers and texts in a column
+def _mean_cell(row: Any) -> Any:
+    """The `Cell` of the mean ± standard deviation in a row of a summary."""
+    return Cell(f"{format_mean(row['mean'], row['std'])}{DAGGER if row['significant'] else ''}", bool(row["best"]))
+
+
+def _ratio_cell(row: Any, digits: str) -> Any:
+    """The `Cell` of the ratio in a row of a summary, with its interval and numbers in the format ``digits``."""
+    return Cell(_format_estimate(digits, row["ratio"], row["ratio_low"], row["ratio_high"]))
+
+
+def _with_ratio(cells: pd.DataFrame) -> pd.DataFrame:
+    """The rows of strategies that have a finite ratio to the baseline, without those of the baseline."""
     return cells[cells["fewest_seeds"].notna() & np.isfinite(cells["ratio"])]
 
 
-def _with_interval(digits: str, value: float, low: float, high: float) -> str:
-    """A value with its 95% interval, or with "(one seed)"."""
+def _format_estimate(digits: str, value: float, low: float, high: float) -> str:
+    """Format a value and its interval. With one seed there is no interval, and the text says so.
+
+    Args:
+        digits: Format of the numbers, such as ``.3f``.
+        value: The value.
+        low: Lower end of the interval, or NaN.
+        high: Upper end of the interval, or NaN.
+    """
     interval = f" [{low:{digits}}, {high:{digits}}]" if low <= high else " (one seed)" * math.isfinite(value)
     return f"{value:{digits}}{interval}"
 
 
 def _interval_note(ratios: pd.DataFrame) -> str:
-    """Name the sources of variation that the intervals of these ratios cover; empty without intervals."""
+    """Name the sources of variation that the intervals of these ratios cover; empty if all have one seed."""
     return f"; 95% interval over {_sources(ratios)}" if ratios["fewest_seeds"].max() > 1 else ""
 
 
 def _sources(chosen: pd.DataFrame) -> str:
-    """Sampling units of the tests of these cells."""
+    """Name the sampling units of the tests in these rows of a summary."""
     if chosen["blocks"].max() <= 1:
         return "seeds"
-    return "seeds and problems" if chosen["metric"].iloc[0] in HIGHER_IS_BETTER else "seeds and text"
+    return "seeds and text" if lower_is_better(chosen["metric"].iloc[0]) else "seeds and problems"
 
 
-def _span(counts: pd.Series) -> str:
-    return "–".join(dict.fromkeys(f"{count:,}" for count in (counts.min(), counts.max())))
-
-
-def _shown(lengths: pd.Series) -> list[int]:
-    """The distinct lengths in order; of more than `MOST_COLUMNS`, that number with even spacing."""
-    distinct = sorted(lengths.unique())
-    spread = np.linspace(0, len(distinct) - 1, min(len(distinct), MOST_COLUMNS)).round().astype(int)
-    return [distinct[i] for i in spread]
-
-
-def _times(length: int, trained: int | None) -> str:
+def _format_length(length: int, trained: int | None) -> str:
+    """Format a length, with its ratio to the training length if that is an integer."""
     if not trained or length % trained or length < trained:
         return f"{length}"
     return f"{length} ({length // trained}×)"
