@@ -51,7 +51,7 @@ class Sinusoidal(Position):
 
     def __init__(self, shape: Shape, base: float = 10000.0, scaled: bool = False) -> None:
         super().__init__()
-        self.require(shape.dim % 2 == 0, "dim", shape.dim, "an even width: sines and cosines come in pairs")
+        self.require(shape.dim % 2 == 0, "dim", shape.dim, "an even number, because sines and cosines come in pairs")
         self.require(base > 1, "base", base, "a number above 1, such as 10000")
         self.dim, self.base, self.embedding_scale = shape.dim, base, shape.dim**0.5 if scaled else 1.0
 

@@ -93,8 +93,9 @@ class Position(Constrained, ABC):
     The model's option ``per_layer`` takes precedence."""
 
     varies_by_layer: bool = False
-    """Whether layers have different strategies, as in `LayerPattern`. The model's option ``per_layer`` must not be false
-    then."""
+    """Whether layers have different strategies, as in `LayerPattern`.
+
+    A model with the option ``per_layer`` false raises a UserError."""
 
     window: int | None = None
     """Number of keys that a query sees in layers with this strategy, including its own key; None for all.
@@ -135,7 +136,10 @@ class Position(Constrained, ABC):
         return positions
 
     def embed(self, x: Tensor, positions: TokenPositions) -> Tensor:
-        """Add positions to token embeddings, (B, T, D) -> (B, T, D). The model calls only the first layer's strategy."""
+        """Add positions to token embeddings, (B, T, D) -> (B, T, D).
+
+        The model calls it only for the strategy of the first layer.
+        """
         return x
 
     # functions of distance and head, or of one token

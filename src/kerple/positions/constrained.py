@@ -20,8 +20,8 @@ HUGE = 1e6
 class Constrained(nn.Module):
     """Module whose parameters are fp32 and are projected into their ranges by `constrain_`.
 
-    Its parameters and buffers stay fp32 in ``module.bfloat16()`` and with Lightning's ``bf16-true``, because bf16 cannot
-    distinguish all distances above 256. ``module.double()`` converts them to fp64.
+    Its parameters and buffers stay fp32 in ``module.bfloat16()`` and with Lightning's ``bf16-true``, because bf16
+    cannot distinguish all distances above 256. ``module.double()`` converts them to fp64.
     """
 
     def __init__(self) -> None:

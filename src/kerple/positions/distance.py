@@ -1,4 +1,4 @@
-"""`ALiBi` and `Sandwich`: attention biases that are fixed functions of distance and head."""
+"""`ALiBi` and `Sandwich`: attention biases that are simple functions of the distance d and the head h = 1..H."""
 
 import math
 
@@ -12,8 +12,8 @@ from kerple.positions.base import Position, Shape
 class ALiBi(Position):
     """Linear penalty on distance: ``-slope_h · d`` (Press et al. 2022, arXiv 2108.12409, section 3).
 
-    Slopes are 2^(-8h/H), h = 1..H. If H is not a power of two, the first slopes are those of the next smaller power of
-    two. The others are every second slope of twice that power, as in the published code.
+    Slopes are 2^(-8h/H). If H is not a power of two, let P be the next smaller power of two. The slopes are then those
+    of P heads, followed by every second slope of 2P heads, as in the published code.
 
     Parameters: `H * learnable`, shared by all layers. Cost: one (H, T) table per forward pass.
 
@@ -38,7 +38,7 @@ class ALiBi(Position):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Return the ALiBi slope of each head."""
+    """Return the slope of each head in `ALiBi`."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     further_slopes = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (heads - power), 2)]
@@ -49,13 +49,14 @@ class Sandwich(Position):
     """Inner product of two sinusoidal position embeddings, as a bias by distance (Chi et al. 2022, arXiv 2212.10356,
     section 4).
 
-    ``H / (8h) · Σ_i cos(d / 10000^(2i/size))``, i = 0..size/2-1, h = 1..H.
+    ``H / (8h) · Σ_i cos(d / 10000^(2i/size))``, i = 0..size/2-1.
 
     Parameters: `0`. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
-        size: Twice the number of cosines; the paper uses 128 for every head dimension.
+        size: Width of the position embeddings, twice the number of cosines. Chi et al. use 128 for every head
+            dimension.
 
     Raises:
         UserError: If the size is odd or below 2.
@@ -65,7 +66,7 @@ class Sandwich(Position):
 
     def __init__(self, shape: Shape, size: int = 128) -> None:
         super().__init__()
-        self.require(size >= 2 and size % 2 == 0, "size", size, "an even number of 2 or more; the paper uses 128")
+        self.require(size >= 2 and size % 2 == 0, "size", size, "an even number of 2 or more, such as 128")
         self.heads, self.size = shape.heads, size
 
     def bias(self, distance: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class RoPE(Position):
         factor = 1.0 if factor is None and scaling in (None, "proportional") else factor
         expected = f"a number of 1 or more with scaling {scaling}: the extended context length over the training length"
         self.require(factor is not None and factor >= 1, "factor", factor, expected)
-        expected = "pi or yarn, because it needs 4 or more rotated dimensions per head and there are 2"
+        expected = f"pi or yarn, because {scaling} needs 4 or more rotated dimensions per head"
         self.require(rotated > 2 or scaling not in ("ntk", "dynamic_ntk"), "scaling", scaling, expected)
         beta_fast = (4.0 if scaling == "llama3" else 32.0) if beta_fast is None else beta_fast
         expected = "0 < beta_slow < beta_fast, such as 1 and 32"

@@ -23,7 +23,7 @@ class XPos(Position):
     Args:
         shape: Sizes of the model; its head dimension must be even.
         base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
-        decay: B, the distance over which the scores of pair 0 decay to 0.4/1.4.
+        decay: B, the distance at which the scores of pair 0 have decayed to 0.4/1.4 of their value.
         layout: ``half`` or ``interleaved``, see `RoPE`.
 
     Raises:
