@@ -87,7 +87,10 @@ class DAPEv2(DAPE):
         return self._layer(self.out.weight.unflatten(-1, (self.taps, -1)), hidden, block)
 
     def _layer(self, weight: Tensor, x: Tensor, block: QueryKeyBlock) -> Tensor:
-        """Apply a convolution over three keys, weight (n, 3, c), to the channels of x (…, c, Tq, Tk); (…, n, Tq, Tk)."""
+        """Apply a convolution over three keys, weight (n, 3, c), to the c channels of x (…, c, Tq, Tk).
+
+        The result is (…, n, Tq, Tk).
+        """
         x = F.pad(x.masked_fill(~block.seen, 0), (1, 1))  # (…, c, Tq, Tk + 2)
         keys = block.seen.shape[-1]
         near = torch.cat([x[..., i : i + keys] for i in range(3)], -3)  # (…, 3c, Tq, Tk): key n - 1, n, n + 1

@@ -11,8 +11,8 @@ from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 
 
 class FoX(Position):
-    """Forget gates: ``Σ_{n < l <= m} log σ(w_h·x_l + b_h)`` is added to the score of query m and key n in head h (Lin et
-    al. 2025, arXiv 2503.02130, section 3.1).
+    """Forget gates: ``Σ_{n < l <= m} log σ(w_h·x_l + b_h)`` is added to the score of query m and key n in head h
+    (Lin et al. 2025, arXiv 2503.02130, section 3.1).
 
     x_l is the hidden state of token l after the block's norm. w is initialised from N(0, 0.02²).
 

@@ -19,8 +19,8 @@ Kernel = Callable[[Tensor], Tensor | None]
 
 
 class KernelSum(Position):
-    """Bias ``Σ_i factor_i · k_i(d)``, where k_i is the bias of strategy i at distance d. The sum must be a conditionally
-    positive definite kernel.
+    """Bias ``Σ_i factor_i · k_i(d)``, where k_i is the bias of strategy i at distance d. The sum must be a
+    conditionally positive definite kernel.
 
     Use `Combined` to add a score scale by distance.
 

@@ -9,7 +9,7 @@ from kerple.positions.wrapper import Wrapper
 
 
 class LayerPattern(Wrapper):
-    """A strategy and a window for each kind of layer: layer i, counted from 0, is of kind ``pattern[i % len(pattern)]``.
+    """A strategy and a window for each kind of layer. Layer i, from 0, is of the kind ``pattern[i % len(pattern)]``.
 
     Examples: RNoPE-SWA (Yang et al. 2025, arXiv 2501.18795, section 4) and iRoPE (Llama 4) repeat three local layers
     with RoPE and a window, and a global layer with NoPE. Gemma 3 (arXiv 2503.19786) repeats five local layers with RoPE

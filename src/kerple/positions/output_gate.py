@@ -33,5 +33,5 @@ class OutputGate(Position):
         self.gate_weight = nn.Parameter(torch.zeros(gates, shape.dim, dtype=torch.float32))
 
     def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
-        gate = F.linear(x, self.gate_weight.to(x.dtype)).sigmoid()  # (B, T, D or H)
+        gate = F.linear(x, self.gate_weight.to(x.dtype)).sigmoid()  # (B, T, H·δ or H)
         return out * gate.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(out.dtype)
