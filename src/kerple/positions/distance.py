@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
@@ -26,12 +26,12 @@ class ALiBi(Position):
 
     def __init__(self, shape: Shape, learnable: bool = False) -> None:
         super().__init__()
-        self.slopes: Tensor
+        slopes = alibi_slopes(shape.heads)
+        self.slopes: Tensor  # (H,)
         if learnable:
-            self.learn("slopes", shape.heads, alibi_slopes(shape.heads), minimum=0.0)
+            self.learn("slopes", shape.heads, slopes, minimum=0.0)
         else:
-            slopes = torch.tensor(alibi_slopes(shape.heads), dtype=torch.float32)  # (H,)
-            self.register_buffer("slopes", slopes, persistent=False)
+            self.slopes = nn.Buffer(torch.tensor(slopes, dtype=torch.float32), persistent=False)
 
     def bias(self, distance: Tensor) -> Tensor:
         return -self.slopes[:, None] * distance  # (H, N)

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from kerple.positions.base import Position, Shape, is_distance_bias
 from kerple.positions.kerple import KerpleLog, KerplePower
 
-Kernel = Callable[[Tensor], Tensor | None]
-"""Function from N distances (N,) to values (N,) or, for H heads, (H, N), such as `Position.bias` of a strategy."""
-
 
 class KernelSum(Position):
     """Bias ``Σ_i factor_i · k_i(d)``, where k_i is the bias of strategy i at distance d. The sum must be a
@@ -65,20 +62,21 @@ class KernelSum(Position):
 
 
 @torch.no_grad()
-def is_conditionally_positive_definite(kernel: Kernel, points: Tensor, tolerance: float = 1e-9) -> bool:
+def is_conditionally_positive_definite(
+    kernel: Callable[[Tensor], Tensor], points: Tensor, tolerance: float = 1e-9
+) -> bool:
     """Whether a kernel is CPD on these points: the doubly centred Gram matrix has no negative eigenvalue.
 
     Args:
-        kernel: Function of distances in fp64. Each of its heads must be CPD.
+        kernel: Function from N distances (N,) fp64 to values (N,) or, for H heads, (H, N), such as the method `bias` of
+            a strategy. Each head must be CPD.
         points: Points (N,) or (N, dimensions), whose Euclidean distances are the arguments of the kernel.
         tolerance: Largest magnitude of a negative eigenvalue that is taken for rounding, relative to the largest
             magnitude of an eigenvalue or an entry of the Gram matrix.
     """
     points = points.detach().double().reshape(len(points), -1)  # (N, dimensions)
     distance = (points[:, None] - points).norm(dim=-1)  # (N, N)
-    table = kernel(distance.flatten())
-    assert table is not None
-    gram = table.double().reshape(-1, *distance.shape)  # (H, N, N)
+    gram = kernel(distance.flatten()).double().reshape(-1, *distance.shape)  # (H, N, N)
     centred = gram - gram.mean(-1, keepdim=True) - gram.mean(-2, keepdim=True) + gram.mean((-1, -2), keepdim=True)
     eigenvalues = torch.linalg.eigvalsh(centred)  # (H, N)
     largest = torch.maximum(eigenvalues.abs().amax(-1), gram.abs().amax((-1, -2)))  # (H,)

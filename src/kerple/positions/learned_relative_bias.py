@@ -67,7 +67,6 @@ class LearnedRelativeBias(Position):
             bias = shift_rows(product(mixture, curves))[..., :near]
             s = torch.cat([s[..., :-near], s[..., -near:] + bias], -1) if near < keys else s + bias
         else:
-            row = block.distance.clamp(max=self.extent)
-            row = row if row.ndim == 2 else row[:, None]  # (Tq, Tk) or (B, 1, Tq, Tk)
-            s = s + product(mixture, F.pad(self.curves, (0, 1))).gather(-1, row.expand_as(s))
+            biases = product(mixture, F.pad(self.curves, (0, 1)))  # (B, H, Tq, extent + 1)
+            s = s + biases.gather(-1, block.clipped_distance(self.extent).expand_as(s))
         return s if self.temperature is None else s * self.temperature.factor(block.queries, s.dtype)

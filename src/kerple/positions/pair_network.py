@@ -85,12 +85,8 @@ def _(grad, s, b, w1, b1, w2):
     return tuple(torch.empty_like(x) for x in (s, b, w1, b1, w2))
 
 
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:
     return pair_network_backward(grad.contiguous(), *ctx.saved_tensors)
 
 
-pair_network.register_autograd(_backward, setup_context=_save)
+pair_network.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))

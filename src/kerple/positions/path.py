@@ -55,9 +55,8 @@ class PaTH(Position):
         w, beta = block.state[..., :dim], block.state[..., dim : dim + 1]  # (B, H, Tk, δ), (B, H, Tk, 1)
         first = k.shape[2] - q.shape[2]  # row of the first query among the keys
         new_w, new_k = w[:, :, first:], k[:, :, first:]
-        coefficients = product(
-            product(q, new_w.mT).tril(), _combined_gates(new_w, beta[:, :, first:])
-        )  # (B, H, Tq, Tq)
+        gates = _combined_gates(new_w, beta[:, :, first:])  # (B, H, Tq, Tq)
+        coefficients = product(product(q, new_w.mT).tril(), gates)
         scores = [product(q, new_k.mT) - product(coefficients, product(new_w, new_k.mT).tril(-1))]
         q = q - product(coefficients, new_w)  # after all transformations since the first query
         for stop in range(first, 0, -KEYS_AT_ONCE):

@@ -49,10 +49,6 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a, b).contiguous()
 
 
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = ctx.saved_tensors
     a_needs_grad, b_needs_grad = ctx.needs_input_grad
@@ -62,4 +58,4 @@ def _backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     )
 
 
-_product.register_autograd(_backward, setup_context=_save)
+_product.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))

@@ -133,10 +133,9 @@ class RoPE(Position):
         self.require(0 < beta_slow < beta_fast, "beta_slow, beta_fast", f"{beta_slow}, {beta_fast}", expected)
         expected = f"{dim // 2} positive numbers, one per rotated pair, with scaling longrope; none with other scalings"
         for name, divisors in (("short_factors", short_factors), ("long_factors", long_factors)):
+            valid = divisors is None
             if scaling == "longrope":
                 valid = divisors is not None and len(divisors) == dim // 2 and min(divisors) > 0
-            else:
-                valid = divisors is None
             self.require(valid, name, divisors, expected)
         self.layout, self.mistake = layout, mistake
         self.frequencies = RotaryFrequencies(

@@ -40,6 +40,8 @@ class SelfExtend(Wrapper):
         UserError: If a number is not positive, or the wrapped strategy does more than transform queries and keys.
     """
 
+    neighbor_window: int
+
     def __init__(
         self,
         shape: Shape,
@@ -70,14 +72,12 @@ class SelfExtend(Wrapper):
 
     def _far_positions(self, positions: TokenPositions) -> tuple[TokenPositions, TokenPositions]:
         """Return the positions of queries and keys for scores of far keys."""
-        window = self.neighbor_window
-        assert window is not None
         if self.group is None:
             key_ids = torch.zeros_like(positions.ids)
-            query_ids = key_ids + window
+            query_ids = key_ids + self.neighbor_window
         else:
             key_ids = positions.ids // self.group
-            query_ids = key_ids + window - window // self.group
+            query_ids = key_ids + self.neighbor_window - self.neighbor_window // self.group
         return replace(positions, ids=query_ids), replace(positions, ids=key_ids)
 
 

@@ -40,13 +40,9 @@ class Shaw(Position):
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         products = product(q, self.key_vectors.T) * self.key_vectors.shape[-1] ** -0.5  # (B, H, Tq, clip + 1)
-        return s + products.gather(-1, self._row(block).expand_as(s))  # (B, H, Tq, Tk)
+        return s + products.gather(-1, block.clipped_distance(self.clip).expand_as(s))  # (B, H, Tq, Tk)
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
         sums = precise(p.new_zeros(*p.shape[:3], self.clip + 1))  # total probability of each vector
-        sums = sums.scatter_add(-1, self._row(block).expand_as(p), precise(p))
+        sums = sums.scatter_add(-1, block.clipped_distance(self.clip).expand_as(p), precise(p))
         return product(sums, self.value_vectors)  # (B, H, Tq, δ)
-
-    def _row(self, block: QueryKeyBlock) -> Tensor:
-        row = block.distance.clamp(max=self.clip)
-        return row if row.ndim == 2 else row[:, None]  # (Tq, Tk) or (B, 1, Tq, Tk)

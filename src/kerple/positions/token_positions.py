@@ -89,6 +89,11 @@ class QueryKeyBlock:
         """Distance from each query back to each key, ((B,) Tq, Tk) int64; 0 for later keys."""
         return (self.queries.ids[..., :, None] - self.keys.ids[..., None, :]).clamp(min=0)
 
+    def clipped_distance(self, maximum: int) -> Tensor:
+        """Return `distance`, at most ``maximum``, in a shape that expands to all heads: (Tq, Tk) or (B, 1, Tq, Tk)."""
+        distance = self.distance.clamp(max=maximum)
+        return distance if distance.ndim == 2 else distance[:, None]
+
     def evaluate(self, function: Callable[[Tensor], Tensor | None]) -> Tensor:
         """Return the values of a function of distance, (N,) fp32 -> (H, N), for all pairs; ((B,) H, Tq, Tk)."""
         queries, keys = self.seen.shape
