@@ -18,17 +18,7 @@ from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.architecture import Architecture
 from kerple.model.self_attention import SelfAttention, prepare_context
-from kerple.positions import (
-    Combined,
-    OutputGate,
-    Position,
-    QueryKeyBlock,
-    ReRoPE,
-    SelfExtend,
-    Shape,
-    Sink,
-    TokenPositions,
-)
+from kerple.positions import Combined, Position, QueryKeyBlock, Shape, Sink, TokenPositions
 from kerple.positions.visibility import Visibility
 from kerple.training.language_model import LanguageModel
 
@@ -147,9 +137,8 @@ def test_factors_of_queries_and_sinks(name: str, window: int | None, offset: int
 def test_scores_of_far_keys_use_grouped_distances(group: int | None, window: int | None, offset: int) -> None:
     """With a bias and a sink, which scores of near and far keys share."""
     near = 5
-    strategy = partial(SelfExtend, group=group) if group else ReRoPE
-    parts = (positions.KerpleLog, partial(strategy, neighbor_window=near), Sink)
-    position = Combined(SHAPE, parts).double()
+    strategy = partial(positions.SelfExtend, group=group) if group else positions.ReRoPE
+    position = Combined(SHAPE, (positions.KerpleLog, partial(strategy, neighbor_window=near), Sink)).double()
     kerple, _, sink = position.parts
     torch.nn.init.uniform_(sink.logits, 0.2, 1.5)
     frequencies = 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM)
@@ -166,18 +155,18 @@ def test_scores_of_far_keys_use_grouped_distances(group: int | None, window: int
 
 
 def test_far_keys_need_no_explicit_scores_and_no_training() -> None:
-    network = Transformer(Shape(16, 2, 8), 1, 9, SelfExtend, attention="fused")
+    network = Transformer(Shape(16, 2, 8), 1, 9, positions.SelfExtend, attention="fused")
     assert network(torch.zeros(1, 40, dtype=torch.int64)).isfinite().all()  # raises without a fused kernel
-    with_pope = partial(SelfExtend, position=positions.PoPE)
+    with_pope = partial(positions.SelfExtend, position=positions.PoPE)
     assert Transformer(Shape(16, 2, 8), 1, 9, with_pope)(torch.zeros(1, 40, dtype=torch.int64)).isfinite().all()
-    model = LanguageModel(partial(Combined, parts=(SelfExtend, Sink)), 9, 8, layers=1, dim=16, heads=2)
+    model = LanguageModel(partial(Combined, parts=(positions.SelfExtend, Sink)), 9, 8, layers=1, dim=16, heads=2)
     with pytest.raises(UserError, match=r"^model\.position: got Combined, which only tests weights"):
         Trainer(logger=False, fast_dev_run=True, accelerator="cpu").fit(model, [{"tokens": torch.zeros(1, 9).long()}])
 
 
 @pytest.mark.parametrize("elementwise", [False, True])
 def test_an_output_gate_multiplies_the_output_of_attention(elementwise: bool) -> None:
-    position = Combined(SHAPE, (positions.ALiBi, partial(OutputGate, elementwise=elementwise))).double()
+    position = Combined(SHAPE, (positions.ALiBi, partial(positions.OutputGate, elementwise=elementwise))).double()
     slopes, weight = position.parts[0].bias(torch.ones(1)), torch.nn.init.normal_(position.parts[1].gate_weight)
     weight = weight.unflatten(0, (HEADS, -1))  # (H, δ or 1, D)
 
@@ -185,7 +174,8 @@ def test_an_output_gate_multiplies_the_output_of_attention(elementwise: bool) ->
         return plain_score(q, k, x, b, h, m, n) + slopes[h, 0].double() * (m - n)
 
     compare_with_loops(position, score, gate=lambda x, h: 1 / (1 + (-(weight[h] @ x)).exp()))
-    network = Transformer(SHAPE, 1, 9, partial(Combined, parts=(positions.ALiBi, OutputGate)), attention="fused")
+    build = partial(Combined, parts=(positions.ALiBi, positions.OutputGate))
+    network = Transformer(SHAPE, 1, 9, build, attention="fused")
     network.losses(torch.zeros(1, 40, dtype=torch.int64)).mean().backward()  # raises without a fused kernel
 
 

@@ -7,23 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.positions import (
-    T5,
-    ALiBi,
-    CoPE,
-    FoX,
-    Learned,
-    LearnedRelativeBias,
-    Position,
-    QueryKeyBlock,
-    Sandwich,
-    Shape,
-    Sinusoidal,
-    SSMax,
-    Temperature,
-    TokenPositions,
-    TransformerXL,
-)
+from kerple import positions
+from kerple.positions import Learned, Position, QueryKeyBlock, Shape, Sinusoidal, Temperature, TokenPositions
 from kerple.positions.t5 import t5_bucket
 
 HEADS, HEAD_DIM, LENGTH = 3, 8, 40
@@ -57,10 +42,10 @@ def test_sinusoidal_is_its_formula() -> None:
 def test_learned_positions_beyond_the_table() -> None:
     error, clamp, interpolate = (Learned(Shape(12, 2, 10), beyond) for beyond in ("error", "clamp", "interpolate"))
     assert [position.max_length for position in (error, clamp, interpolate)] == [10, None, None]
-    close(embed(clamp, torch.zeros(1, 4, 12), [8, 9, 10, 900])[0], clamp.table[[8, 9, 9, 9]])
+    close(embed(clamp, torch.zeros(1, 4, 12), [8, 9, 10, 900])[0], clamp.table[[8, 9, 9, 9]], 1e-6)
     table, vectors = interpolate.table, embed(interpolate, torch.zeros(1, 19, 12), list(range(19)))[0]
-    close(vectors[::2], table)  # position 18 is row 9, so positions advance by half a row
-    close(vectors[1::2], (table[1:] + table[:-1]) / 2)
+    close(vectors[::2], table, 1e-6)  # position 18 is row 9, so positions advance by half a row
+    close(vectors[1::2], (table[1:] + table[:-1]) / 2, 1e-6)
 
 
 def shape(heads: int) -> Shape:
@@ -71,12 +56,12 @@ def shape(heads: int) -> Shape:
 def test_alibi_has_the_slopes_of_bloom(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     theirs = bloom.build_alibi_tensor(torch.ones(1, 50, dtype=torch.int64), heads, torch.float32).view(heads, 50)
-    ours = ALiBi(shape(heads)).bias(torch.arange(50).float())
+    ours = positions.ALiBi(shape(heads)).bias(torch.arange(50).float())
     torch.testing.assert_close(ours.flip(-1), theirs - theirs[:, -1:], atol=1e-4, rtol=1e-5)
 
 
 def test_learnable_slopes_start_at_alibis_and_do_not_become_negative() -> None:
-    fixed, learnable = ALiBi(shape(12)), ALiBi(shape(12), learnable=True)
+    fixed, learnable = positions.ALiBi(shape(12)), positions.ALiBi(shape(12), learnable=True)
     torch.testing.assert_close(learnable.slopes.data, fixed.slopes)
     learnable.slopes.data -= 0.1
     learnable.constrain_()
@@ -91,12 +76,12 @@ def test_t5_buckets_are_those_of_transformers_at_any_distance(buckets: int, max_
         -distance, bidirectional=False, num_buckets=buckets, max_distance=max_distance
     )
     assert torch.equal(t5_bucket(distance, buckets, max_distance), expected)
-    ours = T5(shape(12), buckets, max_distance)
+    ours = positions.T5(shape(12), buckets, max_distance)
     assert torch.equal(ours.bias(distance.float()), ours.table[:, expected])
 
 
 def test_sandwich_is_its_formula() -> None:
-    ours = Sandwich(shape(4), size=128).bias(torch.arange(2000).float())
+    ours = positions.Sandwich(shape(4), size=128).bias(torch.arange(2000).float())
     for head in range(4):
         for d in (*range(10), 511, 1999):
             waves = sum(math.cos(d / 10000 ** (2 * i / 128)) for i in range(64))
@@ -115,7 +100,7 @@ def added_scores(position: Position, q: Tensor, k: Tensor, state: Tensor | None 
 @pytest.mark.parametrize("rows", [4, 64])
 def test_cope_is_that_of_x_transformers(rows: int) -> None:
     package = pytest.importorskip("x_transformers.x_transformers")
-    ours, theirs = CoPE(SHAPE, rows=rows), package.CoPE(HEAD_DIM, HEADS, rows)
+    ours, theirs = positions.CoPE(SHAPE, rows=rows), package.CoPE(HEAD_DIM, HEADS, rows)
     ours.vectors.data = theirs.pos_emb.data = torch.randn(rows, HEAD_DIM)
     q, k = 2 * torch.randn(2, 2, HEADS, LENGTH, HEAD_DIM)
     logits = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(~SEEN, -torch.finfo(torch.float32).max)
@@ -124,7 +109,7 @@ def test_cope_is_that_of_x_transformers(rows: int) -> None:
 
 def test_fox_is_x_transformers_data_dependent_alibi() -> None:
     package = pytest.importorskip("x_transformers.x_transformers")
-    ours, theirs = FoX(SHAPE, start=5.0), package.DataDependentAlibi(SHAPE.dim, HEADS)
+    ours, theirs = positions.FoX(SHAPE, start=5.0), package.DataDependentAlibi(SHAPE.dim, HEADS)
     linear = theirs.to_forget_gates[0]
     assert linear.bias.tolist() == ours.gates.bias.tolist()  # both are initialised to 5 here
     ours.gates.load_state_dict(linear.state_dict())
@@ -134,7 +119,7 @@ def test_fox_is_x_transformers_data_dependent_alibi() -> None:
 
 def test_fox_keeps_near_gates_precise_after_a_long_past() -> None:
     # prefix sums in fp32 would be off by 0.01 after 100,000 tokens of gates near 0.5
-    ours, tokens = FoX(SHAPE), TokenPositions.arange(100_000)
+    ours, tokens = positions.FoX(SHAPE), TokenPositions.arange(100_000)
     x, q, k = torch.randn(1, 100_000, SHAPE.dim), torch.zeros(1, HEADS, 1, 8), torch.zeros(1, HEADS, 100_000, 8)
     first = ours.token_state(x[:, :99_000], tokens[:99_000], None)  # in two pieces, as with a cache
     state = torch.cat([first, ours.token_state(x[:, 99_000:], tokens[99_000:], first)], 2)
@@ -149,7 +134,7 @@ def test_transformer_xl_has_the_probabilities_of_xlnet() -> None:
     config = xlnet.XLNetConfig(
         d_model=SHAPE.dim, n_head=HEADS, d_inner=8, n_layer=1, vocab_size=5, attn_type="uni", dropout=0.0
     )
-    theirs, ours = xlnet.XLNetRelativeAttention(config).eval(), TransformerXL(SHAPE)
+    theirs, ours = xlnet.XLNetRelativeAttention(config).eval(), positions.TransformerXL(SHAPE)
     theirs.r_w_bias.data, theirs.r_r_bias.data = ours.u.data.clone(), ours.v.data.clone()
     q, k = torch.randn(2, 2, HEADS, LENGTH, HEAD_DIM)
     waves = xlnet.XLNetModel(config).relative_positional_encoding(LENGTH, LENGTH, bsz=2)  # (T + 1, B, D)
@@ -189,7 +174,8 @@ def test_temperatures_are_those_of_transformers() -> None:
         return position.transform_qk(q, q, None, TOKENS)[0]
 
     q, ids = torch.randn(2, HEADS, LENGTH, HEAD_DIM), torch.arange(LENGTH)[None]
-    ours, theirs = SSMax(SHAPE, start=0.0, bias=1.0), model("mistral_large4").MistralLarge4TextSoftmaxScaling(HEADS)
+    ours = positions.SSMax(SHAPE, start=0.0, bias=1.0)
+    theirs = model("mistral_large4").MistralLarge4TextSoftmaxScaling(HEADS)
     theirs.scale.data, theirs.bias.data = ours.scale.data, ours.offset.data = torch.rand(2, HEADS)
     close(scaled(ours, q), theirs(q, ids, head_dim_first=True), 1e-6)
     factor = model("ministral3").get_llama_4_attn_scale(ids, 0.1, 7)
@@ -213,7 +199,7 @@ def test_the_learned_relative_bias_is_inklings(kind: str) -> None:
     attention, x = inkling.InklingAttention(config, layer_idx=0), torch.randn(2, LENGTH, 24)
     theirs = attention_arguments(attention, x)
     extent, temperature_length = (13, 11) if kind == "hybrid" else (9, None)
-    ours = LearnedRelativeBias(SHAPE, 5, extent, temperature_length)
+    ours = positions.LearnedRelativeBias(SHAPE, 5, extent, temperature_length)
     ours.weights.data, ours.curves.data = attention.r_proj.weight.data, attention.rel_logits_proj.proj.data
     s = theirs["query"] @ theirs["key"].mT
     # their queries are already multiplied by the temperature, ours is a factor of the scores
