@@ -65,13 +65,13 @@ SLOW = {name for name in SETTINGS if "," in name} - COMPILED
 )
 def test_every_property_holds(name: str) -> None:
     checked = subject(name)
-    for title, check in PROPERTIES.items():
+    for title, holds in PROPERTIES.items():
         if title == "a compiled network computes the same" and name not in COMPILED:
             continue
-        if name in FORMULAS and check in AT_LENGTHS:
+        if name in FORMULAS and holds in AT_LENGTHS:
             continue
         try:
-            check(checked)
+            holds(checked)
         except DoesNotApply as reason:
             if name.split(",")[0] not in EXPECTED.get(str(reason), ()):
                 raise
