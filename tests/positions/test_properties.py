@@ -37,8 +37,7 @@ SETTINGS = {
 # one or more for each hook; the slow test below compiles all strategies
 COMPILED = {
     "Abacus, FIRE", "FoX", "KerpleBiasWeight", "KerpleLog", "LearnedRelativeBias, short", "PoPE", "RandomizedPositions",
-    "RoPE", "Shaw",
-    "StickBreaking",
+    "RoPE", "Shaw", "StickBreaking",
 }  # fmt: skip
 # they differ from KerpleLog and KerpleBiasWeight only in the formula, which test_kerple.py tests
 FORMULAS = {"KerpleBias2", "KerpleBias3", "KerpleLog3", "KerplePower", "KerpleWeight1", "KerpleWeight2"}
@@ -95,11 +94,7 @@ def test_a_network_compiled_by_inductor_computes_the_same(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [
-        ("RoPE", {"scaling": "dynamic_ntk", "factor": 2.0}),
-        ("RoPE", LONGROPE),
-        ("Learned", {"beyond": "interpolate"}),
-    ],
+    [("RoPE", {"scaling": "dynamic_ntk", "factor": 2.0}), ("RoPE", LONGROPE), ("Learned", {"beyond": "interpolate"})],
 )
 def test_strategies_that_depend_on_the_input_length_are_not_prefix_consistent(name: str, setting: dict) -> None:
     network = Subject(partial(strategies()[name], **setting)).network(trained=16)
