@@ -4,8 +4,8 @@ A *hook* is a method that the model calls in a forward pass. A strategy override
 
 Letters in shapes: B is the batch size and T the number of tokens. H is the number of query heads, and G the number of
 key heads, a divisor of H. δ is the head dimension, and D the width of the model, usually H·δ. Tq is the number of
-queries, Tk the number of keys, N a number of distances, and c the width of a strategy's state. d = m - n >= 0 is the
-distance from query m back to key n.
+queries, Tk the number of keys, N a number of distances, and c the width of a strategy's state. δ' is the last dimension
+of queries and keys after `transform_qk`. d = m - n >= 0 is the distance from query m back to key n.
 """
 
 from abc import ABC, abstractmethod
@@ -29,8 +29,8 @@ class Shape:
         length: Training length in tokens.
         layer: Index of the strategy's layer; 0 if all layers share the strategy.
         layers: Number of layers.
-        max_positions: Number of possible positions in training, such as the number of rows of a learned table. It is
-            larger than ``length`` if positions have gaps; None for ``length``.
+        max_positions: Number of possible positions in training, from which strategies compute the sizes of learned
+            tables. It is larger than ``length`` if positions have gaps; None for ``length``.
         head_width: Head dimension δ; None for D / H.
 
     Raises:
@@ -95,7 +95,7 @@ class Position(Constrained, ABC):
     varies_by_layer: bool = False
     """Whether layers have different strategies, as in `LayerPattern`.
 
-    A model with the option ``per_layer`` false raises a UserError."""
+    A model whose option ``per_layer`` is false then raises a UserError."""
 
     window: int | None = None
     """Number of keys that a query sees in layers with this strategy, including its own key; None for all.
@@ -220,8 +220,9 @@ class Position(Constrained, ABC):
         raise AssertionError(f"{type(self).__name__} does not override add_to_output")
 
 
-HOOKS = tuple(n for n, f in vars(Position).items() if isfunction(f) and n not in ("__init__", "uses", "require"))
-"""Names of all hooks: every other method of `Position`."""
+_OTHER_METHODS = ("__init__", "uses", "require")
+HOOKS = tuple(name for name, value in vars(Position).items() if isfunction(value) and name not in _OTHER_METHODS)
+"""Names of all hooks."""
 
 
 def is_distance_bias(position: Position) -> bool:

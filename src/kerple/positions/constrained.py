@@ -55,9 +55,9 @@ class Constrained(nn.Module):
         parameter = torch.empty(size, dtype=torch.float32)
         if start is None:
             if not between[0] < between[1]:
-                given = f"random initial values from {between[0]:g} to {between[1]:g}"
+                draws = f"random initial values from {between[0]:g} to {between[1]:g}"
                 expected = f"an increasing range; set {name}, or lower its minimum {minimum:g}"
-                raise UserError(f"{name}: got {given}, expected {expected}")
+                raise UserError(f"{name}: got {draws}, expected {expected}")
             parameter.uniform_(*between).clamp_(minimum, maximum)
         else:
             values = [float(start)] * size if isinstance(start, int | float) else start

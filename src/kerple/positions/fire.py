@@ -11,12 +11,12 @@ from kerple.positions.token_positions import QueryKeyBlock, heads_after_batch
 
 
 class FIRE(Position):
-    """Bias ``MLP(ψ(d) / ψ(max(L, m)))``, ``ψ(x) = log(c·x + 1)``, of a query at position m and a key at distance d (Li
+    """Bias ``MLP(ψ(d) / ψ(max(τ, m)))``, ``ψ(x) = log(c·x + 1)``, of a query at position m and a key at distance d (Li
     et al. 2024, arXiv 2310.04418, section 3.3).
 
-    The MLP has one input, ``hidden`` ReLU units and H outputs, one per head. c is learned, with initial value 0.1, and
-    so is the threshold L. `constrain_` keeps c >= 0.001 and L >= 1. For m > L the bias also depends on m, so that an
-    offset changes the logits.
+    The MLP has one input, ``hidden`` ReLU units and H outputs, one per head. The threshold τ (L in Li et al.) and c are
+    learned. c is initialised to 0.1. `constrain_` keeps c >= 0.001 and τ >= 1. For m > τ the bias also depends on m, so
+    that an offset changes the logits.
 
     Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer by default.
     Cost: explicit scores, and for each of them a search among ``hidden`` knots and two look-ups.
@@ -24,7 +24,7 @@ class FIRE(Position):
     Args:
         shape: Sizes of the model.
         hidden: Width of the MLP.
-        threshold: Initial value of L in tokens; None is a quarter of the training length, as in Li et al. (512 of
+        threshold: Initial value of τ in tokens; None is a quarter of the training length, as in Li et al. (512 of
             2048).
 
     Raises:

@@ -87,9 +87,10 @@ class RoPE(Position):
         scaling: One of the scalings above; None for none.
         factor: Scaling factor s >= 1, the ratio of the extended context length to L. Required for all scalings except
             ``proportional``.
-        beta_fast: Number of rotations in L tokens from which ``yarn`` and ``llama3`` keep the angle of a pair; None is
-            32 for ``yarn`` and 4 for ``llama3``, as published.
-        beta_slow: Number of rotations in L tokens up to which ``yarn`` and ``llama3`` divide the angle of a pair by s.
+        beta_fast: With ``yarn`` and ``llama3``, pairs with at least this many rotations in L tokens keep their angles;
+            None is 32 for ``yarn`` and 4 for ``llama3``, as published.
+        beta_slow: With ``yarn`` and ``llama3``, the angles of pairs with at most this many rotations in L tokens are
+            divided by s.
         attention_factor: Factor of the rotated dimensions of q and k; None is 0.1·ln s + 1 for ``yarn``,
             √(1 + ln s / ln L) for ``longrope``, and 1 for other scalings.
         short_factors: The r/2 divisors of ``longrope`` for inputs of up to L tokens.
@@ -161,7 +162,7 @@ class RoPE(Position):
         return apply_rotary(q, cos, sin, self.layout), apply_rotary(k, cos, sin, self.layout)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of the angles, multiplied by the attention factor, ((B,) T, r/2) fp64 each."""
+        """Return cosines and sines of the angles, multiplied by the attention factor, ((B,) T, r/2) fp64 each."""
         ids, radians = positions.ids[..., None], self.frequencies(positions.ids)  # radians per position
         angle = ids * radians
         if self.mistake:

@@ -22,8 +22,9 @@ class RotaryFrequencies:
         length: Training length L in tokens.
         scaling: Name of the scaling (see `RoPE`); None for none.
         factor: Scaling factor s.
-        beta_fast: Number of rotations in L tokens from which ``yarn`` and ``llama3`` keep a frequency.
-        beta_slow: Number of rotations in L tokens up to which ``yarn`` and ``llama3`` divide a frequency by s.
+        beta_fast: With ``yarn`` and ``llama3``, frequencies with at least this many rotations in L tokens are kept.
+        beta_slow: With ``yarn`` and ``llama3``, frequencies with at most this many rotations in L tokens are divided by
+            s.
         rotated: Number of dimensions whose frequency is not 0, with ``proportional``.
         short_factors: Divisors of the frequencies, (r/2,), for inputs of up to L tokens, with ``longrope``.
         long_factors: Divisors of the frequencies, (r/2,), for longer inputs, with ``longrope``.

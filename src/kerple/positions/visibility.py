@@ -17,8 +17,8 @@ class Visibility:
         first: Number of first tokens of the input that every query sees in addition to its window.
         distances: Distances of first tokens outside the window. ``true``: the true distances, so that only the mask
             changes. ``capped``: all equal to ``window`` (LM-Infinite, Han et al. 2024, arXiv 2308.16137). ``cache``:
-            positions count only visible keys (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453). The key in row j then
-            has the distance ``min(m, first + window - 1) - j`` from the query in row m.
+            positions count only visible keys (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453). The first token in
+            row j then has the distance ``min(m, first + window - 1) - j`` from the query in row m.
 
     Raises:
         UserError: If a number is out of range, or ``distances`` is not ``true`` without a window and first tokens.
@@ -36,8 +36,8 @@ class Visibility:
         if self.distances not in ("true", "capped", "cache"):
             raise UserError(f"distances: got {self.distances!r}, expected true, capped or cache")
         if self.distances != "true" and not (self.window and self.first):
-            given = f"got {self.distances!r} with window {self.window} and first {self.first}"
-            raise UserError(f"distances: {given}, expected 'true'; other distances need both a window and first")
+            options = f"{self.distances!r} with window {self.window} and first {self.first}"
+            raise UserError(f"distances: got {options}, expected 'true'; other distances need both a window and first")
 
     def narrow(self, window: int | None) -> "Visibility":
         """Return this visibility, or ``Visibility(window)`` if this ``window`` of a layer is narrower."""
