@@ -115,7 +115,7 @@ class Combined(Position):
         return torch.stack(terms).sum(0)  # (B, H, Tq, δ)
 
     def _with_states(self, state: Tensor | None) -> Iterator[tuple[Position, Tensor | None]]:
-        """Yield each part with its section of the joint state, or None if it has no state."""
+        """Yield each part with its section of the joint state, which is None if the part has no state."""
         sections = [None] * len(self.parts) if state is None else state.split(self._widths, -1)
         for part, section, width in zip(self.parts, sections, self._widths, strict=True):
             yield part, section if width else None

@@ -13,8 +13,8 @@ class CoPE(Position):
     2405.18719, section 4).
 
     ``p_mn = Σ_{n <= l <= m} σ(q_m·k_l / √δ)``, at most rows - 1, is a sum of gates, where δ is the head dimension. Each
-    row of e is a learned vector. For p_mn between two integers, their vectors are interpolated. As in the published
-    code q_m·e is not divided by √δ, and e is initialised to 0.
+    row of e is a learned vector. For p_mn between two integers, the vectors of both are interpolated. As in the
+    published code q_m·e is not divided by √δ, and e is initialised to 0.
 
     Parameters: `rows * δ`, shared by heads, one set per layer by default.
     Cost: explicit scores, a cumulative sum of them, and a look-up among ``rows`` products per query.
@@ -38,7 +38,7 @@ class CoPE(Position):
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         last = self.vectors.shape[0] - 1
         gates = s.sigmoid() * block.seen  # (B, H, Tq, Tk)
-        p = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # (B, H, Tq, Tk)
+        p = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # p_mn, (B, H, Tq, Tk)
         products = product(q, self.vectors.T)  # (B, H, Tq, rows)
         below = p.detach().floor()
         fraction, row = p - below, below.long()

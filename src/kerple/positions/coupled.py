@@ -1,4 +1,4 @@
-"""`Coupled` and `Abacus`: positions that a task defines; digits of equal significance share one position."""
+"""`Coupled` and `Abacus`: learned vectors for places that a task assigns to tokens, such as the places of digits."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -103,10 +103,10 @@ class Coupled(PlaceEmbedding):
         position: Function that builds a second strategy from the shape. Cho et al. use none.
         rows: Number of rows of the table, one per place; row 0 is not used. Places must be smaller.
         seed: Seed of the shifts in training.
-        size: Initial norm of a row. That of a token embedding is about the model's ``init`` times √D. Rows with a
-            larger norm keep distant places distinct, which never occur together in training. Up to D rows are
+        size: Initial norm of a row. The norm of a token embedding is about the model's ``init`` times √D. Rows with a
+            larger norm stay distinct, also for distant places that never occur together in training. Up to D rows are
             initialised orthogonally, more rows from a normal distribution.
-        learned: Whether the rows are trained, as in Cho et al. Up to D rows stay orthogonal if they are not.
+        learned: Whether the rows are trained, as in Cho et al. Up to D rows that are not trained stay orthogonal.
 
     Raises:
         UserError: If ``rows`` is below 2, or ``size`` is not positive and finite. In a forward pass, if a place is

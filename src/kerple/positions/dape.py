@@ -17,20 +17,20 @@ class DAPE(Position):
     """Scores ``s + b + W_2·LeakyReLU(W_1·[s; b])`` for each pair of query and key (Zheng et al. 2024, arXiv 2405.14722,
     section 3.2).
 
-    For one pair, s are the scaled scores of the H heads, and b the biases of the heads in another strategy. [s; b] is
-    their concatenation. Positions enter only through b. The first layer also has a bias vector, which the formula
-    omits.
+    For one pair, s are the scaled scores of the H heads, and b are H biases, which another strategy computes from the
+    distance. [s; b] is their concatenation. Positions enter only through b. The first layer also has a bias vector,
+    which the formula omits.
 
     Parameters: `2 * H + 3 * H * hidden + hidden` with the default bias, one set per layer by default.
     Cost: explicit scores, and ``hidden`` numbers for each of them.
 
     Args:
         shape: Sizes of the model.
-        over: Function that builds the strategy with the bias b from the shape.
-        hidden: Width of the network.
+        over: Function that builds the other strategy from the shape.
+        hidden: Number of hidden units of the network.
 
     Raises:
-        UserError: If the width is not positive, or the other strategy is not only a bias by distance.
+        UserError: If ``hidden`` is not positive, or the other strategy is not only a bias by distance.
     """
 
     shift_invariant = True
@@ -53,7 +53,10 @@ class DAPE(Position):
         return s + b + self._network(s, b, block)  # (B, H, Tq, Tk)
 
     def _network(self, s: Tensor, b: Tensor, block: QueryKeyBlock) -> Tensor:
-        """Return the output of the network (B, H, Tq, Tk) for scores (B, H, Tq, Tk) and biases ((B,) H, Tq, Tk)."""
+        """Return the output of the network (B, H, Tq, Tk).
+
+        ``s`` are the scores (B, H, Tq, Tk), and ``b`` the biases (H, Tq, Tk) or (B, H, Tq, Tk).
+        """
         network = self.into.weight, self.into.bias, self.out.weight
         return pair_network(s.flatten(-2), b.flatten(-2), *network).unflatten(-1, s.shape[-2:])
 
@@ -70,11 +73,11 @@ class DAPEv2(DAPE):
 
     Args:
         shape: Sizes of the model.
-        over: Function that builds the strategy with the bias b from the shape.
-        hidden: Width of the network.
+        over: Function that builds the strategy with the biases from the shape.
+        hidden: Number of channels between the convolutions.
 
     Raises:
-        UserError: If the width is not positive, or the other strategy is not only a bias by distance.
+        UserError: If ``hidden`` is not positive, or the other strategy is not only a bias by distance.
     """
 
     taps = 3
@@ -93,5 +96,5 @@ class DAPEv2(DAPE):
         """
         x = F.pad(x.masked_fill(~block.seen, 0), (1, 1))  # (…, c, Tq, Tk + 2)
         keys = block.seen.shape[-1]
-        near = torch.cat([x[..., i : i + keys] for i in range(3)], -3)  # (…, 3c, Tq, Tk): key n - 1, n, n + 1
-        return product(weight.flatten(1), near.flatten(-2)).unflatten(-1, block.seen.shape)
+        neighbours = torch.cat([x[..., i : i + keys] for i in range(3)], -3)  # (…, 3c, Tq, Tk): key n - 1, n, n + 1
+        return product(weight.flatten(1), neighbours.flatten(-2)).unflatten(-1, block.seen.shape)

@@ -14,14 +14,15 @@ class FoX(Position):
     """Forget gates: ``Σ_{n < l <= m} log σ(w_h·x_l + b_h)`` is added to the score of query m and key n in head h
     (Lin et al. 2025, arXiv 2503.02130, section 3.1).
 
-    x_l is the hidden state of token l after the block's norm. w is initialised from N(0, 0.02²).
+    x_l is the hidden state of token l after the block's norm. w_h and b_h are learned. w_h is initialised from
+    N(0, 0.02²).
 
     Parameters: `H * D + H`, one set per layer by default.
     Cost: explicit scores, one cumulative sum over the keys, and two additions per score.
 
     Args:
         shape: Sizes of the model.
-        start: Initial value of b. A larger value forgets less at the start of training.
+        start: Initial value of b_h. With a larger value, the gates forget less at the start of training.
     """
 
     shift_invariant = True

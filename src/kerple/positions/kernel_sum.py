@@ -71,7 +71,7 @@ def is_conditionally_positive_definite(
         kernel: Function from N distances (N,) fp64 to values (N,) or, for H heads, (H, N), such as the method `bias` of
             a strategy. Each head must be CPD.
         points: Points (N,) or (N, dimensions), whose Euclidean distances are the arguments of the kernel.
-        tolerance: Largest magnitude of a negative eigenvalue that is taken for rounding, relative to the largest
+        tolerance: Largest magnitude of a negative eigenvalue that counts as a rounding error, relative to the largest
             magnitude of an eigenvalue or an entry of the Gram matrix.
     """
     points = points.detach().double().reshape(len(points), -1)  # (N, dimensions)

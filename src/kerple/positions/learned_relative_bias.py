@@ -24,7 +24,7 @@ class LearnedRelativeBias(Position):
 
     Args:
         shape: Sizes of the model.
-        rank: Number of curves r, at most the head dimension δ; None is the smaller of 8 and δ. Inkling has 16, with
+        rank: Number of curves, at most the head dimension δ; None is the smaller of 8 and δ. Inkling has 16, with
             δ = 128.
         extent: Smallest distance without a bias; None is the training length L. Inkling uses the window in local
             layers, and 1024 in global layers.

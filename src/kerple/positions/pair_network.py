@@ -1,4 +1,4 @@
-"""`pair_network`: a network of two layers from the heads to the heads, for each pair of query and key.
+"""`pair_network`: a network of two layers on the scores and biases of all heads, for each pair of query and key.
 
 Pairs are computed in pieces, so that not all hidden units are stored at once. N is the number of pairs of a sequence, n
 that of a piece. B is the batch size, and H the number of heads.
@@ -50,7 +50,7 @@ def pair_network_backward(
     with full_precision(s.device):
         for piece in _pieces(s, len(b1)):
             grad_piece, s_piece, b_piece = (x[..., piece] for x in (grad, s, b))
-            hidden = _hidden(s_piece, b_piece, w1, b1)  # (B, hidden, n), computed again
+            hidden = _hidden(s_piece, b_piece, w1, b1)  # (B, hidden, n), not stored in the forward pass
             d_w2 += grad_piece.bmm(hidden.mT).sum(0)
             d_hidden = torch.ops.aten.leaky_relu_backward(w2_t.bmm(grad_piece), hidden, SLOPE, True)
             d_s[..., piece] = w1_s_t.bmm(d_hidden)

@@ -58,7 +58,7 @@ class PaTH(Position):
         gates = _combined_gates(new_w, beta[:, :, first:])  # (B, H, Tq, Tq)
         coefficients = product(product(q, new_w.mT).tril(), gates)
         scores = [product(q, new_k.mT) - product(coefficients, product(new_w, new_k.mT).tril(-1))]
-        q = q - product(coefficients, new_w)  # after all transformations since the first query
+        q = q - product(coefficients, new_w)  # after the transformations of all tokens from the first query on
         for stop in range(first, 0, -KEYS_AT_ONCE):
             keys = slice(max(0, stop - KEYS_AT_ONCE), stop)
             w_j, k_j = w[:, :, keys], k[:, :, keys]

@@ -28,7 +28,7 @@ class PoPE(Position):
         phase: Initial value of φ, from -2π to 0; None draws from this range.
 
     Raises:
-        UserError: If a number is out of range.
+        UserError: If ``base`` or ``phase`` is out of range.
     """
 
     shift_invariant = True
@@ -48,13 +48,19 @@ class PoPE(Position):
         return _to_coordinates(q, q_waves), _to_coordinates(k, k_waves)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, ...]:
-        """Return cosines and sines of the angles of queries, ((B,) H, T, 2δ), and of keys, ((B,) 1, T, 2δ), in fp64."""
+        """Return cosines and sines of the angles of queries, (H, T, 2δ) fp64, and of keys, (1, T, 2δ) fp64.
+
+        They have a batch dimension in front if positions differ between sequences.
+        """
         phase = self.phase.unflatten(-1, (self.heads, 1, -1))  # (H, 1, δ)
         angle = angles(positions.ids, 2 * phase.shape[-1], self.base).unsqueeze(-3)  # ((B,) 1, T, δ)
         return tuple(torch.cat([a.cos(), a.sin()], -1) for a in (angle + phase, angle))
 
 
 def _to_coordinates(x: Tensor, waves: Tensor) -> Tensor:
-    """Return the coordinates of vectors with magnitudes softplus(x), x (B, ·, T, δ), and given waves; (B, ·, T, 2δ)."""
+    """Return the coordinates (B, heads, T, 2δ) of vectors with magnitudes softplus(x), x (B, heads, T, δ).
+
+    ``waves`` are the cosines and sines of their angles.
+    """
     magnitudes = F.softplus(precise(x)).repeat(1, 1, 1, 2)
     return (magnitudes * waves.to(magnitudes.dtype)).to(x.dtype)

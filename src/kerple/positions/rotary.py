@@ -18,7 +18,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
     Args:
         x: Queries or keys (B, H, T, δ): batch, heads, tokens, head dimension.
-        cos: Cosines of the angles, ((B,) T, c). They have no gradient.
+        cos: Cosines of the angles, (T, c) or (B, T, c). They have no gradient.
         sin: Sines of the angles, likewise.
         layout: ``half`` pairs dimension i with i + c, ``interleaved`` pairs 2i with 2i + 1, for i = 0..c-1.
 
@@ -162,7 +162,10 @@ class RoPE(Position):
         return apply_rotary(q, cos, sin, self.layout), apply_rotary(k, cos, sin, self.layout)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of the angles, multiplied by the attention factor, ((B,) T, r/2) fp64 each."""
+        """Return cosines and sines of the angles, multiplied by the attention factor.
+
+        Both are (T, r/2) fp64, or (B, T, r/2) if positions differ between sequences.
+        """
         ids, radians = positions.ids[..., None], self.frequencies(positions.ids)  # radians per position
         angle = ids * radians
         if self.mistake:

@@ -51,10 +51,10 @@ class RotaryFrequencies:
         return math.sqrt(1 + math.log(self.factor) / math.log(self.length)) if self.scaling == "longrope" else 1.0
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return the frequencies for an input with positions ``ids`` ((B,) T) int64; (r/2,) fp64.
+        """Return the frequencies (r/2,) fp64 for an input with positions ``ids``, (T,) or (B, T) int64.
 
         With ``dynamic_ntk`` and ``longrope`` they depend on the largest position of each sequence, and have the shape
-        ((B,) 1, r/2).
+        (1, r/2) or (B, 1, r/2).
         """
         r, device, factor = self.dim, ids.device, self.factor
         end = ids.amax(-1, keepdim=True)[..., None] + 1  # ((B,) 1, 1)

@@ -81,7 +81,7 @@ def _weights(z: Tensor, rest: Tensor | None) -> Tensor:
 
 
 def _gradient(z: Tensor, weights: Tensor, grad: Tensor, rest: Tensor | None) -> Tensor:
-    """Return the gradient of the scores of a part, given that of the weights."""
+    """Return the gradient of the scores z of a part from the gradient of its weights."""
     w = weights * grad
     if rest is None:
         return w.addcmul_(w.cumsum(-1), z.sigmoid(), value=-1)

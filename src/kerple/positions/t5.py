@@ -20,10 +20,10 @@ class T5(Position):
     Args:
         shape: Sizes of the model.
         buckets: Number of buckets, 2 or more.
-        max_distance: Distance from which on all are in the last bucket; more than half of ``buckets``.
+        max_distance: All distances from this one on are in the last bucket; more than half of ``buckets``.
 
     Raises:
-        UserError: If a number is out of range.
+        UserError: If ``buckets`` or ``max_distance`` is out of range.
     """
 
     shift_invariant = True

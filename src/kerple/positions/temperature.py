@@ -29,8 +29,8 @@ class SSMax(Position):
 
     Args:
         shape: Sizes of the model.
-        start: Initial value of s; None is 1 / log L, so that the factor of a query that sees L keys, the training
-            length, is 1 without b.
+        start: Initial value of s; None is 1 / log L, where L is the training length. Without b, the factor of a query
+            that sees L keys is then 1.
         bias: Initial value of b; None for no b.
 
     Raises:

@@ -29,7 +29,7 @@ class TokenPositions:
         rows: Rows (T,) int64, 0 for the first token of the input.
         ids: Positions (T,) int64, or (B, T) if they differ between sequences.
         contiguous: Whether each position is the row plus a constant (this does not concern memory). If not, functions
-            of distance are computed for each pair of query and key instead of each distance.
+            of distance are computed once per pair of query and key, instead of once per distance.
         places: Places (B, T) int64, 0 for tokens without a place; None if no task assigns places.
         visibility: Keys that a query sees in this layer.
     """
@@ -49,7 +49,7 @@ class TokenPositions:
 
     def compute_once(self, function: Callable[["TokenPositions"], Result]) -> Result:
         """Return ``function(self)``, and store it for later layers of the forward pass with the same strategy."""
-        if torch.compiler.is_compiling():  # each compiled block computes it, because the blocks share one graph
+        if torch.compiler.is_compiling():  # all blocks share one compiled graph, so that each must compute the result
             return function(self)
         if function not in self._results:
             self._results[function] = function(self)
@@ -86,7 +86,7 @@ class QueryKeyBlock:
 
     @property
     def distance(self) -> Tensor:
-        """Distance from each query back to each key, ((B,) Tq, Tk) int64; 0 for later keys."""
+        """Distance from each query back to each key, (Tq, Tk) or (B, Tq, Tk) int64; 0 for later keys."""
         return (self.queries.ids[..., :, None] - self.keys.ids[..., None, :]).clamp(min=0)
 
     def clipped_distance(self, maximum: int) -> Tensor:
@@ -95,7 +95,10 @@ class QueryKeyBlock:
         return distance if distance.ndim == 2 else distance[:, None]
 
     def evaluate(self, function: Callable[[Tensor], Tensor | None]) -> Tensor:
-        """Return the values of a function of distance, (N,) fp32 -> (H, N), for all pairs; ((B,) H, Tq, Tk)."""
+        """Return the values of a function of distance, (N,) fp32 -> (H, N), for all pairs.
+
+        The result is (H, Tq, Tk), or (B, H, Tq, Tk) if positions differ between sequences.
+        """
         queries, keys = self.seen.shape
         distance = torch.arange(keys, device=self.seen.device) if self.keys.contiguous else self.distance
         values = function(distance.flatten().float())  # (H, N)

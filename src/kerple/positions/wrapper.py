@@ -32,7 +32,9 @@ class Wrapper(Position):
         return getattr(type(self), hook) is not getattr(Wrapper, hook) or self.position.uses(hook)
 
 
-def _forwarding(hook: str) -> Callable[..., Any]:
+def _forward_to_wrapped(hook: str) -> Callable[..., Any]:
+    """Return a method that calls this hook of the wrapped strategy."""
+
     @wraps(getattr(Position, hook))
     def forward(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.position, hook)(*args, **kwargs)
@@ -41,7 +43,7 @@ def _forwarding(hook: str) -> Callable[..., Any]:
 
 
 for _hook in HOOKS:  # a loop instead of methods, so that new hooks are forwarded too
-    setattr(Wrapper, _hook, _forwarding(_hook))
+    setattr(Wrapper, _hook, _forward_to_wrapped(_hook))
 
 
 class Resampled(Wrapper):

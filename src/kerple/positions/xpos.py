@@ -15,8 +15,8 @@ class XPos(Position):
 
     ``ζ_i = (2i/δ + 0.4) / 1.4``, i = 0..δ/2-1, where δ is the head dimension. Positions m and n are relative to the
     first position of the input, or to 0 if positions have gaps. Factors are clamped to e^±80, and to e^±7 in fp16,
-    whose largest number is e^11. The decay is therefore exact up to inputs of 63·B tokens (32,000 for B = 512), and of
-    5·B tokens in fp16.
+    whose largest number is e^11. The decay is therefore exact for inputs of up to 63·B tokens (32,000 for B = 512), and
+    of up to 5·B tokens in fp16.
 
     Parameters: `0`. Cost: two multiplications and one addition per entry of q and of k.
 
@@ -49,7 +49,10 @@ class XPos(Position):
         return q, apply_rotary(k, cos * k_factor, sin * k_factor, self.layout)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cosines and sines of the angles, and logarithms of the queries' factors, ((B,) T, δ/2) fp64 each."""
+        """Return cosines and sines of the angles, and logarithms of the queries' factors.
+
+        All are (T, δ/2) fp64, or (B, T, δ/2) if positions differ between sequences.
+        """
         angle = angles(positions.ids, self.rotary_dim, self.base)
         pair = torch.arange(0, self.rotary_dim, 2, dtype=angle.dtype, device=angle.device) / self.rotary_dim  # (δ/2,)
         # the position of row 0, so that keys in a cache have the same origin
