@@ -1,4 +1,7 @@
-"""Writes the tables of docs/catalogue.md from docstrings and the runs in results/ and the pictures in docs/figures."""
+"""Writes docs/catalogue.md, from docstrings and the runs in results/, and its pictures in docs/figures.
+
+python docs/catalogue.py
+"""
 
 import inspect
 import re
@@ -19,19 +22,23 @@ from kerple.positions.base import HOOKS
 DOCS, RESULTS = Path(__file__).parent, Path(__file__).parents[1] / "results"
 LENGTH = 128  # training length of the pictures
 WRITTEN = "<!-- written by docs/catalogue.py from here on -->\n"
-KINDS = {  # title of each table, and the hooks of its strategies; a strategy stands in the first that fits
-    "A function of distance and head": ("bias", "score_scale"),
-    "Worked into queries and keys": ("transform_qk",),
-    "A factor of the output": ("transform_output",),
-    "Added to the embeddings": ("embed",),
-    "Computed from pairs of tokens": ("modify_scores", "add_to_output"),
-    "Nothing, or one more logit": (),
-    "Around other strategies": (),
+KINDS = {  # titles of the tables, with hooks; the first table with a hook of a strategy lists it
+    "Functions of distance and head": ("bias", "score_scale"),
+    "Transformations of queries and keys": ("transform_qk",),
+    "Factors of the output": ("transform_output",),
+    "Additions to the embeddings": ("embed",),
+    "Functions of pairs of tokens": ("modify_scores", "add_to_output"),
+    "No positions, or an additional logit": (),
+    "Wrappers and combinations of other strategies": (),
 }
 
 
 def draw(strategy: type[Position], path: Path) -> None:
-    """Attention of the last of some equal tokens in an untrained first layer, by distance, as logarithms below 0."""
+    """Draw the attention of the last of 256 equal tokens in an untrained first layer, by distance.
+
+    Each curve is the logarithm of the attention in one head, relative to its maximum. A strategy with a limit of
+    positions gets that many tokens.
+    """
     torch.manual_seed(1)
     network = Transformer(Shape(64, 4, LENGTH), 4, 2, strategy, init=0.16).double().eval()
     tokens = torch.zeros(1, min(2 * LENGTH, network.positions[0].max_length or 2 * LENGTH), dtype=torch.long)
@@ -49,18 +56,19 @@ def draw(strategy: type[Position], path: Path) -> None:
 
 
 def draw_hero(comparison: str, labels: list[str], title: str) -> None:
+    """Draw the relative perplexity of some strategies of a comparison by length, the figure of the README."""
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
     results = runs.read_runs(run_folders.recorded_runs(RESULTS / "earlier" / comparison)).results.query(
         "metric == 'ppl' and protocol == 'full'"
     )
-    ends, y = {}, 0.0
+    last_values, y = {}, 0.0
     for label, colour in zip(labels, COLOURS, strict=False):
         curve = results[results["strategy"] == label].groupby("length")["value"].mean()
         axes.plot(curve / curve.iloc[0], marker="o", markersize=4, color=colour)
-        ends[curve.iloc[-1] / curve.iloc[0]] = (f" {label}", colour)
-    for end, (label, colour) in sorted(ends.items()):
-        y = max(end, 1.07 * y)  # no label over another
+        last_values[curve.iloc[-1] / curve.iloc[0]] = (f" {label}", colour)
+    for value, (label, colour) in sorted(last_values.items()):
+        y = max(value, 1.07 * y)  # labels do not overlap
         axes.annotate(label, (curve.index[-1], y), va="center", color=colour)
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.set(xscale="log", yscale="log", title=title, xlabel="tokens that the model reads at once")
@@ -73,8 +81,8 @@ def draw_hero(comparison: str, labels: list[str], title: str) -> None:
 
 
 def extrapolation() -> dict[str, list[str]]:
-    """Phrases by class: the longest length, in training lengths, up to which perplexity has not risen."""
-    places = defaultdict(list)
+    """Return, by class, phrases about the longest length up to which perplexity has not risen, in training lengths."""
+    comparisons = defaultdict(list)
     for comparison in ("beyond-128", "table3", "since-2023"):
         read = runs.read_runs(run_folders.recorded_runs(RESULTS / "earlier" / comparison))
         paths = {run.strategy: config["model.position.class_path"] for run, config in read.configs.items()}
@@ -82,16 +90,16 @@ def extrapolation() -> dict[str, list[str]]:
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
             curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
             times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]
-            what = f"{'' if label == classes[label] else label} {times}×".strip()
-            places[classes[label], what].append(f"[{comparison}](../results/earlier/{comparison}/table.md)")
+            result = f"{'' if label == classes[label] else label} {times}×".strip()
+            comparisons[classes[label], result].append(f"[{comparison}](../results/earlier/{comparison}/table.md)")
     phrases = defaultdict(list)
-    for (name, what), comparisons in places.items():
-        phrases[name].append(f"{what} ({', '.join(comparisons)})")
+    for (name, result), links in comparisons.items():
+        phrases[name].append(f"{result} ({', '.join(links)})")
     return phrases
 
 
 def row(strategy: type[Position], phrases: list[str]) -> str:
-    """A strategy's line of its table: picture, and what the docstring says."""
+    """Return the row of a strategy in its table: the picture, the first paragraph, formula, paper and cost."""
     name, text = strategy.__name__, inspect.getdoc(strategy) or ""
     summary, *rest = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     parameters = next(paragraph for paragraph in rest if paragraph.startswith("Parameters:"))
@@ -112,13 +120,13 @@ if __name__ == "__main__":
     tables, phrases = dict.fromkeys(KINDS, ""), extrapolation()
     for name, strategy in positions.strategies().items():
         draw(strategy, DOCS / f"figures/strategies/{name}.svg")
-        *_, nothing, around = KINDS
+        *_, no_positions, wrappers = KINDS
         overridden = {hook for hook in HOOKS if getattr(strategy, hook) is not getattr(Position, hook)}
-        kind = next((kind for kind, hooks in KINDS.items() if overridden & set(hooks)), nothing)
+        kind = next((kind for kind, hooks in KINDS.items() if overridden & set(hooks)), no_positions)
         wraps = any("Shape" in str(p.annotation) for p in list(inspect.signature(strategy).parameters.values())[1:])
-        tables[around if wraps else kind] += row(strategy, phrases[name]) + "\n"
+        tables[wrappers if wraps else kind] += row(strategy, phrases[name]) + "\n"
     head = (DOCS / "catalogue.md").read_text(encoding="utf-8").split(WRITTEN)[0] + WRITTEN
     page = [f"\n## {kind}\n\n| attention | strategy |\n|---|---|\n{rows}" for kind, rows in tables.items()]
     (DOCS / "catalogue.md").write_text(head + "".join(page), encoding="utf-8")
-    shown = ["KerplePower", "KerpleLog", "ALiBi", "T5", "FIRE", "NoPE", "RoPE"]
-    draw_hero("beyond-128", shown, "Trained on 128 tokens, tested on up to 2,048: which strategies hold up")
+    labels = ["KerplePower", "KerpleLog", "ALiBi", "T5", "FIRE", "NoPE", "RoPE"]
+    draw_hero("beyond-128", labels, "Trained on 128 tokens, tested on up to 2,048: which strategies hold up")

@@ -1,4 +1,4 @@
-"""Table of docs/how-to/pretrained.md: each family read into our network and exported, as tiny random models.
+"""Prints the table of docs/how-to/pretrained.md: a tiny random model of each family is converted and exported.
 
 python -m docs.families
 """
@@ -18,7 +18,7 @@ from tests.hf.tiny import CONFIGS, LENGTH, hf, text, tiny
 
 @torch.inference_mode()
 def main() -> None:
-    """Print the table."""
+    """Print a row for each family: errors of the logits after conversion, after export, and with another strategy."""
     print("| family | strategy | error of the logits | exported as | error after export | ALiBi instead |")
     print("| --- | --- | ---: | --- | ---: | --- |")
     for family in CONFIGS:

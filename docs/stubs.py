@@ -1,6 +1,6 @@
 """Writes positions/__init__.pyi, in which a type checker finds the strategies; `make format` runs it.
 
-With ``--check`` nothing is written: it ends with status 1 if the file differs from the strategies.
+With ``--check`` it writes nothing, and ends with status 1 if the file does not agree with the strategies.
 """
 
 import ast
@@ -14,7 +14,7 @@ HEAD = "# Written by docs/stubs.py; make format writes it again.\n# ruff: noqa\n
 
 
 def stubs() -> str:
-    """The imports and public functions of positions/__init__.py, and an import of each strategy."""
+    """Return the imports and public functions of positions/__init__.py, and an import of each strategy."""
     tree = ast.parse(inspect.getsource(positions))
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]

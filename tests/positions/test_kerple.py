@@ -1,4 +1,4 @@
-"""KERPLE's kernels against loops over the paper's formulas, ranges, initial values, definiteness, and sums."""
+"""KERPLE's kernels: formulas, ranges and initial values of the paper, positive definiteness, and sums."""
 
 import math
 from collections.abc import Callable
@@ -16,40 +16,40 @@ HEADS, LENGTH = 3, 300
 SHAPE = Shape(24, HEADS, 64)
 DISTANCES = torch.arange(LENGTH, dtype=torch.float32)
 
-# for each name: the paper's bias and weight at one distance in one head, and the largest random initial values
-KERNELS: dict[str, tuple[Callable | None, Callable | None, dict[str, int]]] = {
-    "KerpleLog": (lambda d, r1, r2: -r1 * math.log(1 + r2 * d), None, {"r1": 2, "r2": 1}),
-    "KerplePower": (lambda d, r1, r2: -r1 * d**r2, None, {"r1": 1, "r2": 2}),
-    "KerpleLog3": (lambda d, r1, r2, r3: -r1 * math.log(1 + r2 * d**r3), None, {"r1": 2, "r2": 1, "r3": 2}),
+# upper end of random initial values, and largest value
+U1, U2, EXPONENT = (1, 1e6), (2, 1e6), (2, 2)
+# for each name: the paper's bias and weight at distance d in one head, and the ranges of the parameters
+KERNELS: dict[str, tuple[Callable | None, Callable | None, dict[str, tuple[int, float]]]] = {
+    "KerpleLog": (lambda d, r1, r2: -r1 * math.log(1 + r2 * d), None, {"r1": U2, "r2": U1}),
+    "KerplePower": (lambda d, r1, r2: -r1 * d**r2, None, {"r1": U1, "r2": EXPONENT}),
+    "KerpleLog3": (lambda d, r1, r2, r3: -r1 * math.log(1 + r2 * d**r3), None, {"r1": U2, "r2": U1, "r3": EXPONENT}),
     "KerpleBiasWeight": (
         lambda d, r1, r2, r3, r4: -r1 * d**r2,
         lambda d, r1, r2, r3, r4: math.exp(-r3 * d**r4),
-        {"r1": 1, "r2": 2, "r3": 1, "r4": 2},
+        {"r1": U1, "r2": EXPONENT, "r3": U1, "r4": EXPONENT},
     ),
-    "KerpleBias2": (lambda d, r1, r2: r1 * math.exp(-r2 * d**2), None, {"r1": 1, "r2": 1}),
-    "KerpleBias3": (lambda d, r1, r2, r3: r1 * math.exp(-r2 * d**r3), None, {"r1": 1, "r2": 1, "r3": 2}),
-    "KerpleWeight1": (None, lambda d, r1: math.exp(-r1 * d**2), {"r1": 1}),
-    "KerpleWeight2": (None, lambda d, r1, r2: math.exp(-r1 * d**r2), {"r1": 1, "r2": 2}),
+    "KerpleBias2": (lambda d, r1, r2: r1 * math.exp(-r2 * d**2), None, {"r1": U1, "r2": U1}),
+    "KerpleBias3": (lambda d, r1, r2, r3: r1 * math.exp(-r2 * d**r3), None, {"r1": U1, "r2": U1, "r3": EXPONENT}),
+    "KerpleWeight1": (None, lambda d, r1: math.exp(-r1 * d**2), {"r1": U1}),
+    "KerpleWeight2": (None, lambda d, r1, r2: math.exp(-r1 * d**r2), {"r1": U1, "r2": EXPONENT}),
 }
-# initial values of exponents and of these strengths are at most 2, which is a bound only for exponents
-STRENGTHS = {("KerpleLog", "r1"), ("KerpleLog3", "r1")}
-STARTS = {"r1": [0.4, 1.7, 0.02], "r2": [0.03, 0.9, 0.5], "r3": [0.3, 1.9, 1.0], "r4": [0.5, 0.05, 1.2]}
+INITIAL_VALUES = {"r1": [0.4, 1.7, 0.02], "r2": [0.03, 0.9, 0.5], "r3": [0.3, 1.9, 1.0], "r4": [0.5, 0.05, 1.2]}
 over_names = pytest.mark.parametrize("name", KERNELS)
 
 
 @over_names
 def test_bias_and_weight_are_the_papers_formulas(name: str) -> None:
-    *formulas, tops = KERNELS[name]
-    starts = {r: STARTS[r] for r in tops}
-    position = strategies()[name](SHAPE, **starts)
+    *formulas, ranges = KERNELS[name]
+    values = {r: INITIAL_VALUES[r] for r in ranges}
+    position = strategies()[name](SHAPE, **values)
     tables = position.bias(DISTANCES), position.score_scale(DISTANCES)
     for table, formula in zip(tables, formulas, strict=True):
         if formula is None:
             assert table is None
             continue
-        expected = [[formula(d, *(r[h] for r in starts.values())) for d in range(LENGTH)] for h in range(HEADS)]
+        expected = [[formula(d, *(r[h] for r in values.values())) for d in range(LENGTH)] for h in range(HEADS)]
         torch.testing.assert_close(table.double(), torch.tensor(expected).double(), atol=1e-4, rtol=1e-5)
-        table.sum().backward()  # d^r has an infinite slope in r·log(d) at distance 0
+        table.sum().backward()  # the gradient of d^r, d^r · log(d), must be finite at distance 0
     assert all(parameter.grad.isfinite().all() for parameter in position.parameters())
 
 
@@ -57,25 +57,24 @@ def test_bias_and_weight_are_the_papers_formulas(name: str) -> None:
 def test_random_initial_values_fill_the_papers_ranges_and_constraints_are_its_bounds(name: str) -> None:
     torch.manual_seed(0)
     position = strategies()[name](Shape(4000, 4000, 64))
-    tops = KERNELS[name][2]
-    assert {r for r, _ in position.named_parameters()} == set(tops)
-    for r, top in tops.items():
+    ranges = KERNELS[name][2]
+    assert {r for r, _ in position.named_parameters()} == set(ranges)
+    for r, (upper_end, _) in ranges.items():
         values = getattr(position, r).detach()
-        assert 0.01 <= values.min() < 0.02 * top + 0.01
-        assert 0.98 * top < values.max() <= top
-        assert abs(values.mean() - top / 2) < 0.05 * top
+        assert 0.01 <= values.min() < 0.02 * upper_end + 0.01
+        assert 0.98 * upper_end < values.max() <= upper_end
+        assert abs(values.mean() - upper_end / 2) < 0.05 * upper_end
     for value in (-math.inf, -3.0, 50.0, math.inf):
         for parameter in position.parameters():
             parameter.data.fill_(value)
         position.constrain_()
         for r, values in position.named_parameters():
-            highest = 2.0 if tops[r] == 2 and (name, r) not in STRENGTHS else min(value, 1e6)
-            assert values.unique().tolist() == pytest.approx([0.01 if value < 0 else highest])
+            assert values.unique().tolist() == pytest.approx([0.01 if value < 0 else min(value, ranges[r][1])])
         for table in (position.bias(DISTANCES[:20] * 5e4), position.score_scale(DISTANCES[:20] * 5e4)):
             assert table is None or table.isfinite().all()
 
 
-def test_initial_values_are_set_and_invalid_ones_are_refused() -> None:
+def test_initial_values_are_set_and_invalid_ones_are_errors() -> None:
     position = KerpleLog(SHAPE, r1=0.5, r2=[0.1, 0.2, 0.3], floor=0.05)
     assert position.r1.tolist() == pytest.approx([0.5] * 3)
     assert position.r2.tolist() == pytest.approx([0.1, 0.2, 0.3])
@@ -88,7 +87,7 @@ def test_initial_values_are_set_and_invalid_ones_are_refused() -> None:
 
 
 EVEN = torch.arange(40.0)
-SCATTERED = torch.rand(40, generator=torch.Generator().manual_seed(0)).double() * 200
+RANDOM = torch.rand(40, generator=torch.Generator().manual_seed(0)).double() * 200
 ON_A_PLANE = torch.rand(40, 2, generator=torch.Generator().manual_seed(1)).double() * 30
 EXPONENTS = [0.01, 0.3, 1.0, 1.5, 1.9, 2.0]
 
@@ -101,7 +100,7 @@ DEFINITE = {
 }
 
 
-@pytest.mark.parametrize("points", [EVEN, SCATTERED, ON_A_PLANE], ids=["even", "scattered", "plane"])
+@pytest.mark.parametrize("points", [EVEN, RANDOM, ON_A_PLANE], ids=["even", "random", "plane"])
 def test_kernels_are_conditionally_positive_definite_and_an_exponent_above_two_is_not(points: Tensor) -> None:
     for name, kernel in DEFINITE.items():
         assert is_conditionally_positive_definite(kernel(Shape(24, 6, 32)).bias, points), name
@@ -121,7 +120,7 @@ class Growing(ALiBi):
         return -super().bias(distance)
 
 
-def test_invalid_kernel_sums_are_refused() -> None:
+def test_invalid_kernel_sums_are_errors() -> None:
     for kernels, factors in (([FIRE], None), ([KerpleLog], [-1.0]), ([KerpleLog, Growing], None)):
         with pytest.raises(UserError, match=r"KernelSum: (kernels|factors): got"):
             KernelSum(SHAPE, kernels, factors)

@@ -1,4 +1,4 @@
-"""Properties of every strategy, tested by the public suite. New strategies are included automatically."""
+"""Properties of every strategy, which the suite of `python run.py check` tests, and errors in options."""
 
 import inspect
 from functools import partial
@@ -11,19 +11,7 @@ from torch import Tensor
 from kerple import positions
 from kerple.base.errors import UserError
 from kerple.model import Transformer
-from kerple.positions import (
-    ALiBi,
-    Combined,
-    KerpleLog,
-    LayerPattern,
-    PaTH,
-    PoPE,
-    Position,
-    RandomizedPositions,
-    Shape,
-    names,
-    strategies,
-)
+from kerple.positions import Combined, KerpleLog, LayerPattern, PaTH, PoPE, Position, Shape, names, strategies
 from kerple.positions.base import HOOKS
 from kerple.positions.combination import SINGLE_WIDTH
 from kerple.positions.products import product
@@ -31,6 +19,7 @@ from kerple.positions.wrapper import Wrapper
 from kerple.testing import AT_LENGTHS, PROPERTIES, DoesNotApply, Subject
 from kerple.testing.reading import a_compiled_network_computes_the_same
 
+# options of a strategy; after a comma, a second name for further options of the strategy
 SETTINGS = {
     "DAPE": {"hidden": 3},
     "DAPEv2": {"hidden": 3},
@@ -45,13 +34,12 @@ SETTINGS = {
     "Combined, four": {"parts": (positions.Sinusoidal, positions.FoX, positions.RoPE, positions.KerpleWeight1)},
     "Abacus, FIRE": {"position": positions.FIRE},
 }
-# one for each hook; all others are compiled by the slow test below
+# one or more for each hook; the slow test below compiles all strategies
 COMPILED = {
     "Abacus, FIRE", "FoX", "KerpleBiasWeight", "KerpleLog", "LearnedRelativeBias, short", "PoPE", "RandomizedPositions",
-    "RoPE", "Shaw",
-    "StickBreaking",
+    "RoPE", "Shaw", "StickBreaking",
 }  # fmt: skip
-# they differ from KerpleLog and KerpleBiasWeight in a formula, which test_kerple.py has
+# they differ from KerpleLog and KerpleBiasWeight only in the formula, which test_kerple.py tests
 FORMULAS = {"KerpleBias2", "KerpleBias3", "KerpleLog3", "KerplePower", "KerpleWeight1", "KerpleWeight2"}
 # reasons for which a property may not apply, and the strategies that may give them
 EXPECTED = {
@@ -59,14 +47,15 @@ EXPECTED = {
     "it has a table of positions": {"Learned", "LearnedRelativeBias", "RandomizedPositions"},
     "shift_invariant is None": {"SelfExtend"},  # True for offsets that are multiples of its group size
 }
-over_names = pytest.mark.parametrize("name", names())
+LONGROPE = {"scaling": "longrope", "factor": 2.0, "short_factors": [1.0] * 4, "long_factors": [2.0] * 4}
+RANDOMIZED_PATH = partial(positions.RandomizedPositions, position=PaTH)
 
 
 def subject(name: str) -> Subject:
     return Subject(partial(strategies()[name.split(",")[0]], **SETTINGS.get(name, {})))
 
 
-# fast tests have every strategy, and of other settings those that are compiled
+# fast tests include every strategy, and of the further options those that are compiled
 SLOW = {name for name in SETTINGS if "," in name} - COMPILED
 
 
@@ -88,9 +77,7 @@ def test_every_property_holds(name: str) -> None:
 
 
 def test_a_wrapper_forwards_every_hook_that_it_does_not_override() -> None:
-    public = {n for n, f in vars(Position).items() if inspect.isfunction(f) and not n.startswith("_")}
-    assert public - {"uses", "require"} == set(HOOKS)
-    for wrapper in (LayerPattern, RandomizedPositions):
+    for wrapper in (LayerPattern, positions.RandomizedPositions):
         position = wrapper(Shape(32, 4, 16))
         for hook in HOOKS:
             if getattr(wrapper, hook) is getattr(Wrapper, hook):
@@ -100,18 +87,14 @@ def test_a_wrapper_forwards_every_hook_that_it_does_not_override() -> None:
 
 
 @pytest.mark.slow  # compiles C++
-@over_names
+@pytest.mark.parametrize("name", names())
 def test_a_network_compiled_by_inductor_computes_the_same(name: str) -> None:
     a_compiled_network_computes_the_same(subject(name), "inductor")
 
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [
-        ("RoPE", {"scaling": "dynamic_ntk", "factor": 2.0}),
-        ("RoPE", {"scaling": "longrope", "factor": 2.0, "short_factors": [1.0] * 4, "long_factors": [2.0] * 4}),
-        ("Learned", {"beyond": "interpolate"}),
-    ],
+    [("RoPE", {"scaling": "dynamic_ntk", "factor": 2.0}), ("RoPE", LONGROPE), ("Learned", {"beyond": "interpolate"})],
 )
 def test_strategies_that_depend_on_the_input_length_are_not_prefix_consistent(name: str, setting: dict) -> None:
     network = Subject(partial(strategies()[name], **setting)).network(trained=16)
@@ -124,14 +107,14 @@ def test_products_ignore_autocast_and_tf32() -> None:
     a, b = torch.randn(2, 3, 5, 7, requires_grad=True), torch.randn(7, 4, requires_grad=True)
     settings, matmul, before = [], torch.matmul, torch.get_float32_matmul_precision()
 
-    def spied(x: Tensor, y: Tensor) -> Tensor:
+    def record(x: Tensor, y: Tensor) -> Tensor:
         settings.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
         return matmul(x, y)
 
     try:
         torch.set_float32_matmul_precision("high")
         with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "matmul", spied)
+            patch.setattr(torch, "matmul", record)
             out = product(a, b)
             out.square().sum().backward()
         assert torch.get_float32_matmul_precision() == "high"
@@ -152,7 +135,7 @@ SHAPE = Shape(24, 3, 12, layers=4)
     [
         ("CoPE", {"rows": 1}, "rows: got 1, expected 2 or more"),
         # DAPE uses only biases, so that it would see keys outside the window
-        ("DAPE", {"over": partial(LayerPattern, kinds={"a": ALiBi})}, "over: got LayerPattern"),
+        ("DAPE", {"over": partial(LayerPattern, kinds={"a": positions.ALiBi})}, "over: got LayerPattern"),
         ("LayerPattern", {"kinds": {"a": positions.Sinusoidal}}, "kinds: a: got Sinusoidal, expected a strategy that"),
         ("LayerPattern", {"kinds": {}}, "kinds: got none"),
         ("LayerPattern", {"pattern": ["local", "far"]}, "pattern: got far, expected one of local, global"),
@@ -163,11 +146,7 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("RandomizedPositions", {"max_positions": 11}, "max_positions: got 11"),
         ("RoPE", {"scaling": "pi"}, "factor: got None, expected a number of 1 or more with"),
         ("RoPE", {"rotary_fraction": 0.1}, "rotary_fraction: got 0.1, which is 1 of a head's 8 dimensions"),
-        (
-            "RoPE",
-            {"scaling": "longrope", "factor": 2.0, "short_factors": [1.0], "long_factors": [2.0] * 4},
-            r"short_factors: got \[1.0\], expected 4 positive numbers, one per rotated pair",
-        ),
+        ("RoPE", LONGROPE | {"short_factors": [1.0]}, r"short_factors: got \[1.0\], expected 4 positive numbers"),
         ("RoPE", {"long_factors": [2.0] * 4}, "long_factors: got .*, with scaling longrope; none with"),
         ("LearnedRelativeBias", {"rank": 9}, "rank: got 9, expected 1 to 8"),
         ("LearnedRelativeBias", {"extent": 0}, "extent: got 0, expected a dist"),
@@ -175,45 +154,41 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("SelfExtend", {"group": 0}, "group: got 0, expected at least 1 position"),
         ("ReRoPE", {"neighbor_window": 0}, "neighbor_window: got 0, expected at least 1 key"),
         ("ReRoPE", {"position": KerpleLog}, "position: got KerpleLog, expected a strategy that only t"),
-        (
-            "Combined",
-            {"parts": (partial(RandomizedPositions, position=PaTH), KerpleLog)},
-            "parts: got KerpleLog with PaTH",
-        ),
-        ("Combined", {"parts": (positions.FoX, PaTH)}, "parts: got FoX with PaTH"),
+        ("Combined", {"parts": (RANDOMIZED_PATH, KerpleLog)}, "parts: got KerpleLog with PaTH"),
+        ("Combined", {"parts": (positions.FoX, PaTH)}, "parts: got FoX before PaTH"),
         ("Combined", {"parts": (positions.ReRoPE, positions.RoPE)}, "parts: got RoPE with ReRoPE, which doubles"),
         *(("Combined", {"parts": (PoPE, other)}, f"parts: got {other.__name__} with PoPE") for other in SINGLE_WIDTH),
     ],
 )
-def test_an_option_out_of_range_is_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_an_invalid_option_is_an_error(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^{name}: {message}"):
         strategies()[name](SHAPE, **options)
 
 
-def test_sizes_that_do_not_fit_and_an_unknown_name_are_refused() -> None:
+def test_invalid_sizes_and_an_unknown_name_are_errors() -> None:
     with pytest.raises(UserError, match="heads: got 5, which does not divide dim 32"):
         Shape(32, 5, 16)
     with pytest.raises(UserError, match="name: got Alibi, did you mean ALiBi"):
         positions.build("Alibi", dim=32, heads=4, length=16)
 
 
-def test_every_strategy_that_is_not_refused_with_pope_works_with_twice_the_width() -> None:
-    for name in positions.names():
-        with_rope = ("LayerPattern", "RandomizedPositions", "ReRoPE", "SelfExtend")
-        if strategies()[name] not in SINGLE_WIDTH and name not in with_rope:
-            build = partial(Combined, parts=(PoPE, strategies()[name]))
+def test_strategies_that_are_allowed_with_pope_support_twice_the_width() -> None:
+    with_rope = ("LayerPattern", "RandomizedPositions", "ReRoPE", "SelfExtend")
+    for name, strategy in strategies().items():
+        if strategy not in SINGLE_WIDTH and name not in with_rope:
+            build = partial(Combined, parts=(PoPE, strategy))
             network = Transformer(Shape(32, 4, 24), 1, 50, build, per_layer=True)
             assert network(torch.randint(50, (1, 9))).isfinite().all(), name
 
 
 def test_a_pattern_repeats_over_the_layers_and_may_end_inside_a_repetition() -> None:
-    """The windows of Gemma 3 1B. `test_each_kind_of_layer_has_the_frequencies_of_gemma_3` has the kinds."""
+    """Test the windows of Gemma 3 1B. `test_each_kind_of_layer_has_the_frequencies_of_gemma_3` tests its kinds."""
     build = partial(LayerPattern, pattern=["local"] * 5 + ["global"], windows={"local": 512})
     layers = Transformer(Shape(8, 2, 8), 26, 9, build).positions
     assert [i for i, layer in enumerate(layers) if layer.window is None] == [5, 11, 17, 23]
     assert {layer.window for layer in layers} == {None, 512}
 
 
-def test_one_strategy_for_all_layers_is_refused_where_they_differ() -> None:
+def test_one_strategy_for_all_layers_is_an_error_if_layers_differ() -> None:
     with pytest.raises(UserError, match=r"per_layer: got false, expected true for \w+, whose layers differ"):
         Transformer(Shape(16, 2, 8), 4, 20, partial(Combined, parts=(positions.SSMax, LayerPattern)), per_layer=False)

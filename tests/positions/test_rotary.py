@@ -1,4 +1,4 @@
-"""Rotated queries and keys of RoPE, its scalings and xPos against published code."""
+"""Queries and keys that RoPE, its scalings and xPos have rotated, against published code and formulas."""
 
 import math
 from functools import partial
@@ -35,52 +35,50 @@ def test_the_interleaved_layout_is_gpt_js(fraction: float) -> None:
     close(rotated(RoPE(SHAPE, rotary_fraction=fraction, layout="interleaved"), q, k), (theirs(q), theirs(k)))
 
 
-RAMP = {"beta_fast": 4.0, "beta_slow": 0.5}  # the ramp is from dimension 1 to 4; with 32 and 1 it is from 0 to 3
+RAMP = {"beta_fast": 4.0, "beta_slow": 0.5}  # the ramp is from pair 1 to 4; with 32 and 1 it is from 0 to 3
 DIVISORS = {"short_factors": [1.0 + i / 8 for i in range(8)], "long_factors": [1.5 + i for i in range(8)]}
-HALF = {"short_factors": DIVISORS["short_factors"][:4], "long_factors": DIVISORS["long_factors"][:4]}
-# our options, and transformers' options where their names or values differ
-SCALINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {"rope_type": "default"}),
-    ({"scaling": "pi", "factor": 4.0}, {"rope_type": "linear"}),
-    ({"scaling": "pi", "factor": 4.0, "rotary_fraction": 0.5}, {"rope_type": "linear"}),
-    ({"scaling": "dynamic_ntk", "factor": 2.0}, {"rope_type": "dynamic"}),
-    ({"scaling": "yarn", "factor": 4.0}, {}),
-    ({"scaling": "yarn", "factor": 4.0, **RAMP}, {}),
-    ({"scaling": "yarn", "factor": 4.0, "rotary_fraction": 0.5, "attention_factor": 1.3, **RAMP}, {}),
-    ({"scaling": "llama3", "factor": 8.0}, {"low_freq_factor": 1.0, "high_freq_factor": 4.0}),
-    (
-        {"scaling": "llama3", "factor": 8.0, "rotary_fraction": 0.5, **RAMP},
-        {"low_freq_factor": 0.5, "high_freq_factor": 4.0},
-    ),
-    ({"scaling": "longrope", "factor": 8.0, **DIVISORS}, {}),
-    ({"scaling": "longrope", "factor": 8.0, "rotary_fraction": 0.5, **HALF}, {}),
-    ({"scaling": "proportional", "rotary_fraction": 0.5}, {"factor": 1.0}),
-    ({"scaling": "proportional", "rotary_fraction": 0.25, "factor": 4.0}, {}),
+HALF = {name: divisors[:4] for name, divisors in DIVISORS.items()}
+SCALINGS: list[dict[str, Any]] = [
+    {},
+    {"scaling": "pi", "factor": 4.0},
+    {"scaling": "pi", "factor": 4.0, "rotary_fraction": 0.5},
+    {"scaling": "dynamic_ntk", "factor": 2.0},
+    {"scaling": "yarn", "factor": 4.0},
+    {"scaling": "yarn", "factor": 4.0, **RAMP},
+    {"scaling": "yarn", "factor": 4.0, "rotary_fraction": 0.5, "attention_factor": 1.3, **RAMP},
+    {"scaling": "llama3", "factor": 8.0},
+    {"scaling": "llama3", "factor": 8.0, "rotary_fraction": 0.5, **RAMP},
+    {"scaling": "longrope", "factor": 8.0, **DIVISORS},
+    {"scaling": "longrope", "factor": 8.0, "rotary_fraction": 0.5, **HALF},
+    {"scaling": "proportional", "rotary_fraction": 0.5},
+    {"scaling": "proportional", "rotary_fraction": 0.25, "factor": 4.0},
 ]
+THEIR_NAMES = {None: "default", "pi": "linear", "dynamic_ntk": "dynamic"}
 
 
 @pytest.mark.parametrize("length", [40, 300])
-@pytest.mark.parametrize(("options", "theirs"), SCALINGS)
-def test_scalings_are_those_of_transformers(options: dict[str, Any], theirs: dict[str, Any], length: int) -> None:
+@pytest.mark.parametrize("options", SCALINGS)
+def test_scalings_are_those_of_transformers(options: dict[str, Any], length: int) -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     utilities = pytest.importorskip("transformers.modeling_rope_utils")
-    rope = {"rope_theta": 500.0, "original_max_position_embeddings": 64, "rope_type": options.get("scaling"), **options}
+    scaling = options.get("scaling")
+    name = THEIR_NAMES.get(scaling, scaling)
+    rope = {"rope_theta": 500.0, "original_max_position_embeddings": 64, "rope_type": name, "factor": 1.0, **options}
     rope |= {"short_factor": options.get("short_factors"), "long_factor": options.get("long_factors")}
-    rope |= {"partial_rotary_factor": options.get("rotary_fraction", 1.0)} | theirs
+    rope |= {"low_freq_factor": options.get("beta_slow", 1.0), "high_freq_factor": options.get("beta_fast", 4.0)}
+    rope |= {"partial_rotary_factor": options.get("rotary_fraction", 1.0)}
     sizes = {"hidden_size": SHAPE.dim, "num_attention_heads": HEADS, "max_position_embeddings": 64}
     config = llama.LlamaConfig(**sizes, rope_parameters=rope)
     ours, ids = RoPE(SHAPE, base=500.0, **options), torch.arange(length)
-    if rope["rope_type"] != "default":
-        frequencies, factor = utilities.ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, seq_len=length)
-        close = partial(torch.testing.assert_close, rtol=5e-7, atol=0, check_dtype=False)
-        close(ours.frequencies(ids).squeeze(0), frequencies)
+    if scaling is not None:
+        expected, factor = utilities.ROPE_INIT_FUNCTIONS[name](config, seq_len=length)
+        frequencies = ours.frequencies(ids).squeeze(0)
+        torch.testing.assert_close(frequencies, expected, rtol=5e-7, atol=0, check_dtype=False)
         assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
-    if options.get("scaling") == "proportional" or "rotary_fraction" not in options:
+    if scaling == "proportional" or "rotary_fraction" not in options:
         q, k = torch.randn(2, 2, HEADS, length, HEAD_DIM)
         cos, sin = llama.LlamaRotaryEmbedding(config)(q, ids[None])
-        torch.testing.assert_close(
-            rotated(ours, q, k), llama.apply_rotary_pos_emb(q, k, cos, sin), atol=1e-4, rtol=1e-4
-        )
+        close(rotated(ours, q, k), llama.apply_rotary_pos_emb(q, k, cos, sin))
 
 
 def test_each_kind_of_layer_has_the_frequencies_of_gemma_3() -> None:
@@ -106,14 +104,14 @@ def test_ntk_is_that_of_x_transformers() -> None:
 
 def test_the_bf16_mistake_equals_rotation_in_bf16() -> None:
     t = torch.arange(3000, dtype=torch.bfloat16)
-    turns = (1 / 10000 ** (torch.arange(0, 16, 2).double() / 16)).bfloat16()
-    angle = torch.outer(t, turns).double()  # rounded to bf16
+    frequencies = (1 / 10000 ** (torch.arange(0, 16, 2).double() / 16)).bfloat16()
+    angle = torch.outer(t, frequencies).double()  # rounded to bf16
     x = torch.randn(1, 1, 3000, 16, dtype=torch.float64)
-    wrong = RoPE(Shape(dim=16, heads=1, length=64), mistake="bf16")
+    position = RoPE(Shape(dim=16, heads=1, length=64), mistake="bf16")
     a, b = x.chunk(2, -1)
     expected = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-    torch.testing.assert_close(rotated(wrong, x, x)[0], expected, rtol=1e-12, atol=1e-12)
-    assert not wrong.shift_invariant
+    torch.testing.assert_close(rotated(position, x, x)[0], expected, rtol=1e-12, atol=1e-12)
+    assert not position.shift_invariant
     assert len(set(angle[:, 0].tolist())) < 900  # of 3,000 positions
 
 
@@ -137,7 +135,7 @@ def test_xpos_decays_exactly_over_63_times_its_decay(first: int) -> None:
         assert product == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
-def test_xpos_overflows_nothing_in_half_precision() -> None:
+def test_xpos_has_neither_overflow_nor_underflow_in_half_precision() -> None:
     x = torch.full((1, 1, 1, 2), 20.0, dtype=torch.float16).expand(1, 1, 8192, 2)
     q, k = rotated(XPos(Shape(2, 1, 64), base=1e30), x, x)
     for y in (q, k):

@@ -1,4 +1,7 @@
-"""Positional strategies. All modules of this package are imported, so that a strategy is added by adding a file."""
+"""Positional strategies. This file imports all modules of the package and collects the strategies in them.
+
+To add a strategy, add a file.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -50,7 +53,7 @@ def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Po
         **options: Options of the strategy.
 
     Raises:
-        UserError: If there is no such strategy, or a number is out of range.
+        UserError: If there is no strategy of this name, or an argument is out of range.
     """
     if name not in _BY_NAME:
         raise unknown("name", name, names())

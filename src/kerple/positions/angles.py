@@ -1,4 +1,4 @@
-"""Angles of positions in fp64, because in fp32 the error is 0.004 radians at position 40,000."""
+"""Angles of positions in fp64, because in fp32 they have an error of 0.004 radians at position 40,000."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,12 @@ def exact_dtype(device: torch.device) -> torch.dtype:
 
 
 def frequencies(dim: int, base: float | Tensor, device: torch.device) -> Tensor:
-    """Return the frequencies ``base^(-2i/dim)`` for i = 0..dim/2-1, (dim/2,) fp64."""
+    """Return the frequencies ``base^(-2i/dim)`` in radians per position, i = 0..dim/2-1; (dim/2,) fp64."""
     i = torch.arange(0, dim, 2, dtype=exact_dtype(device), device=device)
     return base ** (-i / dim)
 
 
 def angles(positions: Tensor, dim: int, base: float) -> Tensor:
-    """Return the angles in radians, positions (…) times frequencies; (…, dim/2) fp64."""
+    """Return the products of positions (…) and `frequencies`, angles in radians; (…, dim/2) fp64."""
     radians = frequencies(dim, base, positions.device)  # per position
     return positions.to(radians.dtype)[..., None] * radians

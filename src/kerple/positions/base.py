@@ -1,22 +1,22 @@
 """`Position`, the base class of all positional strategies, and `Shape`, their argument.
 
+A *hook* is a method that the model calls in a forward pass. A strategy overrides the hooks that it needs.
+
 Letters in shapes: B is the batch size and T the number of tokens. H is the number of query heads, and G the number of
-key heads, a divisor of H. δ is the head dimension, and D the width of the model, usually H·δ. d = m - n >= 0 is the
-distance from query m back to key n. A strategy overrides the hooks that it needs. The default hooks change nothing.
+key heads, a divisor of H. δ is the head dimension, and D the width of the model, usually H·δ. Tq is the number of
+queries, Tk the number of keys, N a number of distances, and c the width of a strategy's state. δ' is the last dimension
+of queries and keys after `transform_qk`. d = m - n >= 0 is the distance from query m back to key n.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from inspect import isfunction
 
 from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.positions.constrained import Constrained
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
-
-F = TypeVar("F", bound=Callable)
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,13 @@ class Shape:
         length: Training length in tokens.
         layer: Index of the strategy's layer; 0 if all layers share the strategy.
         layers: Number of layers.
-        max_positions: Upper bound of the positions in training, which sizes learned tables; None for the training
-            length.
+        max_positions: Number of possible positions in training, from which strategies compute the sizes of learned
+            tables. It is larger than ``length`` if positions have gaps; None for ``length``.
         head_width: Head dimension δ; None for D / H.
 
     Raises:
-        UserError: If a number is not positive, the heads do not divide the width or there is no such layer.
+        UserError: If ``dim``, ``heads``, ``length`` or ``layers`` is not positive, ``heads`` does not divide ``dim``,
+            or ``layer`` is not in 0..layers-1.
     """
 
     dim: int
@@ -56,7 +57,7 @@ class Shape:
 
     @property
     def positions(self) -> int:
-        """Number of possible positions in training."""
+        """Number of possible positions in training: ``max_positions``, or ``length``."""
         return self.length if self.max_positions is None else self.max_positions
 
     @property
@@ -65,60 +66,58 @@ class Shape:
         return self.head_width or self.dim // self.heads
 
 
-def hook(function: F) -> F:
-    """Mark a method that a strategy may override: `HOOKS` lists it, and a `Wrapper` forwards it."""
-    function.is_hook = True  # type: ignore[attr-defined]
-    return function
-
-
 class Position(Constrained, ABC):
     """Positional strategy, which gives a transformer information about the positions of its tokens.
 
-    A subclass takes ``Shape`` as its only positional argument, followed by its options. Every hook is optional.
-    Positions are int64. Biases, angles and parameters of strategies stay in fp32 for any precision of the weights or
-    autocast (`Constrained`). Strategies multiply matrices with `products.product`. The docstring of a strategy has a
-    line ``Parameters: `formula```, which the tests compare with the number of parameters. The formula may use D, H, δ,
-    L (training length) and the options of the strategy.
+    The first argument of a subclass is a `Shape`; its other arguments are the options of the strategy. Positions are
+    int64. Biases, angles and parameters are fp32 or fp64, also if other weights or autocast are bf16 (`Constrained`).
+    Strategies multiply matrices with `products.product`. The docstring of a strategy has a line ``Parameters:
+    `formula```, which the tests compare with the number of parameters. The formula may use D, H, δ, L (training length)
+    and the options of the strategy.
 
-    `bias`, `transform_qk`, `sink_logit`, `transform_output` and `token_state` keep fused attention. With `score_scale`,
-    `modify_scores` or `add_to_output`, attention computes explicit scores in blocks of queries.
+    With `score_scale`, `modify_scores` or `add_to_output`, attention computes scores explicitly, in blocks of queries.
+    The other hooks keep fused attention, except `bias` for positions with gaps.
     """
 
     shift_invariant: bool | None = False
     """Whether the logits stay the same if an offset is added to all positions; None if only for some offsets."""
 
     prefix_consistent: bool = True
-    """Whether the logits of a prefix are the prefix of the logits; False if they depend on the input's length."""
+    """Whether the logits at a token stay the same when more tokens follow.
+
+    False if they depend on the length of the input. Generation then uses no cache."""
 
     per_layer: bool = False
-    """Whether the model builds one instance per layer instead of one for all layers.
+    """Whether each layer has its own instance of the strategy, instead of one instance for all layers.
 
-    The model's option of the same name overrides it."""
+    The model's option ``per_layer`` takes precedence."""
 
     varies_by_layer: bool = False
-    """Whether layers differ in their strategy. One instance for all layers is then an error."""
+    """Whether layers have different strategies, as in `LayerPattern`.
+
+    A model whose option ``per_layer`` is false then raises a UserError."""
 
     window: int | None = None
     """Number of keys that a query sees in layers with this strategy, including its own key; None for all.
 
-    A smaller window of the caller takes precedence."""
+    A smaller window of the forward pass takes precedence (`Visibility.narrow`)."""
 
     neighbor_window: int | None = None
-    """Number of last keys whose scores use the first halves of queries and keys from `transform_qk`. Scores of earlier
-    keys use the second halves. None if queries and keys have no halves."""
+    """Number of last keys, including the query's own, whose scores use the first halves of the queries and keys from
+    `transform_qk`. Scores of earlier keys use the second halves. None if queries and keys are not divided."""
 
     test_only: bool = False
-    """Whether the strategy only tests weights that were trained with another strategy. `fit` refuses it."""
+    """Whether the strategy is only for tests of weights that were trained with another strategy. `fit` refuses it."""
 
     max_length: int | None = None
-    """The smallest position that the strategy cannot represent; None if there is no limit."""
+    """Number of positions that the strategy can represent, 0 to max_length - 1; None if there is no limit."""
 
     @abstractmethod  # keeps the class abstract: jsonargparse would accept a concrete base as a strategy
     def __init__(self) -> None:
         super().__init__()
 
     def uses(self, hook: str) -> bool:
-        """Whether this strategy overrides ``hook``. The result may differ between training and evaluation."""
+        """Whether this strategy overrides the hook of this name."""
         return getattr(type(self), hook) is not getattr(Position, hook)
 
     def require(self, ok: bool, option: str, value: object, expected: str) -> None:
@@ -128,113 +127,109 @@ class Position(Constrained, ABC):
 
     # called once per forward pass
 
-    @hook
     def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
-        """Return new positions for the tokens (B, T) int64, including the tokens in a cache.
+        """Return the positions that the strategy uses, instead of ``positions``.
 
-        The position of a token must not depend on later tokens.
+        The tokens (B, T) int64 include those in a cache. The position of a token must not depend on later tokens. It
+        may depend on their number if ``prefix_consistent`` is False.
         """
         return positions
 
-    @hook
     def embed(self, x: Tensor, positions: TokenPositions) -> Tensor:
-        """Add positions to the token embeddings, (B, T, D) -> (B, T, D). Called for the strategy of the first layer."""
+        """Add positions to token embeddings, (B, T, D) -> (B, T, D).
+
+        The model calls it only for the strategy of the first layer.
+        """
         return x
 
     # functions of distance and head, or of one token
 
-    @hook
     def bias(self, distance: Tensor) -> Tensor | None:
         """Return the attention bias at these distances, (N,) fp32 -> (H, N) fp32, added to the scaled scores."""
         return None
 
-    @hook
     def score_scale(self, distance: Tensor) -> Tensor | None:
         """Return the factor of the scaled scores at these distances, (N,) fp32 -> (H, N) fp32.
 
-        The bias is added after the multiplication. The factor may be a function of parameters, but not a parameter.
+        The bias is added after the multiplication.
         """
         return None
 
-    @hook
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        """Apply positions to queries (B, H, T, δ) and keys (B, G, T, δ); the result has their dtype.
+        """Return queries (B, H, T, δ) and keys (B, G, T, δ) changed by their positions, in the same dtype.
 
-        The last dimension may change if it stays equal for both. The scale of the scores stays 1/√δ. ``state`` is the
-        result of `token_state` for these tokens.
+        The results may have another last dimension, equal for queries and keys. The scale of the scores stays 1/√δ.
+        ``state`` is the result of `token_state` for these tokens.
         """
         return q, k
 
-    @hook
     def sink_logit(self, q: Tensor, positions: TokenPositions) -> Tensor | None:
-        """Return an additional logit for the softmax, without a value vector: (H,) or (B, H, T) fp32, finite.
+        """Return an additional logit for the softmax, which has no value vector: (H,) or (B, H, T) fp32, finite.
 
         ``q`` are the queries after `transform_qk`.
         """
         return None
 
-    @hook
     def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
-        """Change the output of attention (B, H, T, δ) before the heads are joined; the result has its shape and dtype.
+        """Return the changed output of attention (B, H, T, δ) before the heads are joined, in its shape and dtype.
 
-        ``x`` (B, T, D) are the tokens after the block's norm, from which queries and keys are projected.
+        ``x`` (B, T, D) are the hidden states after the block's norm, from which queries and keys are projected.
         """
         return out
 
     # functions of earlier tokens, and of pairs of tokens
 
-    @hook
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor | None:
-        """Compute a state for each token that other hooks need. The cache stores it with the keys.
+        """Return a state for each token, which later hooks of the layer receive. The cache stores it with the keys.
 
         Args:
-            x: (B, T, D), the new tokens after the block's norm, from which queries and keys are projected.
+            x: Hidden states (B, T, D) of the new tokens after the block's norm, from which queries and keys are
+                projected.
             positions: Positions of the new tokens.
-            past: The state of earlier tokens, (B, H, ·, c), or None.
+            past: States of the tokens in the cache, (B, H, tokens, c); None if there are none.
 
         Returns:
-            The state of the new tokens, (B, H, T, c) fp32 or better, or None.
+            The states of the new tokens, (B, H, T, c) fp32 or fp64, or None.
         """
         return None
 
-    @hook
     def modify_scores(
         self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock
     ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
-        """Compute new scores of a block of queries from the scores after `score_scale` and `bias`.
+        """Return the changed scores of a block of queries. Called after `score_scale` and `bias` were applied.
 
         Args:
             s: Scaled scores, (B, H, Tq, Tk) fp32, 0 where `QueryKeyBlock.seen` is false.
             q: Queries after `transform_qk`, (B, H, Tq, δ').
             k: Keys after `transform_qk`, (B, H, Tk, δ'), repeated for all query heads.
-            block: Positions of queries and keys, which keys are seen, and the state of the keys.
+            block: Positions of queries and keys, which keys are seen, and the states of the keys.
 
         Returns:
-            One of three results. Scores (B, H, Tq, Tk) fp32, finite; scores of unseen keys are ignored. A tuple of
-            scores and a sink (B, H, Tq) fp32. `AttentionWeights`, which are probabilities without a softmax.
+            Scores (B, H, Tq, Tk) fp32, finite (those of unseen keys are ignored); or a tuple of scores and a sink
+            (B, H, Tq) fp32, an additional logit; or `AttentionWeights`, which are used instead of a softmax of scores.
         """
         raise AssertionError(f"{type(self).__name__} does not override modify_scores")
 
-    @hook
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
-        """Return a term (B, H, Tq, δ) fp32 that is added to the output.
+        """Return a term (B, H, Tq, δ) fp32 that is added to the output of attention.
 
         ``p`` are the probabilities (B, H, Tq, Tk), and ``v`` the values (B, H, Tk, δ).
         """
         raise AssertionError(f"{type(self).__name__} does not override add_to_output")
 
 
-HOOKS = tuple(name for name, value in vars(Position).items() if getattr(value, "is_hook", False))
+_OTHER_METHODS = ("__init__", "uses", "require")
+HOOKS = tuple(name for name, value in vars(Position).items() if isfunction(value) and name not in _OTHER_METHODS)
 """Names of all hooks."""
 
 
 def is_distance_bias(position: Position) -> bool:
-    """Whether a strategy is only an attention bias by distance, equal in all layers."""
+    """Whether a strategy is only an attention bias by distance, equal in all layers and without a window."""
     hooks = [hook for hook in HOOKS if position.uses(hook)]
     return hooks == ["bias"] and position.window is None and not position.varies_by_layer
 
 
 FLAGS = tuple(Position.__annotations__)
-"""Names of the attributes that describe a strategy."""
+"""Names of the attributes of `Position` that describe a strategy."""

@@ -1,4 +1,4 @@
-"""`check_combination`: the check of the parts of `Combined`."""
+"""`check_combination`: the check that strategies can be combined in `Combined`."""
 
 from collections.abc import Sequence
 
@@ -13,27 +13,27 @@ from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
 
 SINGLE_WIDTH = (CoPE, PaTH, PoPE, RoPE, Shaw, TransformerXL, XPos)
-"""Strategies that need queries and keys of width δ. PoPE and `SelfExtend` change the width to 2δ."""
+"""Strategies that need queries and keys of the head dimension δ. `PoPE` and `SelfExtend` double their width."""
 
 
 def check_combination(parts: Sequence[Position]) -> None:
-    """Raise a UserError if there are no strategies, or if one strategy cancels the effect of another.
+    """Raise a UserError if there are no strategies, or if two of them exclude each other.
 
-    PaTH replaces the scores, including the effects of other strategies on them. PoPE and `SelfExtend` double the width
-    of queries and keys.
+    `PaTH` computes scores from queries and keys, so that a bias, a score scale and earlier changes of scores are lost.
+    `PoPE` and `SelfExtend` double the width of queries and keys, which `SINGLE_WIDTH` strategies do not support.
     """
     if not parts:
         raise UserError("Combined: parts: got none, expected at least one strategy")
     for i, part in enumerate(parts):
         if _contains(part, PaTH):
-            lost = [p for p in parts if p.uses("bias") or p.uses("score_scale")]
-            lost += [p for p in parts[:i] if p.uses("modify_scores")]
-            _refuse(lost, "with PaTH, which replaces the scores; leave one out, or put PaTH first")
+            by_distance = [p for p in parts if p.uses("bias") or p.uses("score_scale")]
+            _refuse(by_distance, "with PaTH, which replaces the scores; leave one out")
+            earlier = [p for p in parts[:i] if p.uses("modify_scores")]
+            _refuse(earlier, "before PaTH, which replaces the scores; put PaTH first")
         if _contains(part, PoPE) or part.neighbor_window is not None:
-            others = [*parts[:i], *parts[i + 1 :]]
-            narrow = [p for p in others if _contains(p, *SINGLE_WIDTH)]
-            wide = "PoPE" if _contains(part, PoPE) else type(part).__name__
-            _refuse(narrow, f"with {wide}, which doubles the width of queries and keys; leave one out")
+            name = "PoPE" if _contains(part, PoPE) else type(part).__name__
+            single_width = [p for p in parts if p is not part and _contains(p, *SINGLE_WIDTH)]
+            _refuse(single_width, f"with {name}, which doubles the width of queries and keys; leave one out")
 
 
 def _contains(part: Position, *kinds: type[Position]) -> bool:

@@ -1,6 +1,6 @@
-"""`Combined`: a combination of several strategies."""
+"""`Combined`: several strategies in one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import cast
@@ -22,7 +22,7 @@ class Combined(Position):
     `remap_positions`, `embed`, `transform_qk`, `modify_scores` and `transform_output` of the parts are applied in the
     order of the parts. The logits of several sinks are merged by their log-sum-exp.
 
-    Parameters: `0`, and those of the parts; one set per layer if one of the parts has this default.
+    Parameters: `0`, and those of the parts; one set per layer if this is the default of a part.
     Cost: that of the parts. If one part needs explicit scores, all parts use them.
 
     Args:
@@ -30,7 +30,8 @@ class Combined(Position):
         parts: Functions that build the strategies from the shape.
 
     Raises:
-        UserError: If there are no parts, or one part cancels the effect of another (`check_combination`).
+        UserError: If there are no parts, or two parts exclude each other (`check_combination`). In a forward pass, if a
+            part returns `AttentionWeights` and a later part modifies scores, or another part has a sink.
     """
 
     def __init__(self, shape: Shape, parts: Sequence[Callable[[Shape], Position]] = (SSMax, KerpleLog)) -> None:
@@ -66,7 +67,7 @@ class Combined(Position):
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        for part, part_state in zip(self.parts, self._split_state(state), strict=True):
+        for part, part_state in self._with_states(state):
             q, k = part.transform_qk(q, k, part_state, positions)
         return q, k
 
@@ -77,8 +78,7 @@ class Combined(Position):
         return reduce(lambda out, part: part.transform_output(out, x), self.parts, out)
 
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor | None:
-        pasts = zip(self.parts, self._split_state(past), strict=True)
-        states = [part.token_state(x, positions, past_state) for part, past_state in pasts]
+        states = [part.token_state(x, positions, past_state) for part, past_state in self._with_states(past)]
         self._widths = [0 if state is None else state.shape[-1] for state in states]
         present = [state for state in states if state is not None]
         if not present:
@@ -91,38 +91,42 @@ class Combined(Position):
     ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
         sinks: list[Tensor | None] = []
         result: Tensor | AttentionWeights = s
-        for part, state in zip(self.parts, self._split_state(block.state), strict=True):
+        for part, state in self._with_states(block.state):
             if part.uses("modify_scores"):
                 if isinstance(result, AttentionWeights):
-                    raise UserError(
-                        "Combined: parts: got a strategy that modifies scores after one that returns weights; swap them"
-                    )
-                scores = part.modify_scores(result.masked_fill(~block.seen, 0), q, k, replace(block, state=state))
-                result, sink = scores if isinstance(scores, tuple) else (scores, None)
+                    order = f"{type(part).__name__} after a strategy that returns attention weights"
+                    raise UserError(f"Combined: parts: got {order}; put it before that strategy, or leave one out")
+                modified = part.modify_scores(result.masked_fill(~block.seen, 0), q, k, replace(block, state=state))
+                result, sink = modified if isinstance(modified, tuple) else (modified, None)
                 sinks.append(sink)
         sink = _reduce_present(torch.logaddexp, sinks)
         if isinstance(result, Tensor):
             return result if sink is None else (result, sink)
         if sink is not None or self.uses("sink_logit"):
-            raise UserError("Combined: parts: got a sink and a strategy that returns weights; leave one out")
+            raise UserError("Combined: parts: got a sink and a strategy that returns attention weights; leave one out")
         return result
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
-        states = zip(self.parts, self._split_state(block.state), strict=True)
-        users = [(part, replace(block, state=state)) for part, state in states if part.uses("add_to_output")]
-        return torch.stack([part.add_to_output(p, v, part_block) for part, part_block in users]).sum(0)  # (B, H, Tq, δ)
+        terms = [
+            part.add_to_output(p, v, replace(block, state=state))
+            for part, state in self._with_states(block.state)
+            if part.uses("add_to_output")
+        ]
+        return torch.stack(terms).sum(0)  # (B, H, Tq, δ)
 
-    def _split_state(self, state: Tensor | None) -> list[Tensor | None]:
-        if state is None:
-            return [None] * len(self.parts)
-        pieces = state.split(self._widths, -1)
-        return [piece if width else None for piece, width in zip(pieces, self._widths, strict=True)]
+    def _with_states(self, state: Tensor | None) -> Iterator[tuple[Position, Tensor | None]]:
+        """Yield each part with its section of the joint state, which is None if the part has no state."""
+        sections = [None] * len(self.parts) if state is None else state.split(self._widths, -1)
+        for part, section, width in zip(self.parts, sections, self._widths, strict=True):
+            yield part, section if width else None
 
 
 def _reduce_present(operation: Callable[[Tensor, Tensor], Tensor], tensors: list[Tensor | None]) -> Tensor | None:
+    """Combine all tensors that are not None by an operation; None if there are none."""
     present = [x for x in tensors if x is not None]
     return reduce(operation, present) if present else None
 
 
 def _expand_sink(sink: Tensor | None, q: Tensor) -> Tensor | None:
+    """Expand a sink (H,) to all queries, (B, H, T); others are unchanged."""
     return sink[:, None].expand(q.shape[:3]) if sink is not None and sink.ndim == 1 else sink  # (B, H, T)

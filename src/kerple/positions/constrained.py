@@ -9,17 +9,19 @@ from torch import Tensor, nn
 from kerple.base.errors import UserError
 
 Start = float | list[float] | None
-"""Initial value of a parameter: one number for all heads, a list with one per head, or None for random values."""
+"""Initial value of a parameter: one number for all entries, a list with one per entry, or None for random values.
+
+Entries usually belong to heads."""
 
 HUGE = 1e6
-"""Default upper bound of a range. It is so small that no table overflows fp32."""
+"""Default maximum of a parameter. It keeps tables of biases far below the largest fp32 number."""
 
 
 class Constrained(nn.Module):
     """Module whose parameters are fp32 and are projected into their ranges by `constrain_`.
 
-    ``module.bfloat16()`` and Lightning's ``bf16-true`` leave it in fp32, because bf16 cannot distinguish all distances
-    above 256. ``module.double()`` converts it.
+    Its parameters and buffers stay fp32 in ``module.bfloat16()`` and with Lightning's ``bf16-true``, because bf16
+    cannot distinguish all distances above 256. ``module.double()`` converts them to fp64.
     """
 
     def __init__(self) -> None:
@@ -36,31 +38,32 @@ class Constrained(nn.Module):
         minimum: float,
         maximum: float = HUGE,
     ) -> None:
-        """Register the parameter ``name`` (size,) fp32, kept in [minimum, maximum] by `constrain_`.
+        """Register the parameter ``name`` (size,) fp32, which `constrain_` clamps to [minimum, maximum].
 
         Args:
             name: Name of the attribute, also in the checkpoint.
             size: Number of entries, usually the number of heads.
             start: Initial value of all entries, or one value per entry; None draws random values.
-            between: Range of the uniform random values.
+            between: Range of the uniform distribution of random values, which are also clamped.
             minimum: Smallest allowed value.
             maximum: Largest allowed value.
 
         Raises:
-            UserError: If ``between`` is empty, an initial value is not allowed, or a list of values has another length
-                than ``size``.
+            UserError: If an initial value is not in [minimum, maximum], a list of values does not have length ``size``,
+                or random values are needed and ``between`` is empty.
         """
         parameter = torch.empty(size, dtype=torch.float32)
         if start is None:
             if not between[0] < between[1]:
-                given = f"random initial values from {between[0]:g} to {between[1]:g}"
-                raise UserError(f"{name}: got {given}, expected an increasing range; set {name}, or lower the floor")
+                draws = f"random initial values from {between[0]:g} to {between[1]:g}"
+                expected = f"an increasing range; set {name}, or lower its minimum {minimum:g}"
+                raise UserError(f"{name}: got {draws}, expected {expected}")
             parameter.uniform_(*between).clamp_(minimum, maximum)
         else:
             values = [float(start)] * size if isinstance(start, int | float) else start
             if len(values) != size:
                 raise UserError(f"{name}: got {len(values)} initial values, expected 1 or {size} (one per head)")
-            if not all(minimum <= v <= maximum for v in values):  # true also for NaN
+            if not all(minimum <= v <= maximum for v in values):  # also refuses NaN
                 raise UserError(f"{name}: got initial value {start}, expected from {minimum:g} to {maximum:g}")
             parameter.copy_(torch.tensor(values, dtype=torch.float32))
         self.register_parameter(name, nn.Parameter(parameter))
@@ -68,7 +71,7 @@ class Constrained(nn.Module):
 
     @torch.no_grad()
     def constrain_(self) -> None:
-        """Call `clamp_` of this module and of all modules inside it. Called after each optimiser step."""
+        """Call `clamp_` of this module and of all modules inside it. The trainer calls it after each optimiser step."""
         for module in self.modules():
             if isinstance(module, Constrained):
                 module.clamp_()
@@ -84,7 +87,7 @@ class Constrained(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_precision(tensor: Tensor) -> Tensor:
             converted: Any = fn(tensor)
-            halved = tensor.is_floating_point() and converted.dtype in (torch.bfloat16, torch.float16)
-            return tensor.to(converted.device) if halved else converted
+            rounded = tensor.is_floating_point() and converted.dtype in (torch.bfloat16, torch.float16)
+            return tensor.to(converted.device) if rounded else converted
 
         return super()._apply(keep_precision, recurse)

@@ -9,17 +9,19 @@ from kerple.positions.token_positions import QueryKeyBlock
 
 
 class CoPE(Position):
-    """Contextual positions, counted by gates: ``q·e[p_mn]`` (Golovneva et al. 2024, arXiv 2405.18719, section 4).
+    """Contextual positions: ``q_m·e[p_mn]`` is added to the score of query m and key n (Golovneva et al. 2024, arXiv
+    2405.18719, section 4).
 
-    ``p_mn = Σ_{n <= l <= m} σ(q_m·k_l / √δ)``, at most rows - 1. The vectors e are interpolated between integers. As
-    in the published code q·e is not divided by √δ, and e is initialised to 0.
+    ``p_mn = Σ_{n <= l <= m} σ(q_m·k_l / √δ)``, at most rows - 1, is a sum of gates, where δ is the head dimension. Each
+    row of e is a learned vector. For p_mn between two integers, the vectors of both are interpolated. As in the
+    published code q_m·e is not divided by √δ, and e is initialised to 0.
 
     Parameters: `rows * δ`, shared by heads, one set per layer by default.
     Cost: explicit scores, a cumulative sum of them, and a look-up among ``rows`` products per query.
 
     Args:
         shape: Sizes of the model.
-        rows: Number of vectors; larger counts use the last vector.
+        rows: Number of vectors in e; larger sums use the last vector.
 
     Raises:
         UserError: If there are fewer than 2 rows.
@@ -30,14 +32,14 @@ class CoPE(Position):
 
     def __init__(self, shape: Shape, rows: int = 64) -> None:
         super().__init__()
-        self.require(rows >= 2, "rows", rows, "2 or more; the paper uses 64")
+        self.require(rows >= 2, "rows", rows, "2 or more, such as 64")
         self.vectors = nn.Parameter(torch.zeros(rows, shape.head_dim, dtype=torch.float32))
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         last = self.vectors.shape[0] - 1
         gates = s.sigmoid() * block.seen  # (B, H, Tq, Tk)
-        count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # (B, H, Tq, Tk)
+        p = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # p_mn, (B, H, Tq, Tk)
         products = product(q, self.vectors.T)  # (B, H, Tq, rows)
-        below = count.detach().floor()
-        fraction, row = count - below, below.long()
+        below = p.detach().floor()
+        fraction, row = p - below, below.long()
         return s + torch.lerp(products.gather(-1, row), products.gather(-1, (row + 1).clamp(max=last)), fraction)

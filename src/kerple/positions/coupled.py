@@ -1,4 +1,4 @@
-"""`Coupled` and `Abacus`: positions that a task defines; digits of equal significance share one position."""
+"""`Coupled` and `Abacus`: learned vectors for places that a task assigns to tokens, such as the places of digits."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -17,19 +17,23 @@ GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly betwee
 
 
 class PlaceEmbedding(Resampled):
-    """Adds a learned vector for the place that the task assigns to a token. Tokens without a place get no vector.
+    """Adds a learned vector for the place of a token to its embedding.
 
-    In training all places of a sequence are shifted by the same number. Short problems then train every row of the
-    table. The shift is a fraction of the number of rows after the largest place. The fraction is a function of the
-    seed, the number of optimiser steps and the tokens of the sequence. It does not depend on the number of devices or
+    A place is a positive number that the task assigns to a token, such as the significance of a digit. It is the
+    index of a row in the table of vectors. Tokens without a place have the number 0, and get no vector.
+
+    In training all places of a sequence are shifted by the same number, so that short problems train every row. The
+    shift is a fraction of the number of rows after the largest place. The fraction is a function of the seed, the
+    number of optimiser steps and the tokens of the sequence. It does not depend on the number of devices or of
     accumulated batches. In evaluation there is no shift.
 
-    `kerple.training.language_model` passes the task's places to the network, and raises for data without places. In a
-    network without a task, the place of a token is its position modulo the number of rows. `Coupled` describes the
-    options.
+    `kerple.training.language_model` passes the task's places to the network, and raises a UserError for data without
+    places. In a network without a task, the place of a token is 1 plus its position modulo ``rows - 1``. `Coupled`
+    describes the options.
     """
 
     shift_fraction: Tensor
+    """Random number of this optimiser step, () fp64 in [0, 1)."""
 
     @property
     @abstractmethod
@@ -47,13 +51,13 @@ class PlaceEmbedding(Resampled):
     ) -> None:
         super().__init__(position(shape), seed)
         self.require(rows >= 2, "rows", rows, "at least 2 rows; row 0 belongs to tokens without a place")
-        self.require(0 < size < float("inf"), "size", size, "a positive length such as 3")
+        self.require(0 < size < float("inf"), "size", size, "a positive norm, such as 3")
         self.shift_invariant = False
         self.rows = rows
         table = torch.empty(rows, shape.dim, dtype=torch.float32)
-        # distant places never occur together in training, and orthogonal rows are distinct from the start
+        # training does not separate distant places, which never occur together, but orthogonal rows differ initially
         table = nn.init.orthogonal_(table) * size if rows <= shape.dim else table.normal_(std=size * shape.dim**-0.5)
-        # `embed` is called only for the strategy of the first layer
+        # the model calls `embed` only for the strategy of the first layer
         self.table = nn.Parameter(table, requires_grad=learned) if shape.layer == 0 else None
         self.register_buffer("shift_fraction", torch.zeros((), dtype=torch.float64))
         self.draw_()
@@ -68,19 +72,19 @@ class PlaceEmbedding(Resampled):
             expected = f"{last + 1} or more, because a token has place {last}; or use shorter inputs"
             self.require(last < self.rows, "rows", self.rows, expected)
         if self.training:
-            # tokens without a place, such as padding, are left out, because the padding depends on the batch
+            # tokens without a place, such as padding, are ignored, because the padding depends on the batch
             tokens = tokens * (places > 0)  # (B, T)
             number = (tokens * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).sum(-1, keepdim=True)
-            fraction = (self.shift_fraction + number * GOLDEN).frac()  # (B, 1) fp64
+            fraction = (self.shift_fraction + number * GOLDEN).frac()  # (B, 1) fp32
             places = torch.where(places > 0, places + (fraction * (self.rows - largest)).long(), 0)  # (B, T)
         return replace(positions, places=places)
 
     def embed(self, x: Tensor, positions: TokenPositions) -> Tensor:
         assert self.table is not None
         assert positions.places is not None
-        added = torch.where(positions.places[..., None] > 0, self.table[positions.places], 0)  # ((B,) T, D)
+        vectors = torch.where(positions.places[..., None] > 0, self.table[positions.places], 0)  # ((B,) T, D)
         x = self.position.embed(x, positions)
-        return (precise(x) + added).to(x.dtype)
+        return (precise(x) + vectors).to(x.dtype)
 
     def draw_(self) -> None:
         if not self.shift_fraction.is_meta:
@@ -88,37 +92,38 @@ class PlaceEmbedding(Resampled):
 
 
 class Coupled(PlaceEmbedding):
-    """Position coupling: tokens that belong together in the task have the same place (Cho et al. 2024, arXiv
-    2405.20671).
+    """Position coupling: the vector of a token's place is added to its embedding. Tokens that belong together in the
+    task have the same place (Cho et al. 2024, arXiv 2405.20671).
 
     Parameters: `rows * D`, and those of ``position``.
     Cost: one (B, T, D) look-up per forward pass.
 
     Args:
         shape: Sizes of the model.
-        position: Function that builds a second strategy from the shape; the paper has none.
-        rows: Number of rows of the table; places must be smaller.
+        position: Function that builds a second strategy from the shape. Cho et al. use none.
+        rows: Number of rows of the table, one per place; row 0 is not used. Places must be smaller.
         seed: Seed of the shifts in training.
-        size: Norm of a row before training. The norm of a token embedding is the model's init times √D, about 1. Rows
-            with a larger norm keep distant places distinct that never occur together in training. Up to D rows are
+        size: Initial norm of a row. The norm of a token embedding is about the model's ``init`` times √D. Rows with a
+            larger norm stay distinct, also for distant places that never occur together in training. Up to D rows are
             initialised orthogonally, more rows from a normal distribution.
-        learned: Whether the rows are trained, as in the paper. Rows that are not trained stay orthogonal.
+        learned: Whether the rows are trained, as in Cho et al. Up to D rows that are not trained stay orthogonal.
 
     Raises:
-        UserError: If ``rows`` is below 2, the size is not positive, or, in a forward pass, a place is outside the
-            table.
+        UserError: If ``rows`` is below 2, or ``size`` is not positive and finite. In a forward pass, if a place is
+            ``rows`` or more; on a GPU this is checked only in evaluation.
     """
 
     scheme = "coupled"
 
 
 class Abacus(PlaceEmbedding):
-    """Abacus embeddings: the i-th digit of every number has place i (McLeish et al. 2024, arXiv 2405.17399).
+    """Abacus embeddings: the vector of a digit's place is added to its embedding. The i-th digit of every number has
+    place i (McLeish et al. 2024, arXiv 2405.17399).
 
     Parameters: `rows * D`, and those of ``position``.
     Cost: one (B, T, D) look-up per forward pass.
 
-    The options are those of `Coupled`. The paper uses FIRE or NoPE as ``position``.
+    The options are those of `Coupled`. McLeish et al. use `FIRE` or `NoPE` as ``position``.
     """
 
     scheme = "abacus"

@@ -1,4 +1,4 @@
-"""`DAPE` and `DAPEv2`: a small network over the heads corrects the scores, given a bias by distance."""
+"""`DAPE` and `DAPEv2`: a small network corrects the scores, given the scores and biases of all heads."""
 
 from collections.abc import Callable
 
@@ -14,37 +14,38 @@ from kerple.positions.token_positions import QueryKeyBlock
 
 
 class DAPE(Position):
-    """``s + b + W_2·LeakyReLU(W_1·[s; b])`` for each pair of query and key, over the heads (Zheng et al. 2024, arXiv
-    2405.14722, section 3.2).
+    """Scores ``s + b + W_2·LeakyReLU(W_1·[s; b])`` for each pair of query and key (Zheng et al. 2024, arXiv 2405.14722,
+    section 3.2).
 
-    s are the scaled scores of the H heads, b is the bias of another strategy at the pair's distance. The input of the
-    network contains no positions.
+    For one pair, s are the scaled scores of the H heads, and b are H biases, which another strategy computes from the
+    distance. [s; b] is their concatenation. Positions enter only through b. The first layer also has a bias vector,
+    which the formula omits.
 
     Parameters: `2 * H + 3 * H * hidden + hidden` with the default bias, one set per layer by default.
     Cost: explicit scores, and ``hidden`` numbers for each of them.
 
     Args:
         shape: Sizes of the model.
-        over: Function that builds the strategy with the bias b from the shape.
-        hidden: Width of the network.
+        over: Function that builds the other strategy from the shape.
+        hidden: Number of hidden units of the network.
 
     Raises:
-        UserError: If the width is not positive, or the other strategy is not only a bias by distance.
+        UserError: If ``hidden`` is not positive, or the other strategy is not only a bias by distance.
     """
 
     shift_invariant = True
     per_layer = True
     taps = 1
-    """Number of keys that each layer of the network reads."""
+    """Number of neighbouring keys that each layer of the network reads."""
 
     def __init__(self, shape: Shape, over: Callable[[Shape], Position] = KerpleLog, hidden: int = 32) -> None:
         super().__init__()
-        self.require(hidden >= 1, "hidden", hidden, "a positive width; the paper uses 32")
+        self.require(hidden >= 1, "hidden", hidden, "a positive width, such as 32")
         self.over = over(shape)
         expected = "a strategy that is a bias by distance and nothing else, such as KerpleLog, ALiBi or T5"
         self.require(is_distance_bias(self.over), "over", type(self.over).__name__, expected)
         self.into = nn.Linear(2 * shape.heads * self.taps, hidden, dtype=torch.float32)
-        # no bias, because softmax cancels a constant that is added to all keys
+        # no bias, because softmax cancels a constant that is added to the scores of all keys
         self.out = nn.Linear(hidden * self.taps, shape.heads, bias=False, dtype=torch.float32)
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
@@ -52,7 +53,10 @@ class DAPE(Position):
         return s + b + self._network(s, b, block)  # (B, H, Tq, Tk)
 
     def _network(self, s: Tensor, b: Tensor, block: QueryKeyBlock) -> Tensor:
-        """Return corrections (B, H, Tq, Tk), given scores (B, H, Tq, Tk) and biases ((B,) H, Tq, Tk)."""
+        """Return the output of the network (B, H, Tq, Tk).
+
+        ``s`` are the scores (B, H, Tq, Tk), and ``b`` the biases (H, Tq, Tk) or (B, H, Tq, Tk).
+        """
         network = self.into.weight, self.into.bias, self.out.weight
         return pair_network(s.flatten(-2), b.flatten(-2), *network).unflatten(-1, s.shape[-2:])
 
@@ -61,19 +65,19 @@ class DAPEv2(DAPE):
     """`DAPE` whose two layers are convolutions over three neighbouring keys (Zheng et al. 2024, arXiv 2410.04798,
     section 3.3).
 
-    Inputs of unseen keys are set to 0 before each convolution. Results then do not depend on the size of a block. The
-    public code sets them to 0 only before the first convolution.
+    Inputs of unseen keys are set to 0 before each convolution. Results therefore do not depend on the size of a block
+    of queries. The authors' code sets them to 0 only before the first convolution.
 
     Parameters: `2 * H + 9 * H * hidden + hidden` with the default bias, one set per layer by default.
     Cost: explicit scores, ``hidden`` numbers for each of them, and three times the products of DAPE.
 
     Args:
         shape: Sizes of the model.
-        over: Function that builds the strategy with the bias b from the shape.
-        hidden: Width of the network.
+        over: Function that builds the strategy with the biases from the shape.
+        hidden: Number of channels between the convolutions.
 
     Raises:
-        UserError: If the width is not positive, or the other strategy is not only a bias by distance.
+        UserError: If ``hidden`` is not positive, or the other strategy is not only a bias by distance.
     """
 
     taps = 3
@@ -86,8 +90,11 @@ class DAPEv2(DAPE):
         return self._layer(self.out.weight.unflatten(-1, (self.taps, -1)), hidden, block)
 
     def _layer(self, weight: Tensor, x: Tensor, block: QueryKeyBlock) -> Tensor:
-        """Apply a layer without bias, weight (n, 3, c), to the channels of x (…, c, Tq, Tk); (…, n, Tq, Tk)."""
+        """Apply a convolution over three keys, weight (n, 3, c), to the c channels of x (…, c, Tq, Tk).
+
+        The result is (…, n, Tq, Tk).
+        """
         x = F.pad(x.masked_fill(~block.seen, 0), (1, 1))  # (…, c, Tq, Tk + 2)
         keys = block.seen.shape[-1]
-        near = torch.cat([x[..., i : i + keys] for i in range(3)], -3)  # (…, 3c, Tq, Tk): key n - 1, n, n + 1
-        return product(weight.flatten(1), near.flatten(-2)).unflatten(-1, block.seen.shape)
+        neighbours = torch.cat([x[..., i : i + keys] for i in range(3)], -3)  # (…, 3c, Tq, Tk): key n - 1, n, n + 1
+        return product(weight.flatten(1), neighbours.flatten(-2)).unflatten(-1, block.seen.shape)

@@ -1,9 +1,9 @@
-"""`ALiBi` and `Sandwich`: attention biases that are fixed functions of distance and head."""
+"""`ALiBi` and `Sandwich`: attention biases that are simple functions of the distance d and the head h = 1..H."""
 
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
@@ -12,8 +12,8 @@ from kerple.positions.base import Position, Shape
 class ALiBi(Position):
     """Linear penalty on distance: ``-slope_h · d`` (Press et al. 2022, arXiv 2108.12409, section 3).
 
-    Slopes are 2^(-8h/H), h = 1..H. If H is not a power of two, the first slopes are those of the next smaller power of
-    two. The others are every second slope of twice that power, as in the published code.
+    Slopes are 2^(-8h/H). If H is not a power of two, let P be the next smaller power of two. The slopes are then those
+    of P heads, followed by every second slope of 2P heads, as in the published code.
 
     Parameters: `H * learnable`, shared by all layers. Cost: one (H, T) table per forward pass.
 
@@ -26,19 +26,19 @@ class ALiBi(Position):
 
     def __init__(self, shape: Shape, learnable: bool = False) -> None:
         super().__init__()
-        self.slopes: Tensor
+        slopes = alibi_slopes(shape.heads)
+        self.slopes: Tensor  # (H,)
         if learnable:
-            self.learn("slopes", shape.heads, alibi_slopes(shape.heads), minimum=0.0)
+            self.learn("slopes", shape.heads, slopes, minimum=0.0)
         else:
-            slopes = torch.tensor(alibi_slopes(shape.heads), dtype=torch.float32)  # (H,)
-            self.register_buffer("slopes", slopes, persistent=False)
+            self.slopes = nn.Buffer(torch.tensor(slopes, dtype=torch.float32), persistent=False)
 
     def bias(self, distance: Tensor) -> Tensor:
         return -self.slopes[:, None] * distance  # (H, N)
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Return the ALiBi slope of each head."""
+    """Return the slope of each head in `ALiBi`."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     further_slopes = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (heads - power), 2)]
@@ -49,13 +49,14 @@ class Sandwich(Position):
     """Inner product of two sinusoidal position embeddings, as a bias by distance (Chi et al. 2022, arXiv 2212.10356,
     section 4).
 
-    ``H / (8h) · Σ_i cos(d / 10000^(2i/size))``, i = 0..size/2-1, h = 1..H.
+    ``H / (8h) · Σ_i cos(d / 10000^(2i/size))``, i = 0..size/2-1.
 
     Parameters: `0`. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
-        size: Twice the number of cosines; the paper uses 128 for every head dimension.
+        size: Width of the position embeddings, twice the number of cosines. Chi et al. use 128 for every head
+            dimension.
 
     Raises:
         UserError: If the size is odd or below 2.
@@ -65,7 +66,7 @@ class Sandwich(Position):
 
     def __init__(self, shape: Shape, size: int = 128) -> None:
         super().__init__()
-        self.require(size >= 2 and size % 2 == 0, "size", size, "an even number of 2 or more; the paper uses 128")
+        self.require(size >= 2 and size % 2 == 0, "size", size, "an even number of 2 or more, such as 128")
         self.heads, self.size = shape.heads, size
 
     def bias(self, distance: Tensor) -> Tensor:

@@ -11,10 +11,12 @@ from kerple.positions.token_positions import QueryKeyBlock, heads_after_batch
 
 
 class FIRE(Position):
-    """``MLP(ψ(d) / ψ(max(L, m)))``, ``ψ(x) = log(c·x + 1)`` (Li et al. 2024, arXiv 2310.04418, section 3.3).
+    """Bias ``MLP(ψ(d) / ψ(max(τ, m)))``, ``ψ(x) = log(c·x + 1)``, of a query at position m and a key at distance d (Li
+    et al. 2024, arXiv 2310.04418, section 3.3).
 
-    The MLP has one input, ``hidden`` ReLU units and H outputs. c starts at 0.1. `constrain_` keeps c >= 0.001 and
-    L >= 1. For m > L the bias also depends on the position m of the query, so that an offset changes the logits.
+    The MLP has one input, ``hidden`` ReLU units and H outputs, one per head. The threshold τ (L in Li et al.) and c are
+    learned. c is initialised to 0.1. `constrain_` keeps c >= 0.001 and τ >= 1. For m > τ the bias also depends on m, so
+    that an offset changes the logits.
 
     Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer by default.
     Cost: explicit scores, and for each of them a search among ``hidden`` knots and two look-ups.
@@ -22,11 +24,11 @@ class FIRE(Position):
     Args:
         shape: Sizes of the model.
         hidden: Width of the MLP.
-        threshold: Initial value of L in tokens; None is a quarter of the training length, as in the paper (512 of
+        threshold: Initial value of τ in tokens; None is a quarter of the training length, as in Li et al. (512 of
             2048).
 
     Raises:
-        UserError: If a number is not positive.
+        UserError: If ``hidden`` or ``threshold`` is below 1.
     """
 
     per_layer = True
@@ -35,9 +37,9 @@ class FIRE(Position):
 
     def __init__(self, shape: Shape, hidden: int = 32, threshold: float | None = None) -> None:
         super().__init__()
-        self.require(hidden >= 1, "hidden", hidden, "a positive width; the paper uses 32")
+        self.require(hidden >= 1, "hidden", hidden, "a positive width, such as 32")
         self.threshold = max(shape.positions / 4, 1.0) if threshold is None else threshold
-        self.require(self.threshold >= 1, "threshold", threshold, "1 token or more; the paper uses 512")
+        self.require(self.threshold >= 1, "threshold", threshold, "1 token or more, such as 512")
         self.learn("c", 1, 0.1, minimum=1e-3)
         self.learn("threshold_scale", 1, 1.0, minimum=1 / self.threshold)  # of order 1, as optimisers expect
         first, second = nn.Linear(1, hidden, dtype=torch.float32), nn.Linear(hidden, shape.heads, dtype=torch.float32)
@@ -52,8 +54,10 @@ class FIRE(Position):
         return s + heads_after_batch(slope[:, piece] * x + intercept[:, piece])
 
     def _pieces(self) -> tuple[Tensor, Tensor, Tensor]:
-        # the MLP is a piecewise linear function of one number: slopes and intercepts (H, hidden + 1) of its pieces on
-        # [0, 1] between its sorted knots (hidden,)
+        """Return slopes and intercepts (H, hidden + 1), and knots (hidden,).
+
+        The MLP is a piecewise linear function of one number. On [0, 1], its pieces meet at the sorted knots.
+        """
         first: Any = self.mlp[0]
         second: Any = self.mlp[2]
         w, b = first.weight[:, 0], first.bias  # (hidden,)

@@ -11,16 +11,18 @@ from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 
 
 class FoX(Position):
-    """Forget gates: ``Σ_{n < l <= m} log σ(w_h·x_l + b_h)`` (Lin et al. 2025, arXiv 2503.02130, section 3.1).
+    """Forget gates: ``Σ_{n < l <= m} log σ(w_h·x_l + b_h)`` is added to the score of query m and key n in head h
+    (Lin et al. 2025, arXiv 2503.02130, section 3.1).
 
-    x_l is the token after the block's norm. w is initialised from N(0, 0.02²).
+    x_l is the hidden state of token l after the block's norm. w_h and b_h are learned. w_h is initialised from
+    N(0, 0.02²).
 
     Parameters: `H * D + H`, one set per layer by default.
-    Cost: explicit scores, one cumulative sum over the keys, and one subtraction per score.
+    Cost: explicit scores, one cumulative sum over the keys, and two additions per score.
 
     Args:
         shape: Sizes of the model.
-        start: Initial value of b. A larger value forgets less at the start of training.
+        start: Initial value of b_h. With a larger value, the gates forget less at the start of training.
     """
 
     shift_invariant = True
@@ -40,7 +42,7 @@ class FoX(Position):
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         assert block.state is not None, "FoX's scores need the state of the keys"
         sums, queries = block.state[..., 0], len(block.queries.rows)  # (B, H, Tk)
-        # sums relative to the first query, so that rounding to fp32 is smallest for nearby keys
+        # sums relative to the first query are smallest for nearby keys, and so is their rounding to fp32
         sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
-        # a + (-b), because the backward pass of a - b would write another (B, H, Tq, Tk) tensor
+        # a + (-b), because the backward pass of a - b would negate a gradient (B, H, Tq, Tk)
         return s + (sums[..., -queries:, None] + -sums[..., None, :])  # (B, H, Tq, Tk)

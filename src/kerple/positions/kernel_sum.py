@@ -1,7 +1,8 @@
 """`KernelSum`: sums of kernels of distance, and the check that a kernel is conditionally positive definite.
 
-A kernel k(d), d = |m - n|, is conditionally positive definite (CPD) if Σ c_m c_n k(|m - n|) >= 0 for all c with
-Σ c_m = 0. Sums and non-negative multiples of CPD kernels are CPD (Chi et al. 2022, arXiv 2205.09921, section 3).
+A kernel k(d) of the distance d = |m - n| of points m and n is conditionally positive definite (CPD) if
+``Σ_mn c_m c_n k(|m - n|) >= 0`` for all numbers c with ``Σ_m c_m = 0``. Sums and non-negative multiples of CPD kernels
+are CPD (Chi et al. 2022, arXiv 2205.09921, section 3).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +14,10 @@ from torch import Tensor, nn
 from kerple.positions.base import Position, Shape, is_distance_bias
 from kerple.positions.kerple import KerpleLog, KerplePower
 
-Kernel = Callable[[Tensor], Tensor | None]
-"""Function of distances (N,) to (N,) or (H, N), such as `Position.bias` of a strategy."""
-
 
 class KernelSum(Position):
-    """Bias ``Σ_i factor_i · k_i(d)``, where k_i is the bias of strategy i: a conditionally positive definite kernel.
+    """Bias ``Σ_i factor_i · k_i(d)``, where k_i is the bias of strategy i at distance d. The sum must be a
+    conditionally positive definite kernel.
 
     Use `Combined` to add a score scale by distance.
 
@@ -32,8 +31,9 @@ class KernelSum(Position):
         factors: A non-negative number for each kernel; None for 1.
 
     Raises:
-        UserError: If a kernel is not only a bias by distance, or the initial sum is not conditionally positive definite
-            at distances 0 to 63. If a factor is negative, or the numbers of factors and kernels differ.
+        UserError: If there is no kernel, a kernel is not only a bias by distance, or the initial sum is not
+            conditionally positive definite at distances 0 to 63. If a factor is negative, or the numbers of factors and
+            kernels differ.
     """
 
     shift_invariant = True
@@ -48,13 +48,13 @@ class KernelSum(Position):
         self.kernels = cast(Sequence[Position], nn.ModuleList(build(shape) for build in kernels))
         self.factors = [1.0] * len(self.kernels) if factors is None else factors
         names = [type(kernel).__name__ for kernel in self.kernels]
-        biases = bool(names) and all(map(is_distance_bias, self.kernels))
-        self.require(biases, "kernels", names, "biases by distance such as KerpleLog")
-        fit = len(self.factors) == len(names) and all(factor >= 0 for factor in self.factors)
-        self.require(fit, "factors", factors, f"{len(names)} numbers of 0 or more")
+        only_biases = bool(names) and all(map(is_distance_bias, self.kernels))
+        self.require(only_biases, "kernels", names, "one or more biases by distance, such as KerpleLog")
+        valid = len(self.factors) == len(names) and all(factor >= 0 for factor in self.factors)
+        self.require(valid, "factors", factors, f"{len(names)} numbers of 0 or more, one per kernel")
         points = torch.arange(64.0)
         definite = points.is_meta or is_conditionally_positive_definite(self.bias, points)
-        self.require(definite, "kernels", names, "conditionally positive definite kernels")
+        self.require(definite, "kernels", names, "conditionally positive definite kernels, such as KerpleLog")
 
     def bias(self, distance: Tensor) -> Tensor:
         tables = [cast(Tensor, kernel.bias(distance)) for kernel in self.kernels]
@@ -62,19 +62,21 @@ class KernelSum(Position):
 
 
 @torch.no_grad()
-def is_conditionally_positive_definite(kernel: Kernel, points: Tensor, tolerance: float = 1e-9) -> bool:
+def is_conditionally_positive_definite(
+    kernel: Callable[[Tensor], Tensor], points: Tensor, tolerance: float = 1e-9
+) -> bool:
     """Whether a kernel is CPD on these points: the doubly centred Gram matrix has no negative eigenvalue.
 
     Args:
-        kernel: Function of distances in fp64; all of its H heads are tested.
-        points: (N,) or (N, dimensions).
-        tolerance: Largest magnitude of a negative eigenvalue, relative to the largest magnitude in the matrices.
+        kernel: Function from N distances (N,) fp64 to values (N,) or, for H heads, (H, N), such as the method `bias` of
+            a strategy. Each head must be CPD.
+        points: Points (N,) or (N, dimensions), whose Euclidean distances are the arguments of the kernel.
+        tolerance: Largest magnitude of a negative eigenvalue that counts as a rounding error, relative to the largest
+            magnitude of an eigenvalue or an entry of the Gram matrix.
     """
     points = points.detach().double().reshape(len(points), -1)  # (N, dimensions)
     distance = (points[:, None] - points).norm(dim=-1)  # (N, N)
-    table = kernel(distance.flatten())
-    assert table is not None, "a kernel gives a number for every distance"
-    gram = table.double().reshape(-1, *distance.shape)  # (H, N, N)
+    gram = kernel(distance.flatten()).double().reshape(-1, *distance.shape)  # (H, N, N)
     centred = gram - gram.mean(-1, keepdim=True) - gram.mean(-2, keepdim=True) + gram.mean((-1, -2), keepdim=True)
     eigenvalues = torch.linalg.eigvalsh(centred)  # (H, N)
     largest = torch.maximum(eigenvalues.abs().amax(-1), gram.abs().amax((-1, -2)))  # (H,)

@@ -1,13 +1,16 @@
-"""KERPLE: the eight kernels of distance of its paper (Chi et al. 2022, arXiv 2205.09921), under the paper's names.
+"""The eight kernels of KERPLE (Chi et al. 2022, arXiv 2205.09921): functions of the distance d from query to key.
 
-Power and log are in section 4, the others in tables 5 and 6. A kernel of the distance d is added to the score
-q·k / √δ, or multiplied with it, as in the authors' code. Their equation also divides the kernel by √δ. The constant
-that makes a conditionally positive definite kernel positive definite is omitted, because softmax cancels it.
+A *bias* is added to the scaled score q·k / √δ, where δ is the head dimension. A *weight* multiplies it. This is the
+computation of the authors' code. Their equation also divides the kernel by √δ. The constant that makes a conditionally
+positive definite kernel positive definite is omitted, because softmax cancels it. The power and log kernels are in
+section 4 of the paper, the others in its tables 5 and 6.
 
-The parameters r1, r2, … have one number per head, and all layers share them. An option of the same name sets their
-initial value: one number for all heads, or a list with one number per head. None draws random numbers between
-``floor`` and the upper end of the paper's range. After each optimiser step `constrain_` clamps all parameters to at
-least ``floor``, and exponents to at most 2.
+The parameters r1, r2, … have one number per head h, written r1_h, and all layers share them. An option of the same name
+sets their initial value: one number for all heads, or a list with one number per head. None draws random numbers
+between ``floor`` and the upper end of the paper's range. After each optimiser step `constrain_` clamps all parameters
+to at least ``floor``, and exponents to at most 2.
+
+H is the number of heads, T the number of tokens, and N a number of distances.
 """
 
 from abc import abstractmethod
@@ -20,13 +23,13 @@ from kerple.positions.constrained import HUGE, Start
 
 
 class KerpleKernel(Position):
-    """Base class of the eight kernels: shift-invariant, with a positive lower bound of the parameters.
+    """Base class of the eight kernels.
 
     Args:
         shape: Sizes of the model.
         floor: Lower bound of the parameters.
-        parameters: Initial value, upper end of random initial values and upper bound of each parameter, in the order of
-            the random draws.
+        parameters: Initial value, upper end of random initial values, and upper bound of each parameter by name. Random
+            values are drawn in this order.
 
     Raises:
         UserError: If ``floor`` is not positive.
@@ -41,24 +44,24 @@ class KerpleKernel(Position):
     @abstractmethod
     def __init__(self, shape: Shape, floor: float, **parameters: tuple[Start, float, float]) -> None:
         super().__init__()
-        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
-        for name, (start, top, maximum) in parameters.items():
-            self.learn(name, shape.heads, start, between=(floor, top), minimum=floor, maximum=maximum)
+        self.require(floor > 0, "floor", floor, "a positive number, such as 0.01")
+        for name, (start, upper_end, maximum) in parameters.items():
+            self.learn(name, shape.heads, start, between=(floor, upper_end), minimum=floor, maximum=maximum)
 
 
 class KerpleLog(KerpleKernel):
-    """Bias ``-r1_h · log(1 + r2_h · d)``, r1, r2 >= floor: the best kernel of the paper.
+    """Bias ``-r1_h · log(1 + r2_h · d)``, r1, r2 >= floor: the best kernel of Chi et al.
 
     Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
-        r1: Start of the strength; None draws from U(0, 2).
-        r2: Start of the rate; None draws from U(0, 1).
+        r1: Initial strength; None draws from U(floor, 2).
+        r2: Initial rate; None draws from U(floor, 1).
         floor: Lower bound of both, positive.
 
     Raises:
-        UserError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If ``floor`` or an initial value is out of range, or a list does not have one number per head.
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
@@ -75,12 +78,12 @@ class KerplePower(KerpleKernel):
 
     Args:
         shape: Sizes of the model.
-        r1: Start of the strength; None draws from U(0, 1).
-        r2: Start of the exponent; None draws from U(0, 2).
+        r1: Initial strength; None draws from U(floor, 1).
+        r2: Initial exponent; None draws from U(floor, 2).
         floor: Lower bound of both, positive.
 
     Raises:
-        UserError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If ``floor`` or an initial value is out of range, or a list does not have one number per head.
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
@@ -91,19 +94,19 @@ class KerplePower(KerpleKernel):
 
 
 class KerpleLog3(KerpleKernel):
-    """Bias ``-r1_h · log(1 + r2_h · d^r3_h)``, all >= floor, r3 <= 2 (the paper's 3-para-log).
+    """Bias ``-r1_h · log(1 + r2_h · d^r3_h)``, all >= floor, r3 <= 2 (3-para-log in Chi et al.).
 
     Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
-        r1: Start of the strength; None draws from U(0, 2).
-        r2: Start of the rate; None draws from U(0, 1).
-        r3: Start of the exponent; None draws from U(0, 2).
+        r1: Initial strength; None draws from U(floor, 2).
+        r2: Initial rate; None draws from U(floor, 1).
+        r3: Initial exponent; None draws from U(floor, 2).
         floor: Lower bound of all three, positive.
 
     Raises:
-        UserError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If ``floor`` or an initial value is out of range, or a list does not have one number per head.
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, r3: Start = None, floor: float = 0.01) -> None:
@@ -115,24 +118,24 @@ class KerpleLog3(KerpleKernel):
 
 
 class KerpleBias2(KerpleKernel):
-    """Bias ``r1_h · exp(-r2_h · d²)``, r1, r2 >= floor (the paper's 2-para-bias).
+    """Bias ``r1_h · exp(-r2_h · d²)``, r1, r2 >= floor (2-para-bias in Chi et al.).
 
-    The bias fades to 0; in the paper, perplexity explodes beyond twice the training length.
+    The bias approaches 0 at large distances. In Chi et al., perplexity explodes beyond twice the training length.
 
     Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
-        r1: Start of the strength; None draws from U(0, 1).
-        r2: Start of the rate; None draws from U(0, 1).
+        r1: Initial strength; None draws from U(floor, 1).
+        r2: Initial rate; None draws from U(floor, 1).
         floor: Lower bound of both, positive.
 
     Raises:
-        UserError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If ``floor`` or an initial value is out of range, or a list does not have one number per head.
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        # r2 is drawn before r1
+        # the order of the random draws determines the initial values that belong to a seed
         super().__init__(shape, floor, r2=(r2, 1.0, HUGE), r1=(r1, 1.0, HUGE))
 
     def bias(self, distance: Tensor) -> Tensor:
@@ -140,21 +143,21 @@ class KerpleBias2(KerpleKernel):
 
 
 class KerpleBias3(KerpleKernel):
-    """Bias ``r1_h · exp(-r2_h · d^r3_h)``, all >= floor, r3 <= 2 (the paper's 3-para-bias).
+    """Bias ``r1_h · exp(-r2_h · d^r3_h)``, all >= floor, r3 <= 2 (3-para-bias in Chi et al.).
 
-    The bias fades to 0; in the paper, perplexity explodes beyond twice the training length.
+    The bias approaches 0 at large distances. In Chi et al., perplexity explodes beyond twice the training length.
 
     Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
-        r1: Start of the strength; None draws from U(0, 1).
-        r2: Start of the rate; None draws from U(0, 1).
-        r3: Start of the exponent; None draws from U(0, 2).
+        r1: Initial strength; None draws from U(floor, 1).
+        r2: Initial rate; None draws from U(floor, 1).
+        r3: Initial exponent; None draws from U(floor, 2).
         floor: Lower bound of all three, positive.
 
     Raises:
-        UserError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If ``floor`` or an initial value is out of range, or a list does not have one number per head.
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, r3: Start = None, floor: float = 0.01) -> None:
@@ -165,17 +168,17 @@ class KerpleBias3(KerpleKernel):
 
 
 class KerpleWeight1(KerpleKernel):
-    """Weight ``exp(-r1_h · d²)``, r1 >= floor (the paper's 1-para-wht).
+    """Weight ``exp(-r1_h · d²)``, r1 >= floor (1-para-wht in Chi et al.).
 
     Parameters: `1 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
-        r1: Start of the rate; None draws from U(0, 1).
-        floor: Its lower bound, positive.
+        r1: Initial rate; None draws from U(floor, 1).
+        floor: Lower bound of r1, positive.
 
     Raises:
-        UserError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If ``floor`` or an initial value is out of range, or a list does not have one number per head.
     """
 
     def __init__(self, shape: Shape, r1: Start = None, floor: float = 0.01) -> None:
@@ -186,18 +189,18 @@ class KerpleWeight1(KerpleKernel):
 
 
 class KerpleWeight2(KerpleKernel):
-    """Weight ``exp(-r1_h · d^r2_h)``, r1, r2 >= floor, r2 <= 2 (the paper's 2-para-wht).
+    """Weight ``exp(-r1_h · d^r2_h)``, r1, r2 >= floor, r2 <= 2 (2-para-wht in Chi et al.).
 
     Parameters: `2 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
-        r1: Start of the rate; None draws from U(0, 1).
-        r2: Start of the exponent; None draws from U(0, 2).
+        r1: Initial rate; None draws from U(floor, 1).
+        r2: Initial exponent; None draws from U(floor, 2).
         floor: Lower bound of both, positive.
 
     Raises:
-        UserError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If ``floor`` or an initial value is out of range, or a list does not have one number per head.
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
@@ -208,20 +211,20 @@ class KerpleWeight2(KerpleKernel):
 
 
 class KerpleBiasWeight(KerpleKernel):
-    """Bias ``-r1_h · d^r2_h`` and weight ``exp(-r3_h · d^r4_h)``, all >= floor, r2, r4 <= 2 (the paper's bias+wht).
+    """Bias ``-r1_h · d^r2_h`` and weight ``exp(-r3_h · d^r4_h)``, all >= floor, r2, r4 <= 2 (bias+wht in Chi et al.).
 
     Parameters: `4 * H`, shared by all layers. Cost: explicit scores, and two (H, T) tables per forward pass.
 
     Args:
         shape: Sizes of the model.
-        r1: Start of the bias's strength; None draws from U(0, 1).
-        r2: Start of the bias's exponent; None draws from U(0, 2).
-        r3: Start of the weight's rate; None draws from U(0, 1).
-        r4: Start of the weight's exponent; None draws from U(0, 2).
+        r1: Initial strength of the bias; None draws from U(floor, 1).
+        r2: Initial exponent of the bias; None draws from U(floor, 2).
+        r3: Initial rate of the weight; None draws from U(floor, 1).
+        r4: Initial exponent of the weight; None draws from U(floor, 2).
         floor: Lower bound of all four, positive.
 
     Raises:
-        UserError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If ``floor`` or an initial value is out of range, or a list does not have one number per head.
     """
 
     def __init__(

@@ -9,26 +9,26 @@ from kerple.positions.wrapper import Wrapper
 
 
 class LayerPattern(Wrapper):
-    """Layer i, counted from 0, has the strategy and the window of kind ``pattern[i mod len(pattern)]``.
+    """A strategy and a window for each kind of layer. Layer i, from 0, is of the kind ``pattern[i % len(pattern)]``.
 
     Examples: RNoPE-SWA (Yang et al. 2025, arXiv 2501.18795, section 4) and iRoPE (Llama 4) repeat three local layers
     with RoPE and a window, and a global layer with NoPE. Gemma 3 (arXiv 2503.19786) repeats five local layers with RoPE
-    of base 10,000, and a global layer with RoPE of base 1,000,000. Each layer has its own instance of the strategy.
+    of base 10,000, and a global layer with RoPE of base 1,000,000. Each layer has its own instance of its strategy.
 
     Parameters: `0`, and those of the strategies in each layer.
     Cost: that of the strategies. Time and cache of a layer with a window are O(T · window) and O(window).
 
     Args:
         shape: Sizes of the model.
-        kinds: Function that builds the strategy from the shape, for each kind of layer by name.
-        pattern: Kinds of the first layers, repeated for later layers. The last repetition may be incomplete. None is
-            each kind once.
-        windows: Number of keys that a query sees in layers of a kind, including its own key. Kinds without an entry
-            have no window.
+        kinds: Names of the kinds of layers, each with a function that builds the strategy from the shape.
+        pattern: Kinds of the first layers, repeated for later layers. The last repetition may be incomplete. None
+            repeats all kinds in the order of ``kinds``.
+        windows: Number of keys that a query sees, including its own key, by kind of layer. Kinds without an entry have
+            no window.
 
     Raises:
-        UserError: If the pattern is empty, is longer than the number of layers or names an unknown kind. If a window is
-            not positive, or a strategy changes the embeddings, which all layers share.
+        UserError: If there are no kinds. If the pattern is empty, is longer than the number of layers or names an
+            unknown kind. If a window is not positive, or a strategy changes the embeddings, which all layers share.
     """
 
     def __init__(
@@ -52,5 +52,5 @@ class LayerPattern(Wrapper):
         self.require(not self.position.uses("embed"), f"kinds: {kind}", type(self.position).__name__, expected)
         self.per_layer = self.varies_by_layer = True
         if (window := windows.get(kind)) is not None:
-            self.require(window >= 1, f"windows: {kind}", window, "at least 1 key; leave it out for no window")
+            self.require(window >= 1, f"windows: {kind}", window, "at least 1 key; omit the kind for no window")
             self.window = window if self.window is None else min(window, self.window)

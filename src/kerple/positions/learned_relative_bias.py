@@ -11,12 +11,12 @@ from kerple.positions.token_positions import QueryKeyBlock, TokenPositions, shif
 
 
 class LearnedRelativeBias(Position):
-    """``s_mn + Σ_r (W_h x_m)_r · P[r, d]`` for distances d < extent, else ``s_mn``, as in Inkling.
+    """Bias ``Σ_r (W_h x_m)_r · P[r, d]`` of query m in head h at distances d < extent, as in Inkling.
 
     Source: published code of Inkling (Thinking Machines 2026) and of x-transformers; there is no paper. x_m is the
-    token after the block's norm. All heads share the curves P; each head has its own matrix W. Both are initialised
-    from N(0, 0.02²). With ``temperature_length`` the sum is multiplied by the factor ``inkling`` of `Temperature`, as
-    in the global layers of Inkling.
+    hidden state of token m after the block's norm. All heads share the curves P[r]; each head has its own matrix W_h.
+    Both are initialised from N(0, 0.02²). With ``temperature_length`` the biased scores are multiplied by the factor
+    ``inkling`` of `Temperature`, as in the global layers of Inkling.
 
     Parameters: `(D * H + (extent or L)) * (rank or 8)`, one set per layer by default.
     Cost: explicit scores, a second product of width ``rank`` for each of them, and H · rank numbers per token in a
@@ -24,13 +24,15 @@ class LearnedRelativeBias(Position):
 
     Args:
         shape: Sizes of the model.
-        rank: Number of curves, at most δ; None is the smaller of 8 and δ. Inkling has 16, with head dimension 128.
-        extent: Smallest distance without a bias; None is the training length. Inkling uses the window in local layers,
-            and 1024 in global layers.
-        temperature_length: Number of keys above which the scores grow; None for no temperature. Inkling has 128000.
+        rank: Number of curves, at most the head dimension δ; None is the smaller of 8 and δ. Inkling has 16, with
+            δ = 128.
+        extent: Smallest distance without a bias; None is the training length L. Inkling uses the window in local
+            layers, and 1024 in global layers.
+        temperature_length: Number of visible keys above which the scores grow; None for no temperature. Inkling has
+            128000.
 
     Raises:
-        UserError: If a number is out of range.
+        UserError: If ``rank``, ``extent`` or ``temperature_length`` is out of range.
     """
 
     shift_invariant = True
@@ -59,13 +61,12 @@ class LearnedRelativeBias(Position):
         queries, keys = s.shape[2:]
         mixture = block.state[:, :, -queries:]  # (B, H, Tq, rank)
         if block.keys.contiguous:
-            # only the last keys are within the extent of a query of the block
+            # only the last keys of the block have a bias
             near = min(keys, self.extent + queries - 1)
             curves = F.pad(self.curves[:, :near].flip(-1), (near - min(near, self.extent), queries))
             bias = shift_rows(product(mixture, curves))[..., :near]
             s = torch.cat([s[..., :-near], s[..., -near:] + bias], -1) if near < keys else s + bias
         else:
-            row = block.distance.clamp(max=self.extent)
-            row = row if row.ndim == 2 else row[:, None]  # (Tq, Tk) or (B, 1, Tq, Tk)
-            s = s + product(mixture, F.pad(self.curves, (0, 1))).gather(-1, row.expand_as(s))
+            biases = product(mixture, F.pad(self.curves, (0, 1)))  # (B, H, Tq, extent + 1)
+            s = s + biases.gather(-1, block.clipped_distance(self.extent).expand_as(s))
         return s if self.temperature is None else s * self.temperature.factor(block.queries, s.dtype)

@@ -1,4 +1,7 @@
-"""`Modules`: `torch.nn.ModuleList` with a type of its elements, only for type checkers."""
+"""`Modules`: `torch.nn.ModuleList` with a type of its elements, for type checkers.
+
+It does not exist at run time. Import it under ``if TYPE_CHECKING``.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar

@@ -8,18 +8,19 @@ from kerple.positions.base import Position, Shape
 
 
 class OutputGate(Position):
-    """``o · σ(W_g x)``: x is the token after the block's norm, o its attention output before the output projection
-    (Qiu et al. 2025, arXiv 2505.06708, section 2.2).
+    """``o · σ(W_g x)``: the output o of attention, before the output projection, is multiplied by a gate (Qiu et al.
+    2025, arXiv 2505.06708, section 2.2).
 
-    W_g starts at 0, so that every gate starts at 1/2. The gate contains no positions; use `Combined` to add a strategy
-    with positions. It is computed in the precision of the linear layers.
+    x is the hidden state of the token after the block's norm. W_g is initialised to 0, so that every gate is 1/2 at
+    first. The gate does not depend on positions; use `Combined` to add a strategy with positions. It is computed in the
+    precision of the linear layers.
 
     Parameters: `D * (D if elementwise else H)`, one set per layer by default.
-    Cost: a product of each token with a matrix of that size. Attention keeps its fused kernels.
+    Cost: the product W_g x of each token. Attention keeps its fused kernels.
 
     Args:
         shape: Sizes of the model.
-        elementwise: Whether each of the D numbers has a gate, as in Qwen3-Next, instead of each head.
+        elementwise: Whether each of the H · δ numbers in o has its own gate, as in Qwen3-Next, instead of each head.
     """
 
     shift_invariant = True
@@ -32,5 +33,5 @@ class OutputGate(Position):
         self.gate_weight = nn.Parameter(torch.zeros(gates, shape.dim, dtype=torch.float32))
 
     def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
-        gate = F.linear(x, self.gate_weight.to(x.dtype)).sigmoid()  # (B, T, D or H)
+        gate = F.linear(x, self.gate_weight.to(x.dtype)).sigmoid()  # (B, T, H·δ or H)
         return out * gate.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(out.dtype)

@@ -10,23 +10,24 @@ from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 
-KEYS_AT_ONCE = 64  # number of keys whose transformations are combined into one matrix
+KEYS_AT_ONCE = 64  # number of keys whose transformations are multiplied into one matrix
 
 
 class PaTH(Position):
-    """``k_nᵀ · (Π_{t=n+1..m} H_t) · q_m / √δ``, ``H_t = I - β_t w_t w_tᵀ`` (Yang et al. 2025, arXiv 2505.16381, section
-    3).
+    """Score ``k_nᵀ · (H_{n+1} · H_{n+2} · … · H_m) · q_m / √δ``, ``H_t = I - β_t w_t w_tᵀ`` (Yang et al. 2025, arXiv
+    2505.16381, section 3).
 
-    w_t is a normalised low-rank projection of the token, and β_t in (0, 2) its gate: H_t keeps the component along w_t
-    (β near 0), removes it (1) or reflects it (near 2). The paper also convolves the projection over the last three
-    tokens. This is omitted here, because it reads up to two tokens outside a window.
+    In each head, w_t is a normalised low-rank projection of the hidden state of token t, and β_t in (0, 2) its gate.
+    H_t keeps the component along w_t (β_t near 0), removes it (near 1) or reflects it (near 2). Yang et al. also
+    convolve the projection over the last three tokens. This is omitted here, because it reads up to two tokens outside
+    a window.
 
     Parameters: `2 * D * rank + H * D + H`, one set per layer by default.
-    Cost: explicit scores, and additional products for each block of keys (section 3.3).
+    Cost: explicit scores, and additional products for each block of `KEYS_AT_ONCE` keys (section 3.3).
 
     Args:
         shape: Sizes of the model.
-        rank: Rank of the projection.
+        rank: Rank of the projection, for all heads together.
 
     Raises:
         UserError: If the rank is not positive.
@@ -37,7 +38,7 @@ class PaTH(Position):
 
     def __init__(self, shape: Shape, rank: int = 32) -> None:
         super().__init__()
-        self.require(rank >= 1, "rank", rank, "a positive number")
+        self.require(rank >= 1, "rank", rank, "a positive number, such as 32")
         self.heads = shape.heads
         self.down = nn.Linear(shape.dim, rank, bias=False, dtype=torch.float32)
         self.up = nn.Linear(rank, shape.heads * shape.head_dim, bias=False, dtype=torch.float32)
@@ -52,36 +53,37 @@ class PaTH(Position):
         assert block.state is not None, "PaTH's scores need the state of the keys"
         q, k, dim = precise(q), precise(k), q.shape[-1]
         w, beta = block.state[..., :dim], block.state[..., dim : dim + 1]  # (B, H, Tk, δ), (B, H, Tk, 1)
-        old = k.shape[2] - q.shape[2]  # keys before the first query
-        new_w, new_k = w[:, :, old:], k[:, :, old:]
-        reflected = product(product(q, new_w.mT).tril(), _combined_gates(new_w, beta[:, :, old:]))  # (B, H, Tq, Tq)
-        scores = [product(q, new_k.mT) - product(reflected, product(new_w, new_k.mT).tril(-1))]
-        q = q - product(reflected, new_w)  # after all transformations since the first query
-        for stop in range(old, 0, -KEYS_AT_ONCE):
+        first = k.shape[2] - q.shape[2]  # row of the first query among the keys
+        new_w, new_k = w[:, :, first:], k[:, :, first:]
+        gates = _combined_gates(new_w, beta[:, :, first:])  # (B, H, Tq, Tq)
+        coefficients = product(product(q, new_w.mT).tril(), gates)
+        scores = [product(q, new_k.mT) - product(coefficients, product(new_w, new_k.mT).tril(-1))]
+        q = q - product(coefficients, new_w)  # after the transformations of all tokens from the first query on
+        for stop in range(first, 0, -KEYS_AT_ONCE):
             keys = slice(max(0, stop - KEYS_AT_ONCE), stop)
             w_j, k_j = w[:, :, keys], k[:, :, keys]
-            joined = _combined_gates(w_j, beta[:, :, keys])  # (B, H, keys, keys)
+            gates = _combined_gates(w_j, beta[:, :, keys])  # (B, H, keys, keys)
             # keys after the transformations up to the end of their block
-            moved = k_j - product(product(product(k_j, w_j.mT).triu(1), joined.mT), w_j)
-            scores.append(product(q, moved.mT))  # (B, H, Tq, keys)
-            q = q - product(product(product(q, w_j.mT), joined), w_j)
+            transformed_k = k_j - product(product(product(k_j, w_j.mT).triu(1), gates.mT), w_j)
+            scores.append(product(q, transformed_k.mT))  # (B, H, Tq, keys)
+            q = q - product(product(product(q, w_j.mT), gates), w_j)
         return torch.cat(scores[::-1], -1) * dim**-0.5
 
 
 def _combined_gates(w: Tensor, beta: Tensor) -> Tensor:
-    """Return ``T = (I + strict lower part of β·w·wᵀ)⁻¹·β`` (…, n, n).
+    """Return the matrix ``T = (I + L)⁻¹ · diag(β)`` (…, n, n), where L is the strictly lower part of ``diag(β)·w·wᵀ``.
 
-    The product of n transformations is ``I - wᵀ·T·w``.
+    With it, the product of n transformations is ``H_n · … · H_1 = I - wᵀ·T·w``.
 
     Args:
-        w: Directions, (…, n, δ).
-        beta: Gates, (…, n, 1).
+        w: Directions w_t as rows, (…, n, δ).
+        beta: Gates β_t, (…, n, 1).
     """
     return _Inverse.apply(beta * product(w, w.mT).tril(-1)) * beta.mT
 
 
 class _Inverse(torch.autograd.Function):
-    """(I + lower)⁻¹ for a strictly lower triangular matrix. The backward pass of torch would multiply in TF32."""
+    """(I + L)⁻¹ of a strictly lower triangular matrix L. The backward pass of torch might multiply in TF32."""
 
     @staticmethod
     def forward(ctx: Any, lower: Tensor) -> Tensor:

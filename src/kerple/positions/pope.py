@@ -13,21 +13,22 @@ from kerple.positions.token_positions import TokenPositions
 
 
 class PoPE(Position):
-    """``Σ_c softplus(q_c) · softplus(k_c) · cos(d·θ_c + φ_hc) / √δ``, ``θ_c = base^(-c/δ)``, c = 0..δ-1 (Gopalakrishnan
-    et al. 2025, arXiv 2509.10534, section 3).
+    """Score ``Σ_c softplus(q_c) · softplus(k_c) · cos(d·θ_c + φ_hc) / √δ`` at distance d, ``θ_c = base^(-c/δ)``
+    (Gopalakrishnan et al. 2025, arXiv 2509.10534, section 3).
 
-    In RoPE the angle between a query and a key depends on content and position. In PoPE it depends only on the
-    position, and the content determines magnitudes. `constrain_` keeps -2π <= φ <= 0.
+    The sum is over the dimensions c = 0..δ-1 of head h, and φ is learned. In RoPE the angle between a query and a key
+    depends on content and position. In PoPE it depends only on the position, and the content determines magnitudes.
+    `constrain_` keeps -2π <= φ <= 0.
 
     Parameters: `H * δ`, shared by all layers. Cost: queries and keys of twice the width, in fused attention.
 
     Args:
         shape: Sizes of the model.
-        base: Base of the frequencies; the longest wavelength is about 2π times as large.
+        base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
         phase: Initial value of φ, from -2π to 0; None draws from this range.
 
     Raises:
-        UserError: If a number is out of range.
+        UserError: If ``base`` or ``phase`` is out of range.
     """
 
     shift_invariant = True
@@ -35,7 +36,7 @@ class PoPE(Position):
 
     def __init__(self, shape: Shape, base: float = 10000.0, phase: float | None = 0.0) -> None:
         super().__init__()
-        self.require(1 < base < math.inf, "base", base, "a number above 1; the paper uses 10000")
+        self.require(1 < base < math.inf, "base", base, "a finite number above 1, such as 10000")
         self.base, self.heads = base, shape.heads
         size, minimum = shape.heads * shape.head_dim, -2 * math.pi
         self.learn("phase", size, phase, between=(minimum, 0.0), minimum=minimum, maximum=0.0)
@@ -47,13 +48,19 @@ class PoPE(Position):
         return _to_coordinates(q, q_waves), _to_coordinates(k, k_waves)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, ...]:
-        """Return cosines and sines of the angles of queries, ((B,) H, T, 2δ), and of keys, ((B,) 1, T, 2δ), in fp64."""
+        """Return cosines and sines of the angles of queries, (H, T, 2δ) fp64, and of keys, (1, T, 2δ) fp64.
+
+        They have a batch dimension in front if positions differ between sequences.
+        """
         phase = self.phase.unflatten(-1, (self.heads, 1, -1))  # (H, 1, δ)
         angle = angles(positions.ids, 2 * phase.shape[-1], self.base).unsqueeze(-3)  # ((B,) 1, T, δ)
         return tuple(torch.cat([a.cos(), a.sin()], -1) for a in (angle + phase, angle))
 
 
 def _to_coordinates(x: Tensor, waves: Tensor) -> Tensor:
-    """Return coordinates (B, ·, T, 2δ) of vectors with magnitudes softplus(x) (B, ·, T, δ) and angles of ``waves``."""
+    """Return the coordinates (B, heads, T, 2δ) of vectors with magnitudes softplus(x), x (B, heads, T, δ).
+
+    ``waves`` are the cosines and sines of their angles.
+    """
     magnitudes = F.softplus(precise(x)).repeat(1, 1, 1, 2)
     return (magnitudes * waves.to(magnitudes.dtype)).to(x.dtype)

@@ -13,9 +13,10 @@ def precise(x: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b``, (…, m, k) times (…, k, n), in fp32 (fp64 for fp64), regardless of autocast and TF32.
+    """Return ``a @ b``, (…, m, k) times (…, k, n), in fp32, or in fp64 if a factor is fp64.
 
-    TF32 rounds each factor to 11 bits. ``torch.set_float32_matmul_precision("high")`` enables it.
+    Autocast and TF32 do not affect it. TF32 would round each factor to 11 significant bits.
+    ``torch.set_float32_matmul_precision("high")`` enables TF32.
     """
     a, b = precise(a), precise(b)
     dtype = torch.promote_types(a.dtype, b.dtype)
@@ -48,10 +49,6 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a, b).contiguous()
 
 
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = ctx.saved_tensors
     a_needs_grad, b_needs_grad = ctx.needs_input_grad
@@ -61,4 +58,4 @@ def _backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     )
 
 
-_product.register_autograd(_backward, setup_context=_save)
+_product.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))

@@ -1,4 +1,4 @@
-"""`RandomizedPositions`: random positions from a range that covers the longest input of the tests."""
+"""`RandomizedPositions`: random positions, in training from as large a range as in tests."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,29 +16,30 @@ class RandomizedPositions(Resampled):
     """Ordered random positions, in training and in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     The positions of an input of T tokens are T numbers drawn without repetition from 0..max_positions-1, and sorted.
-    Distances in training are then as large as in tests. In training all inputs of a step share the draw, as in the
-    published code. In evaluation all inputs of one length have the same positions. Positions depend on the length of
-    the input. Therefore the logits of a prefix are not the prefix of the logits, and generation uses no cache.
+    Distances in training are therefore as large as in tests. In training all inputs of a step share the draw, as in the
+    authors' code. In evaluation, and for inputs longer than the training length L, all inputs of one length have the
+    same positions. Positions depend on the length of the input. Therefore logits also depend on the number of later
+    tokens, and generation uses no cache.
 
     Parameters: `0`, and those of the wrapped strategy.
     Cost: that of the wrapped strategy; functions of distance are computed for each of the T × T pairs.
 
     Args:
         shape: Sizes of the model.
-        position: Function that builds the wrapped strategy from the shape, whose ``max_positions`` is set.
-        max_positions: Number of positions to draw from, at least the longest input of the tests; None is 32 times the
-            training length.
+        position: Function that builds the wrapped strategy from a shape with this ``max_positions``.
+        max_positions: Number of positions to draw from, at least the length of the longest input of the tests; None is
+            32 · L.
         seed: Seed of the draws.
 
     Raises:
-        UserError: If ``max_positions`` is smaller than the training length, or, in a forward pass, than the input.
+        UserError: If ``max_positions`` is less than L, or, in a forward pass, less than the length of the input.
     """
 
     drawn: Tensor
-    """Positions of this step in the order of the draw, (L,) int64; an input of T tokens uses the first T."""
+    """Positions of this step in the order of the draw, (L,) int64. An input of T tokens uses the first T, sorted."""
 
     fixed: Tensor
-    """Positions in evaluation, the draw of step 0; (max_length,) int64, not stored in checkpoints."""
+    """Positions in evaluation, the draw of step 0; (max_positions,) int64, not stored in checkpoints."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class RandomizedPositions(Resampled):
     ) -> None:
         max_positions = 32 * shape.length if max_positions is None else max_positions
         super().__init__(position(replace(shape, max_positions=max_positions)), seed)
-        expected = f"at least the training length {shape.length}; set it to the longest input of the tests"
+        expected = f"at least the training length {shape.length}; set it to the length of the longest test input"
         self.require(max_positions >= shape.length, "max_positions", max_positions, expected)
         self.max_length = max_positions
         self.shift_invariant, self.prefix_consistent = True, False  # for any wrapped strategy

@@ -14,10 +14,16 @@ Layout = Literal["half", "interleaved"]
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Rotate the first 2·c dimensions of x (B, H, T, δ); the result has the shape and dtype of x.
+    """Rotate c pairs of dimensions of x by the given angles; other dimensions are unchanged.
 
-    ``cos`` and ``sin`` are the cosines and sines of the angles, ((B,) T, c), and have no gradient. ``half`` pairs
-    dimension i with i + c (GPT-NeoX, Llama), ``interleaved`` pairs 2i with 2i + 1 (the paper, GPT-J).
+    Args:
+        x: Queries or keys (B, H, T, δ): batch, heads, tokens, head dimension.
+        cos: Cosines of the angles, (T, c) or (B, T, c). They have no gradient.
+        sin: Sines of the angles, likewise.
+        layout: ``half`` pairs dimension i with i + c, ``interleaved`` pairs 2i with 2i + 1, for i = 0..c-1.
+
+    Returns:
+        (B, H, T, δ) in the dtype of x.
     """
     cos, sin = (a.to(precise(x).dtype) if a.ndim == 2 else a.to(precise(x).dtype)[:, None] for a in (cos, sin))
     return _Rotation.apply(x, cos, sin, layout)
@@ -39,56 +45,59 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    c, old, out = cos.shape[-1], precise(x), precise(x).clone()
+    c, unrotated, out = cos.shape[-1], precise(x), precise(x).clone()
     first, second = (slice(c), slice(c, 2 * c)) if layout == "half" else (slice(0, 2 * c, 2), slice(1, 2 * c, 2))
-    out[..., first].mul_(cos).addcmul_(old[..., second], sin, value=-1)
-    out[..., second].mul_(cos).addcmul_(old[..., first], sin)
+    out[..., first].mul_(cos).addcmul_(unrotated[..., second], sin, value=-1)
+    out[..., second].mul_(cos).addcmul_(unrotated[..., first], sin)
     return out.to(x.dtype)  # (B, H, T, δ)
 
 
 class RoPE(Position):
-    """Rotary embedding: the angle of pair i at position t is ``t · base^(-2i/r)`` (Su et al. 2021, arXiv 2104.09864,
-    § 3.2). Each pair of dimensions of a query or key is rotated by it.
+    """Rotary embedding: at position t, pair i of the dimensions of queries and keys is rotated by the angle
+    ``t · base^(-2i/r)`` (Su et al. 2021, arXiv 2104.09864, § 3.2).
 
-    The first r = rotary_fraction · δ dimensions of each head are rotated; the other dimensions and the values are not.
-    Let L be the training length, and s the ``factor``. A scaling changes the angles, in most cases to extend the
-    context length without training:
+    The r/2 pairs are made of the first r = rotary_fraction · δ dimensions of each head, where δ is the head dimension.
+    Other dimensions, and the values, are unchanged. Let L be the training length, and s the ``factor``. A scaling
+    changes the angles, in most cases to extend the context length without training:
 
     - ``pi``: angles are divided by s (Chen et al. 2023, arXiv 2306.15595).
     - ``ntk``: the base is multiplied by s^(r/(r-2)). The fastest angle stays, and the slowest is divided by s.
-    - ``dynamic_ntk``: ``ntk`` with s·T/L - (s - 1) instead of s, for an input that ends at T > L. All angles change
-      with T. Therefore logits also depend on the number of later tokens, and an offset changes the logits. Keys in
-      a cache keep the angles for the T at which they were added.
+    - ``dynamic_ntk``: ``ntk`` with s·T/L - (s - 1) instead of s, for an input whose last position is T - 1 >= L. All
+      angles change with T. Therefore logits also depend on the number of later tokens, and an offset changes the
+      logits. Keys in a cache keep the angles for the T at which they were added.
     - ``yarn``: angles of pairs with at most ``beta_slow`` rotations in L tokens are divided by s. Angles of pairs with
-      more than ``beta_fast`` rotations stay. Between them, a linear ramp over the pairs interpolates (Peng et al. 2023,
+      at least ``beta_fast`` rotations stay. Between them, a linear ramp over the pairs interpolates (Peng et al. 2023,
       arXiv 2309.00071).
     - ``llama3``: ``yarn`` with a ramp over the number of rotations (Grattafiori et al. 2024, arXiv 2407.21783, and the
       published code of Llama 3.1).
-    - ``longrope``: the angle of pair i is divided by entry i of ``short_factors`` (Ding et al. 2024, arXiv 2402.13753).
-      For inputs of more than L tokens it is divided by entry i of ``long_factors``. All angles change at L.
-    - ``proportional``: r = δ, and pairs from rotary_fraction · δ/2 on have angle 0. The other angles are divided by s
-      if it is given (p-RoPE, Barbero et al. 2024, arXiv 2410.06205). Models are trained with this scaling.
+    - ``longrope``: the angle of pair i is divided by entry i of ``short_factors``, or of ``long_factors`` for inputs
+      with positions of L and more (Ding et al. 2024, arXiv 2402.13753). All angles change at L.
+    - ``proportional``: all dimensions form pairs, so that r = δ in the formula. Only the first rotary_fraction · δ/2
+      pairs are rotated. Their angles are divided by s if it is given. Models are trained with this scaling (p-RoPE,
+      Barbero et al. 2024, arXiv 2410.06205).
 
-    Parameters: `0`. Cost: two multiplications per rotated entry of q and of k.
+    Parameters: `0`. Cost: two multiplications and one addition per rotated entry of q and of k.
 
     Args:
         shape: Sizes of the model; its length is L.
         base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
-        rotary_fraction: Fraction of each head that is rotated, in (0, 1].
-        layout: ``half`` pairs i with i + r/2 (GPT-NeoX, Llama), ``interleaved`` pairs 2i with 2i + 1 (the paper,
-            GPT-J). For models trained from scratch the two are equivalent.
-        scaling: None, or one of the scalings above.
+        rotary_fraction: Fraction of the dimensions of each head that is rotated, in (0, 1].
+        layout: ``half`` pairs dimension i with i + r/2 (GPT-NeoX, Llama), ``interleaved`` pairs 2i with 2i + 1 (Su et
+            al., GPT-J). For models trained from scratch the two are equivalent.
+        scaling: One of the scalings above; None for none.
         factor: Scaling factor s >= 1, the ratio of the extended context length to L. Required for all scalings except
             ``proportional``.
-        beta_fast: Number of rotations in L; None is 32 for ``yarn`` and 4 for ``llama3``, as published.
-        beta_slow: Number of rotations in L.
-        attention_factor: Factor of the rotated q and k; None is 0.1·ln s + 1 for ``yarn``, √(1 + ln s / ln L) for
-            ``longrope``, else 1.
+        beta_fast: With ``yarn`` and ``llama3``, pairs with at least this many rotations in L tokens keep their angles;
+            None is 32 for ``yarn`` and 4 for ``llama3``, as published.
+        beta_slow: With ``yarn`` and ``llama3``, the angles of pairs with at most this many rotations in L tokens are
+            divided by s.
+        attention_factor: Factor of the rotated dimensions of q and k; None is 0.1·ln s + 1 for ``yarn``,
+            √(1 + ln s / ln L) for ``longrope``, and 1 for other scalings.
         short_factors: The r/2 divisors of ``longrope`` for inputs of up to L tokens.
         long_factors: The r/2 divisors of ``longrope`` for longer inputs.
-        mistake: Known mistake of public code that is reproduced to measure its effect; None for none. ``bf16`` rounds
-            positions, frequencies and their products, as in a model that is converted to bf16. Not all
-            positions above 256 are then distinct.
+        mistake: Known mistake of public code, reproduced to measure its effect; None for none. ``bf16`` rounds
+            positions, frequencies and their products, as in a model that is converted to bf16. Not all positions above
+            256 are then distinct.
 
     Raises:
         UserError: If an option is out of range, r is not an even number of dimensions, or a list of divisors does not
@@ -116,18 +125,19 @@ class RoPE(Position):
         rotated = rotary_dim(self, shape, base, rotary_fraction)
         dim = shape.head_dim if scaling == "proportional" else rotated
         factor = 1.0 if factor is None and scaling in (None, "proportional") else factor
-        expected = f"a number of 1 or more with scaling {scaling}, the context length over the training length"
+        expected = f"a number of 1 or more with scaling {scaling}: the extended context length over the training length"
         self.require(factor is not None and factor >= 1, "factor", factor, expected)
-        expected = "4 or more rotated dimensions per head with this scaling; use pi or yarn"
+        expected = f"pi or yarn, because {scaling} needs 4 or more rotated dimensions per head"
         self.require(rotated > 2 or scaling not in ("ntk", "dynamic_ntk"), "scaling", scaling, expected)
         beta_fast = (4.0 if scaling == "llama3" else 32.0) if beta_fast is None else beta_fast
         expected = "0 < beta_slow < beta_fast, such as 1 and 32"
         self.require(0 < beta_slow < beta_fast, "beta_slow, beta_fast", f"{beta_slow}, {beta_fast}", expected)
         expected = f"{dim // 2} positive numbers, one per rotated pair, with scaling longrope; none with other scalings"
         for name, divisors in (("short_factors", short_factors), ("long_factors", long_factors)):
-            fits = (divisors is not None) == (scaling == "longrope")
-            fits = fits and (divisors is None or (len(divisors) == dim // 2 and min(divisors) > 0))
-            self.require(fits, name, divisors, expected)
+            valid = divisors is None
+            if scaling == "longrope":
+                valid = divisors is not None and len(divisors) == dim // 2 and min(divisors) > 0
+            self.require(valid, name, divisors, expected)
         self.layout, self.mistake = layout, mistake
         self.frequencies = RotaryFrequencies(
             dim,
@@ -152,12 +162,14 @@ class RoPE(Position):
         return apply_rotary(q, cos, sin, self.layout), apply_rotary(k, cos, sin, self.layout)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of the angles, multiplied by the attention factor, ((B,) T, r/2) fp64 each."""
-        ids, radians = positions.ids[..., None], self.frequencies(positions.ids)
-        if self.mistake:
-            ids, radians = round_to_bf16(ids.to(radians.dtype)), round_to_bf16(radians)
+        """Return cosines and sines of the angles, multiplied by the attention factor.
+
+        Both are (T, r/2) fp64, or (B, T, r/2) if positions differ between sequences.
+        """
+        ids, radians = positions.ids[..., None], self.frequencies(positions.ids)  # radians per position
         angle = ids * radians
-        angle = round_to_bf16(angle) if self.mistake else angle
+        if self.mistake:
+            angle = round_to_bf16(round_to_bf16(ids.to(radians.dtype)) * round_to_bf16(radians))
         return self.attention_factor * angle.cos(), self.attention_factor * angle.sin()
 
 
@@ -167,16 +179,16 @@ def round_to_bf16(x: Tensor) -> Tensor:
 
 
 def rotary_dim(position: Position, shape: Shape, base: float, rotary_fraction: float) -> int:
-    """Return the number of rotated dimensions per head.
+    """Return the number of rotated dimensions per head, and check the options of ``position`` that determine angles.
 
     Raises:
-        UserError: If the base or the fraction is out of range.
+        UserError: If ``base`` or ``rotary_fraction`` is out of range, or the number is odd or 0.
     """
-    position.require(base > 1, "base", base, "a number above 1; the paper uses 10000")
-    expected = "a fraction of the head in (0, 1]; the paper uses 1"
+    position.require(base > 1, "base", base, "a number above 1, such as 10000")
+    expected = "a fraction of the head in (0, 1], such as 1"
     position.require(0 < rotary_fraction <= 1, "rotary_fraction", rotary_fraction, expected)
     dim = round(rotary_fraction * shape.head_dim)
-    given = f"{rotary_fraction:g}, which is {dim} of a head's {shape.head_dim} dimensions"
+    value = f"{rotary_fraction:g}, which is {dim} of a head's {shape.head_dim} dimensions"
     expected = "an even number of 2 or more; choose another fraction, or heads and dim with an even head dimension"
-    position.require(dim >= 2 and dim % 2 == 0, "rotary_fraction", given, expected)
+    position.require(dim >= 2 and dim % 2 == 0, "rotary_fraction", value, expected)
     return dim

@@ -17,13 +17,14 @@ class RotaryFrequencies:
     """Frequencies of RoPE in radians per position, one for each pair of dimensions.
 
     Args:
-        dim: Number of dimensions r.
-        base: Base of the frequencies base^(-2i/r).
-        length: Training length L.
-        scaling: Name of the scaling, or None.
+        dim: Number of dimensions r. They form r/2 pairs.
+        base: Base of the frequency base^(-2i/r) of pair i.
+        length: Training length L in tokens.
+        scaling: Name of the scaling (see `RoPE`); None for none.
         factor: Scaling factor s.
-        beta_fast: Frequencies with more rotations in L than this are kept by ``yarn`` and ``llama3``.
-        beta_slow: Frequencies with fewer rotations in L than this are divided by s by ``yarn`` and ``llama3``.
+        beta_fast: With ``yarn`` and ``llama3``, frequencies with at least this many rotations in L tokens are kept.
+        beta_slow: With ``yarn`` and ``llama3``, frequencies with at most this many rotations in L tokens are divided by
+            s.
         rotated: Number of dimensions whose frequency is not 0, with ``proportional``.
         short_factors: Divisors of the frequencies, (r/2,), for inputs of up to L tokens, with ``longrope``.
         long_factors: Divisors of the frequencies, (r/2,), for longer inputs, with ``longrope``.
@@ -44,15 +45,16 @@ class RotaryFrequencies:
 
     @property
     def attention_factor(self) -> float:
-        """Factor that multiplies the rotated q and k, if the option ``attention_factor`` is None."""
+        """Factor of the rotated q and k if the option ``attention_factor`` of `RoPE` is None."""
         if self.scaling == "yarn":
             return 0.1 * math.log(self.factor) + 1
         return math.sqrt(1 + math.log(self.factor) / math.log(self.length)) if self.scaling == "longrope" else 1.0
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return the frequencies (r/2,) fp64 for an input with positions ``ids`` ((B,) T).
+        """Return the frequencies (r/2,) fp64 for an input with positions ``ids``, (T,) or (B, T) int64.
 
-        With ``dynamic_ntk`` and ``longrope`` they depend on the largest position, and have the shape ((B,) 1, r/2).
+        With ``dynamic_ntk`` and ``longrope`` they depend on the largest position of each sequence, and have the shape
+        (1, r/2) or (B, 1, r/2).
         """
         r, device, factor = self.dim, ids.device, self.factor
         end = ids.amax(-1, keepdim=True)[..., None] + 1  # ((B,) 1, 1)
@@ -80,13 +82,13 @@ class RotaryFrequencies:
         low, high = self._pair(self.beta_fast), self._pair(self.beta_slow)
         low, high = (math.floor(low), math.ceil(high)) if self.truncate else (low, high)
         low, high = max(low, 0), min(high, self.dim - 1)
-        span = max(high, low + 0.001) - low
+        span = max(high, low + 0.001) - low  # not 0
         return ((torch.arange(self.dim // 2, dtype=torch.float64) - low) / span).clamp(0, 1)
 
     def _llama3_ramp(self, unscaled: Tensor) -> Tensor:
-        rotations = self.length * unscaled / (2 * math.pi)  # in L
+        rotations = self.length * unscaled / (2 * math.pi)  # in L tokens
         return ((self.beta_fast - rotations) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
 
     def _pair(self, rotations: float) -> float:
-        # interpolated index of the pair with this number of rotations within the training length
+        """Return the interpolated index of the pair with this number of rotations in L tokens."""
         return self.dim * math.log(self.length / (rotations * 2 * math.pi)) / (2 * math.log(self.base))

@@ -1,7 +1,8 @@
 """`SelfExtend` and `ReRoPE`: rotary positions for tests beyond the training length, without training.
 
 Far keys get distances that occurred in training. Queries and keys are rotated twice: once for near keys at their exact
-distances, and once for far keys. One softmax covers both.
+distances, and once for far keys. One softmax is taken over near and far keys. m is the position of the query, n that of
+the key, and L the training length.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,9 @@ class SelfExtend(Wrapper):
     """Distance ``m - n`` for the last w keys, and ``⌊m/g⌋ - ⌊n/g⌋ + w - ⌊w/g⌋`` for earlier keys (Jin et al. 2024,
     arXiv 2401.01325, section 3).
 
-    w is the neighbor window, counted in rows, and g the group size. Distances in an input of up to w + (L - w) · g
-    tokens stay below the training length L. It is only for tests of models that were trained with the wrapped strategy;
-    `fit` refuses it.
+    w is the neighbor window, a number of keys, and g the group size. Distances in an input of up to w + (L - w) · g
+    tokens stay below L. SelfExtend is only for tests of models that were trained with the wrapped strategy; `fit`
+    refuses it.
 
     Parameters: `0`, and those of the wrapped strategy.
     Cost: three times that of the wrapped strategy, and keys in a cache are twice as wide. Two calls of fused attention
@@ -32,13 +33,14 @@ class SelfExtend(Wrapper):
         shape: Sizes of the model.
         position: Function that builds the strategy of training from the shape. It must only transform queries and keys,
             as `RoPE` does.
-        neighbor_window: w, the number of last keys at exact distances, including the query's own; None is half the
-            training length.
+        neighbor_window: w, the number of last keys at exact distances, including the query's own; None is L/2.
         group: g, the number of far positions that are merged into one; None merges all of them (`ReRoPE`).
 
     Raises:
-        UserError: If a number is not positive, or the strategy has other hooks.
+        UserError: If a number is not positive, or the wrapped strategy does more than transform queries and keys.
     """
+
+    neighbor_window: int
 
     def __init__(
         self,
@@ -52,9 +54,9 @@ class SelfExtend(Wrapper):
         self.require(window >= 1, "neighbor_window", window, "at least 1 key, the query's own")
         self.require(group is None or group >= 1, "group", group, "at least 1 position, or none for all in one group")
         hooks = [hook for hook in HOOKS if self.position.uses(hook)]
-        allowed = hooks == ["transform_qk"] and not self.position.varies_by_layer
+        only_transforms = hooks == ["transform_qk"] and not self.position.varies_by_layer
         expected = "a strategy that only transforms queries and keys, such as RoPE"
-        self.require(allowed, "position", type(self.position).__name__, expected)
+        self.require(only_transforms, "position", type(self.position).__name__, expected)
         self.neighbor_window, self.group, self.test_only = window, group, True
         if group is not None and group > 1 and self.shift_invariant:
             self.shift_invariant = None  # only for offsets that are multiples of the group size
@@ -70,14 +72,12 @@ class SelfExtend(Wrapper):
 
     def _far_positions(self, positions: TokenPositions) -> tuple[TokenPositions, TokenPositions]:
         """Return the positions of queries and keys for scores of far keys."""
-        window = self.neighbor_window
-        assert window is not None
         if self.group is None:
             key_ids = torch.zeros_like(positions.ids)
-            query_ids = key_ids + window
+            query_ids = key_ids + self.neighbor_window
         else:
             key_ids = positions.ids // self.group
-            query_ids = key_ids + window - window // self.group
+            query_ids = key_ids + self.neighbor_window - self.neighbor_window // self.group
         return replace(positions, ids=query_ids), replace(positions, ids=key_ids)
 
 
@@ -85,7 +85,8 @@ class ReRoPE(SelfExtend):
     """Distance ``min(m - n, w)``: exact for the last w keys, and w for earlier keys (Su 2023,
     https://kexue.fm/archives/9708).
 
-    It is `SelfExtend` with one group of all far positions. The length of inputs is not limited.
+    ReRoPE is `SelfExtend` with one group of all far positions. Distances stay below L for inputs of any length if
+    w < L.
 
     Parameters: `0`, and those of the wrapped strategy.
     Cost: that of `SelfExtend`.
@@ -93,10 +94,10 @@ class ReRoPE(SelfExtend):
     Args:
         shape: Sizes of the model.
         position: Function that builds the strategy of training from the shape; see `SelfExtend`.
-        neighbor_window: w, the number of last keys at exact distances; None is half the training length.
+        neighbor_window: w, the number of last keys at exact distances, including the query's own; None is L/2.
 
     Raises:
-        UserError: If the window is not positive, or the strategy has other hooks.
+        UserError: If the window is not positive, or the wrapped strategy does more than transform queries and keys.
     """
 
     def __init__(

@@ -11,8 +11,9 @@ from kerple.positions.token_positions import QueryKeyBlock
 class Shaw(Position):
     """Learned vectors of the clipped distance, added to keys and values (Shaw et al. 2018, arXiv 1803.02155, § 3).
 
-    ``q·(k + a^K[min(d, clip)]) / √δ``, and ``Σ_n α_mn · (v_n + a^V[min(d, clip)])`` for the output. There are no
-    vectors of negative distances, because attention is causal. Vectors are initialised Xavier-uniform.
+    At distance d, the score is ``q·(k + a^K[min(d, clip)]) / √δ`` and the value is ``v + a^V[min(d, clip)]``, where δ
+    is the head dimension. Attention is causal, so that negative distances need no vectors. The vectors a^K and a^V are
+    initialised Xavier-uniform.
 
     Parameters: `2 * (clip + 1) * δ`, shared by heads, one set per layer by default.
     Cost: explicit scores, clip + 1 products per query, and a look-up among them per score.
@@ -30,7 +31,7 @@ class Shaw(Position):
 
     def __init__(self, shape: Shape, clip: int = 16) -> None:
         super().__init__()
-        self.require(clip >= 0, "clip", clip, "a distance of 0 or more; the paper uses 16")
+        self.require(clip >= 0, "clip", clip, "a distance of 0 or more, such as 16")
         self.clip = clip
         self.key_vectors = nn.Parameter(torch.empty(clip + 1, shape.head_dim, dtype=torch.float32))
         self.value_vectors = nn.Parameter(torch.empty(clip + 1, shape.head_dim, dtype=torch.float32))
@@ -39,13 +40,9 @@ class Shaw(Position):
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         products = product(q, self.key_vectors.T) * self.key_vectors.shape[-1] ** -0.5  # (B, H, Tq, clip + 1)
-        return s + products.gather(-1, self._row(block).expand_as(s))  # (B, H, Tq, Tk)
+        return s + products.gather(-1, block.clipped_distance(self.clip).expand_as(s))  # (B, H, Tq, Tk)
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
         sums = precise(p.new_zeros(*p.shape[:3], self.clip + 1))  # total probability of each vector
-        sums = sums.scatter_add(-1, self._row(block).expand_as(p), precise(p))
+        sums = sums.scatter_add(-1, block.clipped_distance(self.clip).expand_as(p), precise(p))
         return product(sums, self.value_vectors)  # (B, H, Tq, δ)
-
-    def _row(self, block: QueryKeyBlock) -> Tensor:
-        row = block.distance.clamp(max=self.clip)
-        return row if row.ndim == 2 else row[:, None]  # (Tq, Tk) or (B, 1, Tq, Tk)

@@ -1,4 +1,4 @@
-"""`Sink`: an additional logit without a value, so that a query can attend to no key."""
+"""`Sink`: an additional logit in the softmax, so that the probabilities of all keys can be small."""
 
 import torch
 from torch import Tensor, nn
@@ -8,19 +8,19 @@ from kerple.positions.token_positions import TokenPositions
 
 
 class Sink(Position):
-    """``p = exp(s) / (exp(σ_h) + Σ exp(s))``: σ learned per head, as in GPT-OSS (OpenAI 2025, arXiv 2508.10925), or 0
-    for all, softmax off by one (Miller 2023).
+    """Probability ``exp(s_n) / (exp(σ_h) + Σ_l exp(s_l))`` of key n in head h. The logit σ_h is learned, as in GPT-OSS
+    (OpenAI 2025, arXiv 2508.10925), or 0 for all heads (softmax off by one, Miller 2023).
 
-    Models without a sink use the first token as one (Xiao et al. 2024, arXiv 2309.17453). The sink contains no
-    positions; use `Combined` to add a strategy with positions.
+    s are the scores. Without a sink, models use the first token for this purpose (Xiao et al. 2024, arXiv 2309.17453).
+    The sink does not depend on positions; use `Combined` to add a strategy with positions.
 
     Parameters: `H * learnable`, one set per layer by default.
     Cost: the log-sum-exp of the scores, an output of fused attention with a table.
 
     Args:
         shape: Sizes of the model.
-        learnable: Whether σ is learned.
-        start: Initial value of σ.
+        learnable: Whether σ is learned instead of constant.
+        start: Initial or constant value of σ.
 
     Raises:
         UserError: If the start is not finite.
@@ -32,12 +32,8 @@ class Sink(Position):
     def __init__(self, shape: Shape, learnable: bool = True, start: float = 0.0) -> None:
         super().__init__()
         self.require(abs(start) < float("inf"), "start", start, "a finite logit, such as 0")
-        self.logits: Tensor
         logits = torch.full((shape.heads,), start, dtype=torch.float32)
-        if learnable:
-            self.logits = nn.Parameter(logits)
-        else:
-            self.register_buffer("logits", logits, persistent=False)
+        self.logits: Tensor = nn.Parameter(logits) if learnable else nn.Buffer(logits, persistent=False)
 
     def sink_logit(self, q: Tensor, positions: TokenPositions) -> Tensor:
         return self.logits  # (H,)

@@ -9,23 +9,23 @@ from torch.nn import functional as F
 from kerple.positions.base import Position, Shape
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock
 
-SCORES_AT_ONCE = 2**17  # small enough for the cache of a CPU
-HIDDEN_SCORE = -1e4  # σ(-1e4) is 0
+SCORES_AT_ONCE = 2**17  # number of scores that fit the cache of a CPU
+HIDDEN_SCORE = -1e4  # its sigmoid is 0 in fp32 and fp64
 
 
 class StickBreaking(Position):
-    """``A_mn = σ(z_mn) · Π_{n < l < m} (1 - σ(z_ml))`` for n < m, z = q·k / √δ (Tan et al. 2025, arXiv 2410.17980,
-    section 2).
+    """Attention weights ``A_mn = σ(z_mn) · Π_{n < l < m} (1 - σ(z_ml))`` of query m and keys n < m (Tan et al. 2025,
+    arXiv 2410.17980, section 2).
 
-    Starting from the key before the query, each key takes the fraction σ(z) of the remaining weight. The final
-    remainder is discarded, or given to the query's own value (``rest``), as in the paper's appendix. Without ``rest``
-    the weights sum to less than 1.
+    z = q·k / √δ are the scores, where δ is the head dimension. From the key before the query backwards, each key takes
+    the fraction σ(z) of the remaining weight. With ``rest`` the final remainder is the weight of the query's own value,
+    as in the appendix of Tan et al. Without it the remainder is discarded, and the weights sum to less than 1.
 
     Parameters: `0`. Cost: explicit scores, and a logarithm and a cumulative sum for each of them.
 
     Args:
         shape: Sizes of the model.
-        rest: Whether the query's own value gets the remainder.
+        rest: Whether the query's own value gets the remainder. A query does not see its own key without it.
     """
 
     shift_invariant = True
@@ -43,10 +43,11 @@ class StickBreakingWeights(torch.autograd.Function):
     """Attention weights A (B, H, Tq, Tk) from scores z of the same shape.
 
     ``before`` (Tq, Tk) bool is true for seen keys before the query. ``rest`` (Tq, Tk) bool is true for the key that
-    gets the remainder, or None.
+    gets the remainder; it is None if the remainder is discarded.
 
-    With c_n = Σ_{n <= l < m} log(1 - σ(z_l)), A_n = exp(z_n + c_n), because log σ(z) = z + log(1 - σ(z)). Let
-    w = A ∘ grad. dA_n/dz_l = -A_n · σ(z_l) for l > n, so that the gradient of z_l is w_l - σ(z_l) · Σ_{n <= l} w_n.
+    For query m, let c_n = Σ_{n <= l < m} log(1 - σ(z_l)). Then A_n = exp(z_n + c_n), because
+    log σ(z) = z + log(1 - σ(z)). The derivatives are dA_n/dz_n = A_n · (1 - σ(z_n)), and dA_n/dz_l = -A_n · σ(z_l) for
+    l > n. With w_n = A_n times the gradient of A_n, the gradient of z_l is w_l - σ(z_l) · Σ_{n <= l} w_n.
     """
 
     @staticmethod
@@ -64,22 +65,23 @@ class StickBreakingWeights(torch.autograd.Function):
 
 
 def _parts(x: Tensor) -> tuple[Tensor, ...]:
-    """Split (B, H, Tq, Tk) into tensors (·, Tq, Tk) that fit the cache of a CPU; no split on other devices."""
-    head_size = x[0, 0].numel()
-    heads = max(1, SCORES_AT_ONCE // head_size) if x.device.type == "cpu" else x[..., 0, 0].numel()
-    return x.flatten(0, 1).split(heads)
+    """Split x (B, H, Tq, Tk) into tensors (heads, Tq, Tk) that fit the cache of a CPU; one tensor on other devices."""
+    x = x.flatten(0, 1)  # (B·H, Tq, Tk)
+    return x.split(max(1, SCORES_AT_ONCE // x[0].numel()) if x.device.type == "cpu" else len(x))
 
 
 def _weights(z: Tensor, rest: Tensor | None) -> Tensor:
-    # -c_n, summed from the nearest key on, so that weights of near keys are precise
-    logs = F.softplus(z, threshold=40).flip(-1).cumsum_(-1)
+    """Return the weights of a part, which has the scores z (heads, Tq, Tk)."""
+    # -c_n from the last key backwards; sums that begin at near keys keep their weights precise
+    minus_c = F.softplus(z, threshold=40).flip(-1).cumsum_(-1)
     minimum = math.log(torch.finfo(z.dtype).tiny) + 7  # exp of smaller numbers is many times slower
-    weights = (z - logs.flip(-1)).clamp_(min=minimum).exp_()
+    weights = (z - minus_c.flip(-1)).clamp_(min=minimum).exp_()
     weights = F.threshold(weights, 2 * math.exp(minimum), 0.0, inplace=True)
-    return weights if rest is None else torch.where(rest, (-logs[..., -1:]).exp(), weights)
+    return weights if rest is None else torch.where(rest, (-minus_c[..., -1:]).exp(), weights)
 
 
 def _gradient(z: Tensor, weights: Tensor, grad: Tensor, rest: Tensor | None) -> Tensor:
+    """Return the gradient of the scores z of a part from the gradient of its weights."""
     w = weights * grad
     if rest is None:
         return w.addcmul_(w.cumsum(-1), z.sigmoid(), value=-1)

@@ -9,29 +9,29 @@ from kerple.positions.base import Position, Shape
 
 
 class T5(Position):
-    """Learned bias per head and bucket of distances, ``b_h[bucket(d)]`` (Raffel et al. 2020, arXiv 1910.10683, § 2.1).
+    """Learned bias ``b_h[bucket(d)]`` of head h at distance d (Raffel et al. 2020, arXiv 1910.10683, § 2.1).
 
     Buckets in the first half contain one distance each. The sizes of the other buckets grow geometrically up to
-    ``max_distance``, and the last bucket contains all larger distances. Unlike in T5, scores are divided by √δ, as
-    for all strategies here. Biases are initialised from N(0, 0.02²).
+    ``max_distance``, and the last bucket contains all larger distances. Biases are initialised from N(0, 0.02²). As for
+    all strategies here, and unlike in T5, scores are divided by √δ, where δ is the head dimension.
 
     Parameters: `buckets * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
         buckets: Number of buckets, 2 or more.
-        max_distance: Distances from here on are in the last bucket; more than half the number of buckets.
+        max_distance: All distances from this one on are in the last bucket; more than half of ``buckets``.
 
     Raises:
-        UserError: If a number is out of range.
+        UserError: If ``buckets`` or ``max_distance`` is out of range.
     """
 
     shift_invariant = True
 
     def __init__(self, shape: Shape, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__()
-        self.require(buckets >= 2, "buckets", buckets, "2 or more; the paper uses 32")
-        expected = f"more than half the number of buckets, {buckets // 2}; the paper uses 128"
+        self.require(buckets >= 2, "buckets", buckets, "2 or more, such as 32")
+        expected = f"more than {buckets // 2}, half the number of buckets"
         self.require(max_distance > buckets // 2, "max_distance", max_distance, expected)
         self.buckets, self.max_distance = buckets, max_distance
         self.table = nn.Parameter(torch.empty(shape.heads, buckets, dtype=torch.float32).normal_(std=0.02))

@@ -1,4 +1,7 @@
-"""`SSMax` and `Temperature`: factors of the scores that grow with the number of keys that a query sees."""
+"""`SSMax` and `Temperature`: factors of the scores that grow with the number n of keys that a query sees.
+
+With a window, n is at most the window.
+"""
 
 import math
 from typing import Literal
@@ -14,23 +17,24 @@ Rule = Literal["llama4", "ministral3", "beam", "inkling", "swan"]
 
 
 class SSMax(Position):
-    """Scalable softmax, ``s_h · log(n) · q·k / √δ`` for a query that sees n keys (Nakanishi 2025, arXiv 2501.19399,
-    section 3).
+    """Scalable softmax: in head h, the scores of a query that sees n keys are multiplied by ``s_h · log(n)`` (Nakanishi
+    2025, arXiv 2501.19399, section 3).
 
-    n is at most the window. With ``bias`` the factor is ``s_h · log(n) + b_h``, as in the published code of Mistral
-    Large 4 (Mistral AI 2026). There s starts at 0 and b at 1. The factor contains no positions; use `Combined` to add a
-    strategy with positions.
+    s is learned. With ``bias`` the factor is ``s_h · log(n) + b_h``, as in the published code of Mistral Large 4
+    (Mistral AI 2026), where s is initialised to 0 and b to 1. The factor does not depend on positions; use `Combined`
+    to add a strategy with positions.
 
     Parameters: `H if bias is None else 2 * H`, one set per layer by default.
     Cost: one multiplication per entry of q.
 
     Args:
         shape: Sizes of the model.
-        start: Initial value of s; None is 1 / log L, so that the factor at the training length L is 1.
+        start: Initial value of s; None is 1 / log L, where L is the training length. Without b, the factor of a query
+            that sees L keys is then 1.
         bias: Initial value of b; None for no b.
 
     Raises:
-        UserError: If the start is not positive; with a bias, if it is negative.
+        UserError: If ``start`` is negative, or 0 without ``bias``.
     """
 
     shift_invariant = True
@@ -55,7 +59,7 @@ class SSMax(Position):
 class Temperature(Position):
     """Factor of the scores that grows with the number n of keys that a query sees, by a published rule.
 
-    With n₀ = ``length`` and a = ``scale``, the factor is
+    With n₀ = ``length`` and a = ``scale``, the factor of each ``rule`` is
 
     - ``llama4``: ``1 + a · log(1 + ⌊n / n₀⌋)`` (Meta 2025, published code of Llama 4; n₀ = 8192);
     - ``ministral3``: ``1 + a · log(1 + ⌊(n - 1) / n₀⌋)`` (Mistral AI 2025, published code; n₀ is the training length);
@@ -64,9 +68,9 @@ class Temperature(Position):
     - ``swan``: ``log(n₀ + n - 1) / log(n₀)`` in evaluation, 1 in training (Puvvada et al. 2025, arXiv 2504.08719,
       section 2.2 and appendix D, where n₀ is fitted to a trained model). a is not used.
 
-    The published models use a = 0.1, and this factor only in global layers. Except in Ministral 3, global layers have
-    no rotary embedding; use a `LayerPattern` of RoPE and Temperature. With a window, n is at most the window. `SSMax`
-    is a learned factor.
+    The published models use a = 0.1, and have this factor only in global layers, which have no window. Except in
+    Ministral 3, global layers have no rotary embedding; use a `LayerPattern` of `RoPE` and Temperature. `SSMax` is a
+    learned factor.
 
     Parameters: `0`. Cost: one multiplication per entry of q.
 
@@ -77,7 +81,7 @@ class Temperature(Position):
         length: The n₀ of the rule, a number of keys; None is the training length.
 
     Raises:
-        UserError: If the scale is not positive, or the length below 2.
+        UserError: If ``scale`` is not positive, or ``length`` is below 2.
     """
 
     shift_invariant = True
@@ -96,7 +100,7 @@ class Temperature(Position):
         return (precise(q) * self.factor(positions, precise(q).dtype)).to(q.dtype), k
 
     def factor(self, positions: TokenPositions, dtype: torch.dtype) -> Tensor:
-        """Return the factor of each query, (T, 1) in ``dtype``."""
+        """Return the factor of each query, (T, 1), in this dtype."""
         n = positions.visible[:, None]
         if self.rule in ("llama4", "ministral3"):
             steps = (n if self.rule == "llama4" else n - 1) // self.length

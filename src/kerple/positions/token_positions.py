@@ -1,7 +1,11 @@
 """`TokenPositions`, the positions of tokens, and `QueryKeyBlock`, a block of queries and keys.
 
 The *row* of a token is its index in the input. Causal masks, windows and counts of keys depend on rows. The *position*
-is the number that a strategy uses. It may be shifted by an offset, or random.
+is the number that a strategy uses. It may be shifted by an offset, or random. The *place* is a number that a task
+assigns to a token, such as the significance of a digit.
+
+Letters in shapes: B is the batch size, T the number of tokens, H the number of query heads, Tq the number of queries,
+Tk the number of keys, and N a number of distances.
 """
 
 from collections.abc import Callable
@@ -22,11 +26,11 @@ class TokenPositions:
     """Rows and positions of tokens.
 
     Args:
-        rows: (T,) int64, 0 for the first token of the input.
+        rows: Rows (T,) int64, 0 for the first token of the input.
         ids: Positions (T,) int64, or (B, T) if they differ between sequences.
-        contiguous: Whether positions are rows plus a constant (not a property of memory). If False, functions of
-            distance are computed for each pair.
-        places: Place that a task assigns to each token, (B, T) int64, 0 for none; None without such a task.
+        contiguous: Whether each position is the row plus a constant (this does not concern memory). If not, functions
+            of distance are computed once per pair of query and key, instead of once per distance.
+        places: Places (B, T) int64, 0 for tokens without a place; None if no task assigns places.
         visibility: Keys that a query sees in this layer.
     """
 
@@ -39,13 +43,13 @@ class TokenPositions:
 
     @classmethod
     def arange(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "TokenPositions":
-        """Return rows 0 to length - 1, whose positions are larger by ``offset``."""
+        """Return the rows 0 to length - 1 with the positions offset to offset + length - 1."""
         rows = torch.arange(length, device=device)
         return cls(rows, rows + offset)
 
     def compute_once(self, function: Callable[["TokenPositions"], Result]) -> Result:
-        """Return ``function(self)``, computed once for all layers of a forward pass."""
-        if torch.compiler.is_compiling():
+        """Return ``function(self)``, and store it for later layers of the forward pass with the same strategy."""
+        if torch.compiler.is_compiling():  # all blocks share one compiled graph, so that each must compute the result
             return function(self)
         if function not in self._results:
             self._results[function] = function(self)
@@ -65,14 +69,14 @@ class TokenPositions:
 
 @dataclass(frozen=True)
 class QueryKeyBlock:
-    """Block of queries and keys; the queries are the last Tq of the Tk keys.
+    """Block of queries and keys. The queries belong to the last Tq of the Tk tokens.
 
     Args:
         queries: Positions of the queries.
         keys: Positions of the keys.
         seen: Which keys each query sees, (Tq, Tk) bool. Unseen keys must not influence any result, because their number
             depends on the size of the block.
-        state: `Position.token_state` of the keys, (B, H, Tk, c), or None.
+        state: `Position.token_state` of the keys, (B, H, Tk, width), or None.
     """
 
     queries: TokenPositions
@@ -82,19 +86,25 @@ class QueryKeyBlock:
 
     @property
     def distance(self) -> Tensor:
-        """Distance from each query back to each key, ((B,) Tq, Tk) int64; 0 for later keys."""
+        """Distance from each query back to each key, (Tq, Tk) or (B, Tq, Tk) int64; 0 for later keys."""
         return (self.queries.ids[..., :, None] - self.keys.ids[..., None, :]).clamp(min=0)
 
+    def clipped_distance(self, maximum: int) -> Tensor:
+        """Return `distance`, at most ``maximum``, in a shape that expands to all heads: (Tq, Tk) or (B, 1, Tq, Tk)."""
+        distance = self.distance.clamp(max=maximum)
+        return distance if distance.ndim == 2 else distance[:, None]
+
     def evaluate(self, function: Callable[[Tensor], Tensor | None]) -> Tensor:
-        """Evaluate a function of distance, (N,) fp32 -> (H, N), for each pair; ((B,) H, Tq, Tk)."""
+        """Return the values of a function of distance, (N,) fp32 -> (H, N), for all pairs.
+
+        The result is (H, Tq, Tk), or (B, H, Tq, Tk) if positions differ between sequences.
+        """
         queries, keys = self.seen.shape
-        if self.keys.contiguous:
-            table = function(torch.arange(keys, dtype=torch.float32, device=self.seen.device))
-            assert table is not None
-            return table_block(table, queries, keys)
-        distance = self.distance
-        values = function(distance.flatten().float())  # (H, pairs)
+        distance = torch.arange(keys, device=self.seen.device) if self.keys.contiguous else self.distance
+        values = function(distance.flatten().float())  # (H, N)
         assert values is not None
+        if self.keys.contiguous:
+            return table_block(values, queries, keys)
         return heads_after_batch(values.unflatten(-1, distance.shape))
 
 
@@ -103,38 +113,38 @@ class AttentionWeights:
     """Probabilities that `Position.modify_scores` may return instead of scores; no softmax follows.
 
     Args:
-        p: (B, H, Tq, Tk) fp32, 0 for unseen keys.
+        p: Probabilities (B, H, Tq, Tk) fp32, 0 for unseen keys.
     """
 
     p: Tensor
 
 
 def readable(positions: Tensor, wait: bool = False) -> bool:
-    """Whether the values of positions can be read, to compare them with a limit.
+    """Whether the values of a tensor of positions can be read, to compare them with a limit.
 
-    Reading from a GPU waits for its earlier work, and is therefore done only with ``wait``. Tensors have no values
-    during compilation, and if memory is computed without data.
+    Reading from a GPU waits for its earlier work, and is therefore possible only with ``wait``. During compilation, and
+    in a simulation with fake tensors, tensors have no values.
     """
     has_values = not torch.compiler.is_compiling() and not isinstance(positions, FakeTensor)
     return has_values and (wait or positions.device.type == "cpu")
 
 
 def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
-    """Read a table (H, >= keys) at the distances of the last ``queries`` of ``keys`` rows; (H, queries, keys).
+    """Return the entries of a table by distance, (H, >= keys), for a block of pairs; (H, queries, keys).
 
-    If the order of the queries is reversed, the distance is constant along anti-diagonals. The block is then a view
-    with strides (1, 1) of one vector (a Hankel matrix). Later keys get the entry of distance 0.
-    `kerple.attention.hankel` makes such views for fused attention.
+    The queries belong to the last of the ``keys`` rows. Keys after a query get the entry of distance 0. With the
+    queries in reverse order, the distance is constant along anti-diagonals. The block is then a view with strides
+    (1, 1) of one vector (a Hankel matrix). `kerple.attention.hankel` makes such views for fused attention.
     """
     line = torch.cat([table[:, :keys].flip(-1), table[:, :1].expand(-1, queries - 1)], -1)  # largest distance first
     return line.unfold(-1, keys, 1).flip(-2)
 
 
 def shift_rows(x: Tensor) -> Tensor:
-    """Return ``x[..., i, n - 1 - i + j]`` for each row i of n and column j, without a copy if x is contiguous.
+    """Shift row i of x (..., n, columns) to the left by n - 1 - i entries; (..., n, columns - 1).
 
-    Each row starts one entry earlier than the row above. For this the rows of x (..., n, columns) are read at a pitch
-    one shorter; the result is (..., n, columns - 1), of which entries with n - 1 - i + j >= columns are not defined.
+    Entry (i, j) of the result is ``x[..., i, n - 1 - i + j]``. Entries with n - 1 - i + j >= columns are undefined. The
+    result is a view if x is contiguous, because its rows begin ``columns - 1`` entries apart in the flattened x.
     """
     rows, columns = x.shape[-2:]
     return x.flatten(-2).narrow(-1, rows - 1, rows * (columns - 1)).unflatten(-1, (rows, columns - 1))

@@ -13,7 +13,9 @@ from kerple.positions.base import FLAGS, HOOKS, Position
 
 
 class Wrapper(Position):
-    """Strategy that forwards every hook to a wrapped strategy, and copies its flags. Subclasses override hooks.
+    """Strategy that forwards every hook to a wrapped strategy. Subclasses override some of the hooks.
+
+    The attributes that describe the wrapped strategy (`FLAGS`) are copied.
 
     Args:
         position: The wrapped strategy.
@@ -30,7 +32,9 @@ class Wrapper(Position):
         return getattr(type(self), hook) is not getattr(Wrapper, hook) or self.position.uses(hook)
 
 
-def _forwarding(hook: str) -> Callable[..., Any]:
+def _forward_to_wrapped(hook: str) -> Callable[..., Any]:
+    """Return a method that calls this hook of the wrapped strategy."""
+
     @wraps(getattr(Position, hook))
     def forward(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.position, hook)(*args, **kwargs)
@@ -38,15 +42,15 @@ def _forwarding(hook: str) -> Callable[..., Any]:
     return forward
 
 
-for _hook in HOOKS:  # a loop, so that hooks added in the future are forwarded too
-    setattr(Wrapper, _hook, _forwarding(_hook))
+for _hook in HOOKS:  # a loop instead of methods, so that new hooks are forwarded too
+    setattr(Wrapper, _hook, _forward_to_wrapped(_hook))
 
 
 class Resampled(Wrapper):
     """Wrapper that draws new random numbers for each optimiser step.
 
-    The draw is a function of ``seed`` and of the number of steps, which is stored in checkpoints. It is therefore equal
-    on all devices, and after resuming. A subclass calls `draw_` after it has registered its buffers.
+    The draw is a function of ``seed`` and of the number of steps, which checkpoints store. It is therefore the same on
+    all devices and after resuming. The constructor of a subclass registers its buffers and calls `draw_`.
 
     Args:
         position: The wrapped strategy.
@@ -68,10 +72,11 @@ class Resampled(Wrapper):
 
     def random_integer(self, size: int) -> int:
         """Return the random number of this step, a uniformly distributed integer of ``size`` bytes."""
-        # a hash, because the seed of a generator has only 32 bits for seed and step together
+        # a hash of both numbers, because a generator has only one seed
         return int.from_bytes(blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=size).digest(), "big")
 
     def clamp_(self) -> None:
+        """Count a step and draw again. `constrain_` calls it after each optimiser step."""
         super().clamp_()
         self.step += 1
         self.draw_()

@@ -10,18 +10,20 @@ from kerple.positions.token_positions import TokenPositions
 
 
 class XPos(Position):
-    """RoPE with a decay for each pair: ``q · ζ_i^(m/B)``, ``k · ζ_i^(-n/B)`` (Sun et al. 2022, arXiv 2212.10554).
+    """RoPE with a decay for each pair of dimensions: pair i of the query at position m is multiplied by ``ζ_i^(m/B)``,
+    and of the key at position n by ``ζ_i^(-n/B)`` (Sun et al. 2022, arXiv 2212.10554).
 
-    ``ζ_i = (2i/δ + 0.4) / 1.4`` for pair i. Positions m and n are relative to the first position of the input, or to 0
-    if they are not contiguous. The factors are clamped to e^±80, and to e^±7 in fp16, whose largest number is e^11. The
-    decay is therefore exact up to 63·B tokens (32,000 for the paper's B), and up to 5·B tokens in fp16.
+    ``ζ_i = (2i/δ + 0.4) / 1.4``, i = 0..δ/2-1, where δ is the head dimension. Positions m and n are relative to the
+    first position of the input, or to 0 if positions have gaps. Factors are clamped to e^±80, and to e^±7 in fp16,
+    whose largest number is e^11. The decay is therefore exact for inputs of up to 63·B tokens (32,000 for B = 512), and
+    of up to 5·B tokens in fp16.
 
-    Parameters: `0`. Cost: four multiplications per entry of q and k.
+    Parameters: `0`. Cost: two multiplications and one addition per entry of q and of k.
 
     Args:
         shape: Sizes of the model; its head dimension must be even.
-        base: Base of the frequencies; the longest wavelength is about 2π times as large.
-        decay: B, the distance over which the factor of the fastest pair decays to 0.4/1.4.
+        base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
+        decay: B, the distance at which the scores of pair 0 have decayed to 0.4/1.4 of their value.
         layout: ``half`` or ``interleaved``, see `RoPE`.
 
     Raises:
@@ -33,7 +35,7 @@ class XPos(Position):
     def __init__(self, shape: Shape, base: float = 10000.0, decay: int = 512, layout: Layout = "interleaved") -> None:
         super().__init__()
         self.rotary_dim = rotary_dim(self, shape, base, 1.0)
-        self.require(decay >= 1, "decay", decay, "1 or more tokens; the paper uses 512")
+        self.require(decay >= 1, "decay", decay, "1 or more tokens, such as 512")
         self.base, self.decay, self.layout = base, decay, layout
 
     def transform_qk(
@@ -47,10 +49,13 @@ class XPos(Position):
         return q, apply_rotary(k, cos * k_factor, sin * k_factor, self.layout)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cosine and sine of the angles, and the logarithm of the queries' factors, ((B,) T, δ/2) fp64 each."""
+        """Return cosines and sines of the angles, and logarithms of the queries' factors.
+
+        All are (T, δ/2) fp64, or (B, T, δ/2) if positions differ between sequences.
+        """
         angle = angles(positions.ids, self.rotary_dim, self.base)
         pair = torch.arange(0, self.rotary_dim, 2, dtype=angle.dtype, device=angle.device) / self.rotary_dim  # (δ/2,)
-        # the origin must also be that of the keys in a cache
+        # the position of row 0, so that keys in a cache have the same origin
         origin = positions.ids[..., :1] - positions.rows[:1] if positions.contiguous else 0
         relative = positions.ids - origin  # ((B,) T)
         return angle.cos(), angle.sin(), relative[..., None] / self.decay * ((pair + 0.4) / 1.4).log()
