@@ -74,7 +74,7 @@ def test_out_and_in_again_gives_the_same_logits_and_text(name, tmp_path):
 
 def test_places_that_a_task_gives_are_not_exported(tmp_path):
     position = {"class_path": "Combined", "init_args": {"parts": ["NoPE", "Abacus"]}}
-    with pytest.raises(UserError, match=r"^model\.position: got Abacus, whose positions a task gives"):
+    with pytest.raises(UserError, match=r"^model\.position: got Abacus, which needs the places that a task assigns"):
         written({"position": position}, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 

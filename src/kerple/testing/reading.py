@@ -175,7 +175,7 @@ def block_size(subject: Subject, length: int) -> None:
 @holds_at_lengths
 @torch.no_grad()
 def distances_of_pairs(subject: Subject, length: int) -> None:
-    """Distances computed for each pair of tokens give the logits of a table of distances.
+    """Distances computed per pair of tokens give the same logits as a table of distances.
 
     Positions 0, 1, 2, … are marked as not contiguous, so that no table is used.
     """
