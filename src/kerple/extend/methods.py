@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.hf.pretrained import read_network
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.hf.translation import read_options
 from kerple.model.first_tokens import check_distances
@@ -38,16 +37,6 @@ class Method:
     position: Mapping[str, Any] | None = None
     visibility: Visibility = EVERYTHING
     as_trained: bool = False
-
-    def network(self, path: str, length: int) -> Any:
-        """Read the model as a network that uses this method, except for ``visibility``.
-
-        Args:
-            path: Path or name of the model; the errors are those of `kerple.hf.pretrained.read_network`.
-            length: Training length L in tokens.
-        """
-        position = None if self.position is None else build_strategy(self.position)
-        return read_network(path, length, self.scaling, self.factor, position, rope_options=self.rope_options)
 
 
 def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[str, str]]:

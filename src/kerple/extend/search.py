@@ -18,8 +18,10 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
+from kerple.hf.pretrained import read_network
 from kerple.measure.far_context import counterparts, document_groups, far_context_texts, mean_interval
 from kerple.measure.runner import Runner
+from kerple.model.stored import build_strategy
 
 FEWEST, MOST = 2, 16  # smallest number of blocks at any length, and largest number at the longest length
 VALIDATION, TEST = "validation", "test"
@@ -173,10 +175,13 @@ class Search:
         return remaining
 
     def network(self, method: Method) -> Any:
-        """Return the network of a method. Only the last network is kept in memory."""
+        """Read the model as a network that uses a method, except for ``visibility``. Only the last one is kept."""
         if method.label not in self._networks:
             self._networks.clear()  # frees memory before the next network is read
-            self._networks[method.label] = method.network(self.path, self.length).to(self.runner.device)
+            position = None if method.position is None else build_strategy(method.position)
+            options = (method.scaling, method.factor, position)
+            network = read_network(self.path, self.length, *options, rope_options=method.rope_options)
+            self._networks[method.label] = network.to(self.runner.device)
         return self._networks[method.label]
 
     def _record_path(self, method: Method, split: str, length: int, context: str = "own") -> Path:

@@ -48,8 +48,7 @@ def read_network(
     source = find_model(path)
     config = read_model_config(source, trust_remote_code)
     length = length or config_length(config)
-    if scaling is not None or factor is not None:
-        config = scaled(config, scaling, factor, length or 0, rope_options)
+    config = scaled(config, scaling, factor, length or 0, rope_options)
     model = read_model(source, config, getattr(torch, dtype), trust_remote_code)
     bos_id = bos_token(source) if bos and has_tokenizer(source) else None
     if position is None and config.model_type != "kerple":

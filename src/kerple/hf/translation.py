@@ -9,6 +9,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.hf.families import FAMILIES, GEMMA3, Family
 from kerple.hf.rope import read_rope
+from kerple.hf.windows import layer_kinds
 from kerple.model.stored import StoredModel, Weights
 
 TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # names of the same approximation of gelu
@@ -92,14 +93,13 @@ def _rope_strategy(family: Family, config: Any, length: int) -> tuple[dict[str, 
         UserError: If no options of `kerple.positions.RoPE` give the model's RoPE.
     """
     layers, training_length = config.num_hidden_layers, length
-    # without layer_types, `sliding_window` applies to all layers; it is None for models without windows
-    ropes, types = config.rope_parameters, getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    ropes, types = config.rope_parameters, layer_kinds(config)
     rotary_layers = getattr(config, "no_rope_layers", None)  # despite the name, 1 is a layer with RoPE
     kinds: dict[str, Any] = {}
     windows: dict[str, int] = {}
     pattern = []
     for i, layer_type in enumerate(types):
-        window = getattr(config, "sliding_window", None) if layer_type == "sliding_attention" else None
+        window = config.sliding_window if layer_type == "sliding_attention" else None
         has_rope = rotary_layers[i] if rotary_layers else window or not family.local_rotary
         kind = ("local" if window else "global") + ("" if has_rope else "_nope")
         pattern.append(kind)

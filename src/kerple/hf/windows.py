@@ -1,7 +1,7 @@
 """Attention to a window of keys in models of transformers, whose attention functions this module replaces."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -98,12 +98,10 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
         x = args[0] if args else options["hidden_states"]
         return args, options | {"position_embeddings": base.rotary_emb(x, ids, *kinds)}
 
-    hooks = [base.layers[i].register_forward_pre_hook(partial(rotate, k), with_kwargs=True) for i, k in layers.items()]
-    try:
+    with ExitStack() as hooks:
+        for i, kind in layers.items():
+            hooks.enter_context(base.layers[i].register_forward_pre_hook(partial(rotate, kind), with_kwargs=True))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def windowed_attention(

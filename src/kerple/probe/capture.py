@@ -78,14 +78,13 @@ def captured(model: Any) -> Iterator[list[Call]]:
         outputs.extend([output] if isinstance(output, Tensor) else [])
 
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
-    hook, original = register_module_forward_hook(collect_output), our_attention.attend
-    our_attention.attend = attend  # type: ignore[assignment]
+    original, our_attention.attend = our_attention.attend, attend  # type: ignore[assignment]
+    hook = register_module_forward_hook(collect_output)
     try:
-        with attention_replaced(model, NAME, registered), torch.inference_mode():
+        with hook, attention_replaced(model, NAME, registered), torch.inference_mode():
             yield calls
     finally:
         our_attention.attend = original
-        hook.remove()
 
 
 def _factor(q: Tensor, outputs: list[Tensor]) -> float | None:

@@ -12,7 +12,6 @@ from kerple.hf.rope import read_rope
 from kerple.hf.windows import layer_kinds
 from kerple.model import Transformer
 from kerple.positions import NoPE, RoPE, Shape
-from kerple.positions.rotary_scaling import RotaryFrequencies
 from kerple.positions.temperature import Temperature
 from kerple.positions.token_positions import TokenPositions
 from kerple.positions.wrapper import Wrapper
@@ -38,8 +37,7 @@ class Layer:
 
     Args:
         kind: Kind of the layer in the configuration, such as ``sliding_attention``.
-        frequencies: Frequencies of RoPE; None for a layer without RoPE.
-        attention_factor: Factor that multiplies the rotated queries and keys.
+        rope: RoPE with the layer's frequencies and attention factor; None for a layer without RoPE.
         window: Number of keys that a query sees, including its own; None for all keys up to its own.
         chunk: Length of the chunks of tokens to which attention is limited; None without chunks.
         temperature: Strategy that multiplies queries by a factor that grows with the position, or None.
@@ -48,8 +46,7 @@ class Layer:
     """
 
     kind: str
-    frequencies: RotaryFrequencies | None = None
-    attention_factor: float = 1.0
+    rope: RoPE | None = None
     window: int | None = None
     chunk: int | None = None
     temperature: Temperature | None = None
@@ -81,10 +78,12 @@ class Layer:
         return seen if self.chunk is None else seen & (keys >= queries // self.chunk * self.chunk)
 
     def __str__(self) -> str:
-        f = self.frequencies
-        parts = ["no rotation" if f is None else f"RoPE with θ {f.base:g} in {f.dim} channels"]
-        parts += [f"{f.scaling} with factor {f.factor:g}"] if f and f.scaling else []
-        parts += [f"attention factor {self.attention_factor:.4g}"] if self.attention_factor != 1 else []
+        parts = ["no rotation"]
+        if self.rope is not None:
+            f, attention_factor = self.rope.frequencies, self.rope.attention_factor
+            parts = [f"RoPE with θ {f.base:g} in {f.dim} channels"]
+            parts += [f"{f.scaling} with factor {f.factor:g}"] if f.scaling else []
+            parts += [f"attention factor {attention_factor:.4g}"] if attention_factor != 1 else []
         parts += [f"window {self.window}"] if self.window else [f"chunks of {self.chunk}"] if self.chunk else []
         return ", ".join(parts + ([f"temperature {self.temperature.rule}"] if self.temperature else []))
 
@@ -102,9 +101,8 @@ def our_layers(network: Transformer) -> list[Layer]:
     for i in range(len(network.blocks)):
         outer = network.positions[min(i, len(network.positions) - 1)]  # there is one instance per layer, or for all
         position = outer.position if isinstance(outer, Wrapper) else outer
-        name, judged = type(position).__name__, isinstance(position, RoPE | NoPE)
-        layer = Layer(name, window=outer.window, judged=judged)
-        layers.append(_with_rope(layer, position) if isinstance(position, RoPE) else layer)
+        rope, judged = position if isinstance(position, RoPE) else None, isinstance(position, RoPE | NoPE)
+        layers.append(Layer(type(position).__name__, rope, outer.window, judged=judged))
     return layers
 
 
@@ -126,12 +124,7 @@ def _layer(config: Any, i: int, kind: str) -> Layer:
     parameters = {} if _without_positions(config, i, kind) else parameters
     rope, temperature = _rope(parameters, config), _temperature(config, all_parameters, bool(parameters))
     judged = config.model_type in KNOWN and (rope is not None or "rope_theta" not in parameters)
-    layer = Layer(kind, window=window, chunk=chunk, temperature=temperature, judged=judged)
-    return layer if rope is None else _with_rope(layer, rope)
-
-
-def _with_rope(layer: Layer, rope: RoPE) -> Layer:
-    return replace(layer, frequencies=rope.frequencies, attention_factor=rope.attention_factor)
+    return Layer(kind, rope, window, chunk, temperature, judged)
 
 
 def _without_positions(config: Any, i: int, kind: str) -> bool:

@@ -138,11 +138,8 @@ def _rounding(model: Any, tokens: Tensor, logits: Tensor) -> float:
     def perturb(module: Any, args: Any, output: Tensor) -> Tensor:
         return output * (1 + 2**-23 * torch.randn(output.shape, generator=generator).to(output))
 
-    hook = model.get_input_embeddings().register_forward_hook(perturb)
-    try:
+    with model.get_input_embeddings().register_forward_hook(perturb):
         changed = float((_logits(model, tokens).double() - logits.double()).abs().max())
-    finally:
-        hook.remove()
     return max(changed, 2**-23 * float(logits.abs().max()))
 
 
@@ -155,7 +152,7 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
         shift_reason = None if all(p.shift_invariant for p in network.positions) else "its strategy"
         return shift_reason, None if network.prefix_consistent else "its strategy"
     layers = configured_layers(config)
-    scalings = {layer.frequencies.scaling for layer in layers if layer.frequencies}
+    scalings = {layer.rope.frequencies.scaling for layer in layers if layer.rope}
     length_reason = next((s for s in ("dynamic_ntk", "longrope") if s in scalings), None)
     shift_reason = "absolute positions" if learned_positions(model) is not None else None
     if any(layer.temperature for layer in layers):

@@ -94,7 +94,7 @@ def _passes(model: Any, config: Any, expected: list[Layer], relative: bool) -> l
         zeros = None if w + 3 <= LONGEST else _cache_of_zeros(passes[0], w - 1)
         passes.append(_read(model, token, f"a text longer than {w}", [w + 3 if zeros is None else 4], None, zeros))
     if relative and longest:
-        scale = max((layer.frequencies.factor for layer in expected if layer.frequencies), default=1.0)
+        scale = max((layer.rope.frequencies.factor for layer in expected if layer.rope), default=1.0)
         end = int(longest * scale) if longest == length else longest
         ids = torch.tensor(sorted({0, *(1 << k for k in range(40) if 1 << k < end), end - 1}))
         passes.append(_read(model, token, f"positions up to {end - 1}", [len(ids)], ids))
@@ -164,10 +164,10 @@ def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict
             notes += [_describe(radians)] if p is passes[0] else []
             differences += [f"{' and '.join(of)}: {message}" for message, of in found.items()]
             factor = calls[0].factor
-            if layer.frequencies is not None and factor is not None and p is passes[0]:
+            if layer.rope is not None and factor is not None and p is passes[0]:
                 notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
-                if abs(factor / layer.attention_factor - 1) > SAME:
-                    differences.append(f"attention factor {factor:.4g}, expected {layer.attention_factor:.4g}")
+                if abs(factor / layer.rope.attention_factor - 1) > SAME:
+                    differences.append(f"attention factor {factor:.4g}, expected {layer.rope.attention_factor:.4g}")
         elif learned:
             notes = ["positions are added to the hidden states"]
             distinct = len(v.mul(1e4).round().unique(dim=1)[0])

@@ -31,7 +31,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
         Messages about differences, and the measured radians per position. Pairs of channels whose values are too close
         to 0 are left out of the latter.
     """
-    x, f = x.double().cpu(), layer.frequencies
+    x, f = x.double().cpu(), None if layer.rope is None else layer.rope.frequencies
     half = (x.shape[-1] if f is None else f.dim) // 2
     expected = torch.zeros(half, dtype=x.dtype) if f is None else f(ids).flatten().cpu()
     factor = layer.query_factor(rows, ids) if what == "queries" else torch.ones(len(ids), dtype=x.dtype)
