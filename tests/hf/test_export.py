@@ -23,6 +23,7 @@ from kerple.model.generation import generate
 from kerple.model.stored import StoredModel, fill, transformer
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, VOCABULARY, arguments, hf, saved, text
+from tests.pages import put
 from tests.toy import QUIET
 
 SIZES = {"dim": 32, "heads": 4, "length": 16, "layers": 2, "vocabulary": VOCABULARY, "init": 0.2, "eps": 1e-6}
@@ -156,30 +157,15 @@ def test_weights_in_fp16_are_rounded_except_those_of_the_strategy(workdir, path)
         assert found["ppl", length] == pytest.approx(measured.scalars[f"ppl/full/{length}"], rel=1e-5)
 
 
-OWN = '''
-import torch
-from kerple.positions import Position, Shape
-
-class Fading(Position):
-    """``q·k / √δ - strength · d``. Parameters: `H`."""
-    def __init__(self, shape: Shape, start: float = 0.5) -> None:
-        super().__init__()
-        self.strength = torch.nn.Parameter(torch.full((shape.heads,), start))
-    def bias(self, distance):
-        return -self.strength[:, None] * distance
-'''
-
-
 def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, capsys, monkeypatch):
-    (workdir / "fading_file.py").write_text(OWN)
-    monkeypatch.syspath_prepend(workdir)
+    put("own-strategy.md", workdir / "my_file.py", monkeypatch)
     monkeypatch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(workdir / "modules"))
-    parts = "[NoPE, {class_path: fading_file.Fading, init_args: {start: 0.25}}]"
+    parts = "[NoPE, {class_path: my_file.Root, init_args: {start: 0.25}}]"
     flags = ["--model.position=Combined", f"--model.position.parts={parts}"]
     path, folder = fit(workdir, "own", *flags), workdir / "out-own"
     export_command = ["export", "--ckpt_path", path, "--to", str(folder)]
-    assert "names the class fading_file.Fading" in complaint(capsys, *export_command)
-    main([*export_command, "--trust", "fading_file"])
+    assert "names the class my_file.Root" in complaint(capsys, *export_command)
+    main([*export_command, "--trust", "my_file"])
     assert "KerpleRemoteForCausalLM; " in capsys.readouterr().out
     for refused in (False, None):  # without an answer on the terminal
         with pytest.raises(ValueError, match="trust_remote_code=True"):
@@ -187,7 +173,7 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
     assert "contains custom code" in complaint(capsys, "test", "--hf", folder)
     tokens = text(1, 40)
     with torch.inference_mode():
-        expected = load_trained(path, "fading_file")[0].network(tokens)
+        expected = load_trained(path, "my_file")[0].network(tokens)
         for _ in range(2):
             loaded = hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
             assert torch.equal(loaded(tokens).logits, expected)
@@ -195,7 +181,7 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
             loaded.save_pretrained(folder)
     strategy = type(loaded.network.positions[0].parts[1])
     assert strategy.__module__.startswith("transformers_modules.")
-    assert strategy.__name__ == "Fading"
+    assert strategy.__name__ == "Root"
 
 
 def test_fit_starts_from_weights_with_another_strategy(workdir, capsys):
