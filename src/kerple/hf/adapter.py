@@ -37,7 +37,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
 
     Args:
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
-        length: Training length in tokens; None for the length in the model's configuration, if there is one.
+        length: Training length in tokens; None for the length in the model's configuration, which may lack it.
         name: Name of the positional strategy in results; None to derive it from the configuration.
         bos: Id of a token that is added before every input; None for no such token. Every query sees this token, also
             with a window. Lengths in tokens do not count it.
@@ -114,8 +114,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
             raise UserError(f"distances: {given}, expected 'true'; set model.position to use this project's network")
         end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
-            given = f"got {end} positions"
-            raise UserError(f"lengths: {given}, expected at most {self.max_length}, the number of learned positions")
+            expected = f"at most {self.max_length}, the number of learned positions"
+            raise UserError(f"lengths: got {end} positions, expected {expected}; remove longer lengths")
         inputs = self._after_bos(tokens)
         rows = torch.arange(inputs.shape[1], device=tokens.device)[None]
         options = {}

@@ -10,7 +10,7 @@ from kerple.base.errors import UserError
 DIVISORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that divide the frequencies of RoPE: one list for all lengths (Llama 3), or two lists (LongRoPE)."""
 SCALING = ("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "finetuned")
-"""Names of the entries ``<architecture>.rope.scaling.…`` that this module understands."""
+"""Names of the entries ``<architecture>.rope.scaling.…`` that are accepted; any other is an error."""
 
 
 def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:

@@ -48,9 +48,9 @@ class Call:
 def captured(model: Any) -> Iterator[list[Call]]:
     """Record every call of an attention function of the model, as a context manager around forward passes.
 
-    Each query's output is replaced by the value of the query's own token. If the input repeats a single token, all
-    positions therefore have the same hidden state in every layer. Queries of different positions, and keys, then differ
-    only by the effect of their positions.
+    Attention then returns the value of each query's own token. If the input repeats a single token, all positions
+    therefore have the same hidden state in every layer. Queries at different positions differ only by the effect of
+    their positions, and so do keys.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 

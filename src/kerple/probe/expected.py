@@ -20,7 +20,7 @@ ORIGINAL = "original_max_position_embeddings"
 NO_POSITIONS_IN_FULL_LAYERS = {"cohere2", "cohere2_moe", "afmoe", "flint"}
 """Families whose layers with full attention (without window or chunks) have no positional encoding."""
 NO_POSITIONS_WITH_WINDOWS = {"exaone4", "exaone_moe"}
-"""Families in which this is so only if other layers of the model have windows."""
+"""Families for which the same holds if the model also has layers with a window."""
 KNOWN = {
     *("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "gemma", "gemma2", "gemma3_text"),
     *("olmo", "olmo2", "olmo3", "smollm3", "cohere", "phi", "phi3", "gpt_neox", "gpt2", "opt", "bloom", "granite"),

@@ -123,7 +123,7 @@ def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | No
             tokens = torch.full((1, size), token, device=model.device)
             cache = model(input_ids=tokens, use_cache=use_cache, **options).get("cache")
     by_layer: dict[int, list[Call]] = defaultdict(list)
-    # after an error, the calls of some tokens are missing, and no call is kept
+    # after an error, some tokens have no call, and the pass is left empty
     for call in calls if sum(call.q.shape[1] for call in calls if call.layer == calls[0].layer) == len(rows) else ():
         by_layer[call.layer].append(call)
     return Pass(label, rows, rows if ids is None else ids, by_layer)
