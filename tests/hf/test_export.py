@@ -104,7 +104,7 @@ def workdir(corpus, tmp_path_factory):
     return folder
 
 
-def fit(place: Path, name: str, *flags: str) -> str:
+def fit(workdir: Path, name: str, *flags: str) -> str:
     main(["fit", "--config", str(workdir / "base.yaml"), "--run_dir", str(workdir / name), *flags])
     return str(workdir / name / "checkpoints" / "last.ckpt")
 
