@@ -182,8 +182,8 @@ def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict
     notes += [name for name in ("sinks", "bias") if any(getattr(call, name) for call in calls)]
     verdict.measured = ", ".join(notes)
     if verdict.differences and not layer.judged:
-        differences = "; ".join(verdict.differences[:2])
-        verdict.unknown = f"not judged, because this model family is not known; measured: {differences}"
+        first = "; ".join(verdict.differences[:2])
+        verdict.unknown = f"not judged, because this model family is not known; first differences: {first}"
         verdict.differences = []
     return verdict
 
