@@ -86,7 +86,7 @@ def test_a_strategy_without_parameters_replaces_that_of_the_model(here, capsys):
     run(here, here / "llama", "--model.position=ALiBi", *PERPLEXITY_ALONE)
     assert "the strategy of the model is replaced by ALiBi" in capsys.readouterr().out
     assert (losses(here / "logs/pretrained/llama-ALiBi/test") != losses(here / "before")).all()
-    assert "has weights that the model lacks" in refused(capsys, here, here / "llama", "--model.position=T5")
+    assert "has parameters that the model lacks" in refused(capsys, here, here / "llama", "--model.position=T5")
 
 
 def refused(capsys: pytest.CaptureFixture[str], place: Path, model: Path | str, *flags: str) -> str:

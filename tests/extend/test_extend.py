@@ -1,4 +1,4 @@
-"""`extend` finds the scaling that a model was trained with, and its folder is the model that it has measured."""
+"""`extend` finds the scaling with which a model was trained, and transformers reads the folder that it writes."""
 
 import json
 import shlex
@@ -27,13 +27,13 @@ DOCUMENTS = 16
 
 
 def repeating(documents: int, generator: torch.Generator) -> torch.Tensor:
-    """Documents (documents, N + 1) of random tokens that are repeated at a distance beyond the training length."""
+    """Return documents (documents, N + 1) of random tokens, which repeat at a distance beyond the training length."""
     return torch.randint(16, (documents, PERIOD), generator=generator).repeat(1, 4)[:, : TARGET + 1]
 
 
 @pytest.fixture(scope="module")
-def lost(tmp_path_factory):
-    """A model that was trained with PI × 4, the folder in which its configuration has lost the scaling, and texts."""
+def unscaled(tmp_path_factory):
+    """Folder of a model that was trained with PI × 4, without this scaling in its configuration; and texts."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     config, plain = configuration("llama"), configuration("llama").rope_parameters
@@ -51,54 +51,57 @@ def lost(tmp_path_factory):
     for split in ("validation", "test"):
         tokens = repeating(DOCUMENTS, generator)
         texts[split] = Text(tokens.flatten(), range(0, tokens.numel(), TARGET + 1))
-    folder = tmp_path_factory.mktemp("lost") / "model"
+    folder = tmp_path_factory.mktemp("unscaled") / "model"
     model.config.rope_parameters = plain
     model.save_pretrained(folder)
     return folder, texts
 
 
-def search(lost, folder: Path, bound: float = 0.005, chosen: list[Method] | None = None) -> Search:
-    path, texts = lost
-    chosen = chosen or methods(configuration("llama"), LENGTH, TARGET)[0]
-    return Search(str(path), chosen, LENGTH, TARGET, bound, folder, texts, Runner())
+def make_search(unscaled, folder: Path, compared: list[Method] | None = None) -> Search:
+    path, texts = unscaled
+    compared = compared or methods(configuration("llama"), LENGTH, TARGET)[0]
+    return Search(str(path), compared, LENGTH, TARGET, 0.005, folder, texts, Runner())
 
 
-def test_the_scaling_that_a_configuration_has_lost_is_found(lost, tmp_path):
-    found = search(lost, tmp_path)
-    ranked = found.choose(8)
+def test_a_scaling_that_is_missing_in_the_configuration_is_found(unscaled, tmp_path):
+    search = make_search(unscaled, tmp_path)
+    ranked = search.choose(8)
     assert ranked[0].label == "PI ×4"
-    result = compare_best(found, ranked, DOCUMENTS)
+    result = compare_best(search, ranked, DOCUMENTS)
     assert result["helps"]
     assert result["far_context"] == "distant text is used"
     assert f"gap of {TARGET // 2}: " in result["gap"]
-    at_target = sum(TARGET in of_label for of_label in found.effects.values())
-    assert len(list(tmp_path.glob(f"validation-{TARGET}-*"))) == at_target < len(found.methods) - 1
+    at_target = sum(TARGET in by_length for by_length in search.effects.values())
+    assert len(list(tmp_path.glob(f"validation-{TARGET}-*"))) == at_target < len(search.methods) - 1
 
 
-def test_the_folder_of_a_method_has_its_losses_in_plain_transformers(lost, tmp_path):
-    found = search(lost, tmp_path / "records")
-    tokens = found.blocks["validation"][0][0]
-    for method in (method for method in found.methods[1:] if method.position is None):
-        config = hf.AutoConfig.from_pretrained(lost[0])
-        link(str(lost[0]), scaled(config, method.scaling, method.factor, LENGTH, method.rope_options), tmp_path / "to")
+def test_transformers_gives_the_losses_of_a_method_with_its_folder(unscaled, tmp_path):
+    search = make_search(unscaled, tmp_path / "records")
+    tokens = search.blocks["validation"][0][0]
+    for method in (method for method in search.methods[1:] if method.position is None):
+        config = hf.AutoConfig.from_pretrained(unscaled[0])
+        config = scaled(config, method.scaling, method.factor, LENGTH, method.rope_options)
+        link(str(unscaled[0]), config, tmp_path / "to")
         assert (tmp_path / "to" / "model.safetensors").is_symlink()
         model = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "to").eval()
         with torch.inference_mode():
-            expected = float(F.cross_entropy(model(tokens[None, :-1]).logits[0, -found.k :], tokens[-found.k :]))
-        assert found.losses(method, "validation", TARGET, 1)[0] == pytest.approx(expected, rel=1e-5), method.label
+            expected = float(F.cross_entropy(model(tokens[None, :-1]).logits[0, -search.k :], tokens[-search.k :]))
+        assert search.losses(method, "validation", TARGET, 1)[0] == pytest.approx(expected, rel=1e-5), method.label
 
 
-def test_foreign_text_is_the_start_of_another_document_and_a_bound_that_no_method_meets_is_one_line(lost, tmp_path):
-    found = search(lost, tmp_path)
-    (blocks, others), pi = found.blocks["test"], found.methods[1]
+def test_foreign_text_is_the_start_of_another_document(unscaled, tmp_path):
+    search = make_search(unscaled, tmp_path)
+    (blocks, others), pi = search.blocks["test"], search.methods[1]
     tokens = torch.cat([blocks[others[0]][: TARGET - LENGTH], blocks[0][-LENGTH - 1 :]])
-    network = pi.network(str(lost[0]), LENGTH)
     with torch.inference_mode():
-        expected = float(network.losses(tokens[None], found.k).mean())
-    assert found.losses(pi, "test", TARGET, 1, "foreign")[0] == pytest.approx(expected, rel=1e-6)
-    reversed_roles = [Method("unchanged", "pi", 4.0), Method("none")]  # without PI the loss is higher
+        expected = float(search.network(pi).losses(tokens[None], search.k).mean())
+    assert search.losses(pi, "test", TARGET, 1, "foreign")[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_bound_that_no_method_meets_is_an_error(unscaled, tmp_path):
+    with_pi_as_unchanged = [Method("unchanged", "pi", 4.0), Method("none")]  # without PI the loss is higher
     with pytest.raises(UserError, match="but every method raises the loss by more"):
-        search(lost, tmp_path / "other", chosen=reversed_roles).choose(8)
+        make_search(unscaled, tmp_path, with_pi_as_unchanged).choose(8)
 
 
 def flags(*more: str) -> list[str]:
@@ -117,7 +120,7 @@ def place(tmp_path_factory):
     return folder
 
 
-def test_the_command_writes_what_it_found_and_continues_where_it_was_stopped(place, monkeypatch, capsys):
+def test_the_command_writes_its_results_and_continues_after_a_stop(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     kinds = ("unchanged", "Self-Extend, window 8, groups of 5", "window with first 4 tokens, distances cache")
     chosen = lambda *args: ([m for m in methods(*args)[0] if m.label in kinds], {"PI": "left out"})  # noqa: E731
@@ -130,26 +133,28 @@ def test_the_command_writes_what_it_found_and_continues_where_it_was_stopped(pla
     page = Path("run/extend.html").read_text()
     assert all(label in page for label in (*kinds, "left out"))
     records = sorted(Path("run/records").glob("*/*.json"))
-    cut, removed = records[0], next(path for path in records if path.name == f"test-{TARGET}-own-unchanged.json")
-    cut.write_text(json.dumps({name: values[:1] for name, values in json.loads(cut.read_text()).items()}))
+    shortened, removed = records[0], next(p for p in records if p.name == f"test-{TARGET}-own-unchanged.json")
+    shortened.write_text(json.dumps({name: values[:1] for name, values in json.loads(shortened.read_text()).items()}))
     removed.unlink()
     before = {path: path.stat().st_mtime_ns for path in records if path.exists()}
     main(command)
     assert json.loads(Path("run/extend.json").read_text()) == first
-    assert [path for path in before if path.stat().st_mtime_ns != before[path]] == [cut]
+    assert [path for path in before if path.stat().st_mtime_ns != before[path]] == [shortened]
     command = findings.partition("Test it by: python run.py ")[2].splitlines()[0]
     main([*shlex.split(command), *flags()[:-1], "--run_dir=tested"])
     assert "written to tested" in capsys.readouterr().out
 
 
-def test_what_cannot_be_extended_is_one_line(place, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("llama", ["--to", LENGTH], "expected more than the training length"),
+        ("llama", ["--to", TARGET, "--bound", -1], "bound: got -1, expected 0 or more"),
+        ("gpt2", ["--to", 1024], "no method applies: model.scaling: got pi, but gpt2 has no RoPE"),
+        ("llama", ["--to", 8 * LENGTH], "the longest document has 149 tokens"),
+        ("llama", ["--to", 2**40], "GiB are free; give a smaller number"),
+    ],
+)
+def test_models_and_options_that_are_errors(model, options, message, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-
-    def refused(model: str, *options: object) -> str:
-        return complaint(capsys, "extend", model, *options, *flags())
-
-    assert "expected more than the training length" in refused("llama", "--to", LENGTH)
-    assert "bound: got -1, expected 0 or more" in refused("llama", "--to", TARGET, "--bound", -1)
-    assert "no method applies: model.scaling: got pi, but gpt2 has no RoPE" in refused("gpt2", "--to", 1024)
-    assert "the longest document has 149 tokens" in refused("llama", "--to", 8 * LENGTH)
-    assert "GiB are free; give a smaller number" in refused("llama", "--to", 2**40)
+    assert message in complaint(capsys, "extend", model, *options, *flags())

@@ -1,4 +1,4 @@
-"""The adapter of models of transformers, against their own logits."""
+"""`HuggingFaceNetwork`, compared with the logits of the models themselves."""
 
 import pytest
 import torch
@@ -14,10 +14,10 @@ from tests.hf.tiny import CONFIGS, LENGTH, configuration, hf, small, text, tiny
 
 @pytest.mark.parametrize("family", CONFIGS)
 @torch.inference_mode()
-def test_losses_are_those_of_the_logits_of_the_model(family):
+def test_losses_equal_the_cross_entropy_of_the_models_logits(family):
     model, tokens = tiny(family).double(), text(2, 2 * LENGTH + 1)
     network = hugging_face_network(model, LENGTH)
-    assert network.chunked_logits == (family not in ("gemma3_text", "cohere2"))  # a cap, a scale
+    assert network.chunked_logits == (family not in ("gemma3_text", "cohere2"))  # these cap or scale their logits
     expected = F.cross_entropy(model(tokens[:, :-1]).logits.mT, tokens[:, 1:], reduction="none")
     torch.testing.assert_close(network.losses(tokens), expected, rtol=1e-9, atol=1e-9, check_dtype=False)
     torch.testing.assert_close(network.losses(tokens, 7), expected[:, -7:], rtol=1e-9, atol=1e-9, check_dtype=False)
@@ -25,31 +25,25 @@ def test_losses_are_those_of_the_logits_of_the_model(family):
 
 @pytest.mark.parametrize(("family", "window", "keep_first"), [("llama", 5, 4), ("gpt_neox", 1, 0), ("gpt2", 600, 0)])
 @torch.inference_mode()
-def test_a_window_is_the_mask_of_the_last_keys_and_the_first(family, window, keep_first):
-    """Against transformers given the whole mask, over more rows than are computed at once."""
-    length = 700
+def test_a_window_equals_an_explicit_mask(family, window, keep_first):
+    length = 700  # more queries than are computed at once
     model = tiny(family, n_positions=length) if family == "gpt2" else tiny(family)
     tokens = text(1, length)
     i, j = torch.arange(length)[:, None], torch.arange(length)
-    seen = ((j <= i) & ((j > i - window) | (j < keep_first)))[None, None]
-    expected = model(tokens, attention_mask=torch.where(seen, 0.0, torch.finfo(torch.float32).min)).logits
-    got = hugging_face_network(model, LENGTH)(tokens, Visibility(window, keep_first))
-    torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
-    assert not torch.allclose(got, model(tokens).logits, atol=1e-2)
+    visible = ((j <= i) & ((j > i - window) | (j < keep_first)))[None, None]
+    expected = model(tokens, attention_mask=torch.where(visible, 0.0, torch.finfo(torch.float32).min)).logits
+    logits = hugging_face_network(model, LENGTH)(tokens, Visibility(window, keep_first))
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+    assert not torch.allclose(logits, model(tokens).logits, atol=1e-2)
     assert model.config._attn_implementation == "sdpa"
 
 
-@torch.inference_mode()
-def test_offsets_move_learned_positions_and_not_rope():
-    tokens, model = text(2, 20), tiny("gpt2")
-    rope, learned = hugging_face_network(tiny("llama").double(), LENGTH), hugging_face_network(model)
-    torch.testing.assert_close(rope.losses(tokens, offset=50), rope.losses(tokens), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(learned(tokens, offset=9), model(tokens, position_ids=torch.arange(9, 29)[None]).logits)
-    assert isinstance(learned, Offset)
+def test_models_with_position_ids_have_the_capability_offset():
+    assert isinstance(hugging_face_network(tiny("gpt2")), Offset)
     assert not isinstance(hugging_face_network(tiny("bloom"), LENGTH), Offset)
 
 
-def test_learned_positions_are_rows_of_a_table_but_the_reserved_ones_and_an_encoder_is_found_out():
+def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejected():
     network = hugging_face_network(small(hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=24))
     assert (network.max_length, network.name) == (24, "Learned")
     with torch.inference_mode():
@@ -62,15 +56,15 @@ def test_learned_positions_are_rows_of_a_table_but_the_reserved_ones_and_an_enco
 
 @pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"])
 @torch.inference_mode()
-def test_scalings_are_those_of_our_rope(scaling):
-    """`tests/positions/test_rotary.py` compares our RoPE with published code."""
+def test_scaled_rope_has_the_frequencies_of_this_projects_rope(scaling):
+    """`tests/positions/test_rotary.py` compares the latter with published code."""
     factor = None if scaling == "none" else 4.0
     model = hf.AutoModelForCausalLM.from_config(scaled(configuration("llama"), scaling, factor, LENGTH)).eval()
     network, rope = hugging_face_network(model, LENGTH), model.model.rotary_emb
     options = {} if factor is None else {"scaling": scaling, "factor": factor}
     options |= {"beta_fast": 4.0, "beta_slow": 1.0} if scaling == "llama3" else {}
     ours = RoPE(Shape(48, 6, LENGTH), base=1000.0, **options)
-    for length in (201, 101):  # dynamic scaling does not depend on earlier inputs
+    for length in (201, 101):  # dynamic scaling must not depend on the earlier, longer input
         network.losses(text(1, length))
         expected = ours.frequencies(torch.arange(length - 1)).flatten()
         torch.testing.assert_close(rope.inv_freq.double(), expected, atol=1e-7, rtol=1e-5)

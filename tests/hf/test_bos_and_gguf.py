@@ -1,4 +1,4 @@
-"""Tokens before every text, and the scaling of RoPE in GGUF files."""
+"""BOS tokens before every input, and the scaling of RoPE in GGUF files."""
 
 import math
 
@@ -11,35 +11,31 @@ from tokenizers import processors
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.pretrained import read_network
 from kerple.hf.source import bos_token, find_model, read_model_config
-from kerple.hf.translation import read_family
 from kerple.measure.receptive_field import gradient_by_distance
-from kerple.model.stored import build_transformer, copy_weights
 from kerple.positions.visibility import EVERYTHING, Visibility
-from tests.hf.tiny import LENGTH, VOCABULARY, hf, saved, small, text, tiny
+from tests.hf.tiny import LENGTH, VOCABULARY, hf, our_network, saved, small, text, tiny
 
 BOS = 3
 
 
 def networks(model):
-    """A model with BOS as a model of transformers, and as our own network."""
-    read = read_family(model.config, model.state_dict())
-    ours = build_transformer(read.model).eval()
-    copy_weights(ours, read)
+    """Return a model with BOS as a network that runs transformers, and as a network of this project."""
+    ours = our_network(model)
     ours.bos = BOS
     return {"theirs": hugging_face_network(model, bos=BOS), "ours": ours}
 
 
-def begun(tokens):
+def with_bos(tokens):
     return torch.cat([torch.full((len(tokens), 1), BOS), tokens], 1)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text"])
 @pytest.mark.parametrize("whose", ["theirs", "ours"])
 @torch.no_grad()
-def test_every_input_begins_with_bos_which_is_not_scored_and_in_every_window(family, whose):
+def test_every_input_begins_with_bos_which_every_query_sees(family, whose):
     model, tokens = tiny(family), text(2, 21)
     network = networks(model)[whose]
-    read = begun(tokens[:, :-1])
+    inputs = with_bos(tokens[:, :-1])
 
     def check(logits, visibility=EVERYTHING, **options):
         expected = -logits[:, 1:].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
@@ -47,24 +43,24 @@ def test_every_input_begins_with_bos_which_is_not_scored_and_in_every_window(fam
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(network.losses(tokens, 5, visibility, **options), got[:, -5:])
 
-    check(model(read).logits)
-    if family != "bloom":  # without windows and position ids in transformers
+    check(model(inputs).logits)
+    if family != "bloom":  # transformers' BLOOM has neither windows nor position ids
         i, j = torch.arange(21)[:, None], torch.arange(21)
         for first in (0, 2):
-            seen = ((j <= i) & ((j > i - 4) | (j < first + 1)))[None, None]
-            mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
-            check(model(read, attention_mask=mask).logits, Visibility(4, first))
-        check(model(read, position_ids=torch.arange(9, 30)[None]).logits, offset=9)
+            visible = ((j <= i) & ((j > i - 4) | (j < first + 1)))[None, None]
+            mask = torch.where(visible, 0.0, torch.finfo(torch.float32).min)
+            check(model(inputs, attention_mask=mask).logits, Visibility(4, first))
+        check(model(inputs, position_ids=torch.arange(9, 30)[None]).logits, offset=9)
     assert network.max_length == (4 * LENGTH - 1 if family == "gpt2" else None)
-    written = read = begun(tokens[:1])
+    generated = with_bos(tokens[:1])
     for _ in range(6):
-        written = torch.cat([written, model(written).logits[:, -1:].argmax(-1)], 1)
-    assert network.continued(tokens[:1], 6) == written[0, read.shape[1] :].tolist()
+        generated = torch.cat([generated, model(generated).logits[:, -1:].argmax(-1)], 1)
+    assert network.continued(tokens[:1], 6) == generated[0, -6:].tolist()
     assert gradient_by_distance(network, tokens).shape == (2, 20)
 
 
 @torch.inference_mode()
-def test_windows_of_a_cache_keep_bos_and_maps_leave_it_out():
+def test_windows_of_a_cache_include_bos_and_attention_maps_do_not():
     network, tokens = networks(tiny("llama"))["ours"], text(2, 30)
     for visibility in (Visibility(4), Visibility(4, 2, "cache")):
         cache = network.new_cache(visibility)
@@ -77,7 +73,7 @@ def test_windows_of_a_cache_keep_bos_and_maps_leave_it_out():
     assert not torch.allclose(network(tokens, Visibility(4)), torch.cat(parts, 1), atol=1e-2)
 
 
-def test_bos_is_what_the_tokenizer_adds_or_its_configuration_asks_for(tmp_path):
+def test_bos_is_the_token_that_the_tokenizer_or_its_configuration_adds(tmp_path):
     folder = saved(tmp_path / "plain", "llama")
     assert bos_token(find_model(str(folder))) is None
     tokenizer = hf.AutoTokenizer.from_pretrained(folder, bos_token="a")
@@ -94,16 +90,8 @@ def test_bos_is_what_the_tokenizer_adds_or_its_configuration_asks_for(tmp_path):
     assert read_network(str(tmp_path / "template"), bos=False).bos is None
 
 
-NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "model.layers": "blk",
-}  # fmt: skip
-
-
 def write_gguf(path, model, scaling, divisors=()):
-    """A Qwen2, with keys of ``rope.scaling`` and tensors of divisors, as llama.cpp writes them."""
+    """Write a Qwen2 with entries ``rope.scaling.…`` and tensors of divisors, as llama.cpp writes them."""
     config, writer = model.config, gguf.GGUFWriter(path, "qwen2")
     entries = {
         "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
@@ -119,10 +107,9 @@ def write_gguf(path, model, scaling, divisors=()):
         (writer.add_string if isinstance(value, str) else writer.add_float32)(f"qwen2.rope.scaling.{key}", value)
     for name, values in divisors:
         writer.add_tensor(name, np.array(values, dtype=np.float32))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
     for name, value in model.state_dict().items():
-        for theirs, theirs_in_gguf in NAMES.items():
-            name = name.replace(theirs, theirs_in_gguf)
-        writer.add_tensor(name, value.numpy())
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), value.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -152,7 +139,7 @@ GGUF = [
 
 @pytest.mark.parametrize(("scaling", "divisors", "rope"), GGUF)
 @torch.inference_mode()
-def test_the_scaling_of_a_gguf_file_is_that_of_the_model(tmp_path, scaling, divisors, rope):
+def test_the_scaling_of_a_gguf_file_is_applied(tmp_path, scaling, divisors, rope):
     model = small(hf.Qwen2Config, intermediate_size=64, num_key_value_heads=2, rope_theta=500.0)
     write_gguf(tmp_path / "model.gguf", model, scaling, divisors)
     model.config.rope_parameters = {"rope_theta": 500.0} | rope
@@ -160,13 +147,13 @@ def test_the_scaling_of_a_gguf_file_is_that_of_the_model(tmp_path, scaling, divi
     scaled.load_state_dict(model.state_dict())
     network = read_network(str(tmp_path / "model.gguf"))
     assert network.bos == BOS
-    expected = scaled(begun(tokens)).logits[:, 1:]
+    expected, unscaled = (m(with_bos(tokens)).logits[:, 1:] for m in (scaled, model))
     torch.testing.assert_close(network(tokens), expected, atol=1e-5, rtol=1e-5)
-    assert torch.allclose(expected, model(begun(tokens)).logits[:, 1:], atol=1e-3) == (rope["rope_type"] == "default")
+    assert torch.allclose(expected, unscaled, atol=1e-3) == (rope["rope_type"] == "default")
 
 
 @pytest.mark.parametrize("scaling", [YARN | {"yarn_log_multiplier": 0.1}, {"type": "longrope"}, {"alpha": 2.0}])
-def test_an_unknown_scaling_of_a_gguf_file_is_refused(tmp_path, scaling):
+def test_an_unknown_scaling_of_a_gguf_file_is_an_error(tmp_path, scaling):
     write_gguf(tmp_path / "model.gguf", small(hf.Qwen2Config, num_key_value_heads=2), scaling)
-    with pytest.raises(ValueError, match=r"the RoPE of model\.gguf is scaled by .* use the model's safetensors"):
+    with pytest.raises(ValueError, match=r"got model\.gguf, whose RoPE has a scaling of type .* model's safetensors"):
         read_model_config(find_model(str(tmp_path / "model.gguf")))

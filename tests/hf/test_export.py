@@ -1,4 +1,4 @@
-"""Models exported to transformers and read in again: the same logits bit for bit, the same text, a stock Llama."""
+"""Models that are exported to transformers and read again have the same logits, and generate the same text."""
 
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from kerple.model.generation import generate
 from kerple.model.stored import StoredModel, build_transformer, copy_weights
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, VOCABULARY, arguments, hf, saved, text
+from tests.pages import put
 from tests.toy import QUIET
 
 SIZES = {"dim": 32, "heads": 4, "length": 16, "layers": 2, "vocabulary": VOCABULARY, "init": 0.2, "eps": 1e-6}
@@ -38,14 +39,14 @@ OURS = {
     "DynamicNTK": {"position": rope(scaling="dynamic_ntk", factor=2.0)},
     "ALiBi": {"position": "ALiBi"},  # slopes that no file stores
     "T5": {"position": "T5", "tied": True, "parallel": True, "embedding_norm": True},
-    "normed": LLAMA | {"position": "RoPE", "qk_norm": True},  # no Llama, although all else is
+    "normed": LLAMA | {"position": "RoPE", "qk_norm": True},  # a Llama except for qk_norm
     "bf16": LLAMA | {"position": rope(mistake="bf16")},
 }
 STOCK = {"Llama": LLAMA | {"position": rope(base=500.0)}, "Qwen2": LLAMA | {"position": "RoPE", "qkv_bias": True}}
 
 
-def written(options: dict[str, Any], folder: Path) -> tuple[Transformer, str]:
-    """A random network, and the name of the architecture as which it was exported."""
+def exported(options: dict[str, Any], folder: Path) -> tuple[Transformer, str]:
+    """Export a random network to a folder; return the network and the name of the exported class."""
     torch.manual_seed(0)
     network = build_transformer(SIZES | options).eval()
     name = export(StoredModel(SIZES | options, dict(network.state_dict())), folder, None, None)
@@ -61,39 +62,39 @@ def read_again(folder: Path) -> Transformer:
 
 @pytest.mark.parametrize("name", OURS | STOCK)
 @torch.inference_mode()
-def test_out_and_in_again_gives_the_same_logits_and_text(name, tmp_path):
-    ours, architecture = written((OURS | STOCK)[name], tmp_path)
+def test_an_exported_model_has_the_same_logits_and_generates_the_same_text(name, tmp_path):
+    ours, architecture = exported((OURS | STOCK)[name], tmp_path)
     assert architecture == f"{name if name in STOCK else 'Kerple'}ForCausalLM"
     loaded, tokens = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), text(1, 40)
     tolerance = 1e-4 if name in STOCK else 0
     torch.testing.assert_close(loaded(tokens).logits, ours(tokens), atol=tolerance, rtol=tolerance)
     assert torch.equal(read_again(tmp_path)(tokens), ours(tokens))
-    new = loaded.generate(tokens[:, :9], max_new_tokens=20, do_sample=False)[0, 9:]
-    assert new.tolist() == [int(t) for t in generate(ours, tokens[:, :9], 20)]
+    generated = loaded.generate(tokens[:, :9], max_new_tokens=20, do_sample=False)[0, 9:]
+    assert generated.tolist() == [int(t) for t in generate(ours, tokens[:, :9], 20)]
 
 
-def test_places_that_a_task_gives_are_not_exported(tmp_path):
+def test_strategies_that_need_the_places_of_a_task_are_not_exported(tmp_path):
     position = {"class_path": "Combined", "init_args": {"parts": ["NoPE", "Abacus"]}}
-    with pytest.raises(UserError, match=r"^model\.position: got Abacus, whose positions a task gives"):
-        written({"position": position}, tmp_path / "folder")
+    with pytest.raises(UserError, match=r"^model\.position: got Abacus, which needs the places that a task assigns"):
+        exported({"position": position}, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
 
-def test_the_trainer_takes_the_mean_over_accumulated_batches(tmp_path):
+def test_the_trainer_averages_the_loss_over_accumulated_batches(tmp_path):
     rows = [{"input_ids": row, "labels": row} for row in text(4, 12)]
-    trained = []
+    embeddings = []
     for accumulated in (1, 4):
         torch.manual_seed(0)
         model = KerpleForCausalLM(KerpleConfig(SIZES | {"position": "NoPE"}))
         options = {"per_device_train_batch_size": 4 // accumulated, "gradient_accumulation_steps": accumulated}
         options |= {"learning_rate": 0.1, "max_grad_norm": 0.0, "optim": "sgd"}
         hf.Trainer(model, arguments(tmp_path, max_steps=1, **options), train_dataset=rows).train()
-        trained.append(model.network.embedding.weight.detach())
-    torch.testing.assert_close(*trained)
+        embeddings.append(model.network.embedding.weight.detach())
+    torch.testing.assert_close(*embeddings)
 
 
 @pytest.fixture(scope="module")
-def place(corpus, tmp_path_factory):
+def workdir(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
     shards = {"corpus": str(corpus), "directory": str(folder / "shards"), "vocabulary": 270}
     config = {"model": {"layers": 2, "dim": 32, "heads": 4, "lr": 0.01, "init": 0.2}}
@@ -103,19 +104,19 @@ def place(corpus, tmp_path_factory):
     return folder
 
 
-def fit(place: Path, name: str, *flags: str) -> str:
-    main(["fit", "--config", str(place / "base.yaml"), "--run_dir", str(place / name), *flags])
-    return str(place / name / "checkpoints" / "last.ckpt")
+def fit(workdir: Path, name: str, *flags: str) -> str:
+    main(["fit", "--config", str(workdir / "base.yaml"), "--run_dir", str(workdir / name), *flags])
+    return str(workdir / name / "checkpoints" / "last.ckpt")
 
 
 @pytest.fixture(scope="module")
-def path(place):
+def path(workdir):
     """A checkpoint of KERPLE-log."""
-    return fit(place, "run", "--model.position=KerpleLog")
+    return fit(workdir, "run", "--model.position=KerpleLog")
 
 
-def test_generate_writes_what_predict_writes(place, path, capsys):
-    folder = place / "out"
+def test_generate_and_predict_give_the_same_text(workdir, path, capsys):
+    folder = workdir / "out"
     main(["export", "--ckpt_path", path, "--to", str(folder)])
     capsys.readouterr()
     main(["predict", "--ckpt_path", path, "--prompt", "what was", "--tokens", "24", "--temperature", "0"])
@@ -123,19 +124,20 @@ def test_generate_writes_what_predict_writes(place, path, capsys):
     model, tokenizer = hf.AutoModelForCausalLM.from_pretrained(folder), hf.AutoTokenizer.from_pretrained(folder)
     tokens = model.generate(**tokenizer("what was", return_tensors="pt"), max_new_tokens=24, do_sample=False)
     assert tokenizer.decode(tokens[0], skip_special_tokens=True) == predicted
-    drawn = []
+    samples = []
     for seed in "121":
         main(["predict", "--ckpt_path", path, "--prompt=döc", "--tokens=40", "--temperature=1", f"--seed={seed}"])
-        drawn.append(capsys.readouterr().out)
-    assert drawn[0] == drawn[2] != drawn[1]
-    assert drawn[0].startswith("döc")
+        samples.append(capsys.readouterr().out)
+    assert samples[0] == samples[2] != samples[1]
+    assert samples[0].startswith("döc")
     line = complaint(capsys, "export", "--ckpt_path", path, "--to", folder)
     assert "out, which is not empty; name a new folder" in line
-    fit(place, "exported", "--weights", str(folder))  # its tokenizer has more around a text than that of the shards
+    # the exported tokenizer differs from that of the shards at the ends of a text
+    fit(workdir, "exported", "--weights", str(folder))
 
 
-def test_weights_in_fp16_are_rounded_once_and_those_of_the_strategy_not_at_all(place, path):
-    folder = place / "out-half"
+def test_weights_in_fp16_are_rounded_except_those_of_the_strategy(workdir, path):
+    folder = workdir / "out-half"
     main(["export", "--ckpt_path", path, "--to", str(folder), "--dtype=float16"])
     network, stored = load_trained(path)[0].network, load_file(folder / "model.safetensors")
     with torch.no_grad():
@@ -146,39 +148,24 @@ def test_weights_in_fp16_are_rounded_once_and_those_of_the_strategy_not_at_all(p
             weight.copy_(rounded)
     assert "3 steps at 16 tokens" in (folder / "README.md").read_text()
     callbacks = "[{class_path: Extrapolation, init_args: {lengths: [16, 64], protocols: [full], blocks: 2}}]"
-    data = ["--data.directory", str(place / "shards"), "--data.corpus=null"]
-    main(["test", "--hf", str(folder), "--run_dir", str(place / "tested"), "--trainer.callbacks", callbacks, *data])
-    found = results.totals(results.read(place / "tested")[0]).set_index(["metric", "length"])["value"]
-    tested = ShardText(Folder(str(place / "shards")), "test")
+    data = ["--data.directory", str(workdir / "shards"), "--data.corpus=null"]
+    main(["test", "--hf", str(folder), "--run_dir", str(workdir / "tested"), "--trainer.callbacks", callbacks, *data])
+    found = results.totals(results.read(workdir / "tested")[0]).set_index(["metric", "length"])["value"]
+    tested = ShardText(Folder(str(workdir / "shards")), "test")
     measured = Extrapolation([16, 64], ["full"], blocks=2).run(network, tested)
     for length in (16, 64):
         assert found["ppl", length] == pytest.approx(measured.scalars[f"ppl/full/{length}"], rel=1e-5)
 
 
-OWN = '''
-import torch
-from kerple.positions import Position, Shape
-
-class Fading(Position):
-    """``q·k / √δ - strength · d``. Parameters: `H`."""
-    def __init__(self, shape: Shape, start: float = 0.5) -> None:
-        super().__init__()
-        self.strength = torch.nn.Parameter(torch.full((shape.heads,), start))
-    def bias(self, distance):
-        return -self.strength[:, None] * distance
-'''
-
-
-def test_the_file_of_an_own_strategy_goes_along_as_code(place, capsys, monkeypatch):
-    (place / "fading_file.py").write_text(OWN)
-    monkeypatch.syspath_prepend(place)
-    monkeypatch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(place / "modules"))
-    parts = "[NoPE, {class_path: fading_file.Fading, init_args: {start: 0.25}}]"
+def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, capsys, monkeypatch):
+    put("own-strategy.md", workdir / "my_file.py", monkeypatch)
+    monkeypatch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(workdir / "modules"))
+    parts = "[NoPE, {class_path: my_file.Root, init_args: {start: 0.25}}]"
     flags = ["--model.position=Combined", f"--model.position.parts={parts}"]
-    path, folder = fit(place, "own", *flags), place / "out-own"
+    path, folder = fit(workdir, "own", *flags), workdir / "out-own"
     export_command = ["export", "--ckpt_path", path, "--to", str(folder)]
-    assert "names the class fading_file.Fading" in complaint(capsys, *export_command)
-    main([*export_command, "--trust", "fading_file"])
+    assert "names the class my_file.Root" in complaint(capsys, *export_command)
+    main([*export_command, "--trust", "my_file"])
     assert "KerpleRemoteForCausalLM; " in capsys.readouterr().out
     for refused in (False, None):  # without an answer on the terminal
         with pytest.raises(ValueError, match="trust_remote_code=True"):
@@ -186,24 +173,24 @@ def test_the_file_of_an_own_strategy_goes_along_as_code(place, capsys, monkeypat
     assert "contains custom code" in complaint(capsys, "test", "--hf", folder)
     tokens = text(1, 40)
     with torch.inference_mode():
-        expected = load_trained(path, "fading_file")[0].network(tokens)
+        expected = load_trained(path, "my_file")[0].network(tokens)
         for _ in range(2):
             loaded = hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
             assert torch.equal(loaded(tokens).logits, expected)
-            folder = place / "saved-again"
+            folder = workdir / "saved-again"
             loaded.save_pretrained(folder)
     strategy = type(loaded.network.positions[0].parts[1])
     assert strategy.__module__.startswith("transformers_modules.")
-    assert strategy.__name__ == "Fading"
+    assert strategy.__name__ == "Root"
 
 
-def test_weights_start_a_fit_with_another_strategy(place, capsys):
-    folder = saved(place / "theirs", "llama")
-    weights, data = ["--weights", str(folder)], [f"--data.tokenizer=hf:{folder}", f"--data.directory={place}/other"]
-    refused = ["fit", "--config", place / "base.yaml", "--run_dir", place / "refused"]
+def test_fit_starts_from_weights_with_another_strategy(workdir, capsys):
+    folder = saved(workdir / "theirs", "llama")
+    weights, data = ["--weights", str(folder)], [f"--data.tokenizer=hf:{folder}", f"--data.directory={workdir}/other"]
+    refused = ["fit", "--config", workdir / "base.yaml", "--run_dir", workdir / "refused"]
     assert f"were made with bpe, not with the tokenizer of {folder}" in complaint(capsys, *refused, *weights)
     slow = ["--model.lr", "1e-12", *data]
-    path = fit(place, "retrofit", *weights, "--model.position", "KerpleLog", *slow)
+    path = fit(workdir, "retrofit", *weights, "--model.position", "KerpleLog", *slow)
     printed = capsys.readouterr().out
     assert "carried over:" in printed
     assert "positions.0." in printed
@@ -211,11 +198,11 @@ def test_weights_start_a_fit_with_another_strategy(place, capsys):
     rows = ours.network.embedding.weight[:257]
     torch.testing.assert_close(rows, theirs.model.embed_tokens.weight, atol=1e-6, rtol=0)
     assert type(ours.network.positions[0]).__name__ == "KerpleLog"
-    same = fit(place, "same", *weights, *slow)
+    same = fit(workdir, "same", *weights, *slow)
     tokens = text(1, 2 * LENGTH)
     with torch.inference_mode():
         logits = load_trained(same)[0].network(tokens)[..., :257]
         torch.testing.assert_close(logits, theirs.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
-    from_ours = fit(place, "again", "--weights", same, "--model.position", "NoPE", *slow)
+    from_ours = fit(workdir, "again", "--weights", same, "--model.position", "NoPE", *slow)
     assert type(load_trained(from_ours)[0].network.positions[0]).__name__ == "NoPE"
     assert "expected the tokenizer of the checkpoint" in complaint(capsys, *refused, "--weights", same)

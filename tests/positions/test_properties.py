@@ -17,7 +17,7 @@ from kerple.positions.combination import SINGLE_WIDTH
 from kerple.positions.products import product
 from kerple.positions.wrapper import Wrapper
 from kerple.testing import AT_LENGTHS, PROPERTIES, DoesNotApply, Subject
-from kerple.testing.reading import a_compiled_network_computes_the_same
+from kerple.testing.reading import torch_compile
 
 # options of a strategy; after a comma, a second name for further options of the strategy
 SETTINGS = {
@@ -64,13 +64,13 @@ SLOW = {name for name in SETTINGS if "," in name} - COMPILED
 )
 def test_every_property_holds(name: str) -> None:
     checked = subject(name)
-    for title, holds in PROPERTIES.items():
-        if title == "a compiled network computes the same" and name not in COMPILED:
+    for test in PROPERTIES.values():
+        if test is torch_compile and name not in COMPILED:
             continue
-        if name in FORMULAS and holds in AT_LENGTHS:
+        if name in FORMULAS and test in AT_LENGTHS:
             continue
         try:
-            holds(checked)
+            test(checked)
         except DoesNotApply as reason:
             if name.split(",")[0] not in EXPECTED.get(str(reason), ()):
                 raise
@@ -89,7 +89,7 @@ def test_a_wrapper_forwards_every_hook_that_it_does_not_override() -> None:
 @pytest.mark.slow  # compiles C++
 @pytest.mark.parametrize("name", names())
 def test_a_network_compiled_by_inductor_computes_the_same(name: str) -> None:
-    a_compiled_network_computes_the_same(subject(name), "inductor")
+    torch_compile(subject(name), "inductor")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
-"""Tiny random models of many families, as sound as transformers makes them."""
+"""Tiny random models of many families, without faults."""
 
 from typing import Any
 
-import pytest
-import torch
-
-hf = pytest.importorskip("transformers")
+from tests.hf.tiny import hf, random_model
 
 LENGTH = 64
 BASE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 4}
@@ -66,13 +63,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(name: str, seed: int = 0, **changes: Any) -> Any:
-    """A random model with weights large enough that every part of it matters."""
+def build(name: str, **changes: Any) -> Any:
+    """Return the random model of an entry of `FAMILIES`, with changes of its configuration."""
     kind, options = FAMILIES[name]
-    torch.manual_seed(seed)
-    config = getattr(hf, f"{kind}Config")(**BASE | options | changes)
-    model = hf.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * (0.15 if parameter.ndim > 1 else 0.3))
-    return model
+    return random_model(getattr(hf, f"{kind}Config")(**BASE | options | changes))

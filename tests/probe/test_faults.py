@@ -1,8 +1,8 @@
-"""Each fault that public code had, alone in tiny models of many families, is found; no sound family is accused."""
+"""Each fault that public code has had is found in tiny models of many families, and correct models have no fault."""
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,20 @@ from tests.probe.models import FAMILIES, LENGTH, build
 TABLE = Path(__file__).parents[2] / "docs/concepts/probe.md"
 
 
-def module_of(model: Any) -> Any:
-    return sys.modules[type(model).__module__]
-
-
-def rope(name: str) -> dict[str, Any]:
-    return FAMILIES[name][1].get("rope_parameters") or {}
-
-
 def kinds(name: str) -> dict[str, dict[str, Any]]:
-    """The RoPE of each kind of layer."""
-    parameters = rope(name)
+    """Return the ``rope_parameters`` of each kind of layer; the kind is empty if all layers are equal."""
+    parameters = FAMILIES[name][1].get("rope_parameters") or {}
     return {"": parameters} if "rope_theta" in parameters else parameters
+
+
+def rebuild(name: str, change: Callable[[dict[str, Any]], dict[str, Any]], only: str = "") -> Any:
+    """Build a model with changed ``rope_parameters``, in one kind of layer or in all."""
+    parameters = {kind: change(p) if only in ("", kind) else p for kind, p in kinds(name).items()}
+    return build(name, rope_parameters=parameters.get("", parameters))
+
+
+def change_rope(**changes: Any) -> Callable[[str], Any]:
+    return lambda name: rebuild(name, lambda parameters: parameters | changes)
 
 
 def rotaries(model: Any) -> list[Any]:
@@ -45,32 +47,26 @@ def buffers(rotary: Any) -> list[torch.Tensor]:
     return [b for n, b in rotary.named_buffers() if n.endswith("inv_freq")]
 
 
-def rebuilt(name: str, change: Callable[[dict[str, Any]], dict[str, Any]], only: str = "") -> Any:
-    """The model with other RoPE, as a loader makes it that misreads its configuration."""
-    parameters = rope(name)
-    if "rope_theta" in parameters:
-        return build(name, rope_parameters=change(parameters))
-    return build(name, rope_parameters={k: change(v) if not only or k == only else v for k, v in parameters.items()})
-
-
-def frequencies_when(model: Any, condition: Callable[[torch.Tensor], bool], factor: float = 3.0) -> Any:
-    """The model whose frequencies are others where a condition on the positions of a call is met."""
+def triple_frequencies(name: str, condition: Callable[[torch.Tensor], bool]) -> Any:
+    """Build a model whose frequencies are three times as large in calls whose positions meet a condition."""
+    model = build(name)
     for rotary in rotaries(model):
 
         def forward(x: Any, position_ids: Any, *args: Any, old: Any = rotary.forward, rotary: Any = rotary, **k: Any):
             changed = buffers(rotary) if condition(position_ids) else []
             for b in changed:
-                b.mul_(factor)
+                b.mul_(3)
             angles = old(x, position_ids, *args, **k)
             for b in changed:
-                b.div_(factor)
+                b.div_(3)
             return angles
 
         rotary.forward = forward
     return model
 
 
-def other_positions(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def change_positions(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    model = build(name)
     for rotary in rotaries(model):
         rotary.forward = lambda x, position_ids, *a, old=rotary.forward, **k: old(x, change(position_ids), *a, **k)
     if hasattr(model.base_model, "wpe"):
@@ -85,8 +81,8 @@ def set_frequencies(name: str, value: Callable[[torch.Tensor], torch.Tensor]) ->
     return model
 
 
-def patterned(name: str, change: Callable[[list[int]], list[int]]) -> Any:
-    """The model with another pattern of layers without positions."""
+def change_pattern(name: str, change: Callable[[list[int]], list[int]]) -> Any:
+    """Build a model with another pattern of layers without positions."""
     if pattern := FAMILIES[name][1].get("no_rope_layers"):
         return build(name, no_rope_layers=change(pattern))
     model = build(name)
@@ -100,26 +96,12 @@ def patterned(name: str, change: Callable[[list[int]], list[int]]) -> Any:
     return model
 
 
-@contextmanager
-def norm_after_rotation(model: Any) -> Iterator[None]:
-    module = module_of(model)
-    name = "apply_rotary_emb" if "llama4" in module.__name__ else "apply_rotary_pos_emb"
-    old = getattr(module, name)
-
-    def normed(x: torch.Tensor) -> torch.Tensor:
-        weight = torch.linspace(0.5, 1.5, x.shape[-1])
-        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight)
-
-    with patch.object(module, name, lambda *a, **k: tuple(normed(x) for x in old(*a, **k))):
-        yield
-
-
-def from_zero(model: Any) -> Any:
-    """A cache that counts from 0: after the prefill positions begin again."""
+def restart_after_prefill(name: str) -> Any:
+    """Build a model whose positions begin at 0 again after the tokens in a cache."""
+    model = build(name)
 
     def restart(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        if cache is not None and cache.get_seq_length():
+        if (cache := kwargs.get("cache")) is not None and cache.get_seq_length():
             tokens = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
             kwargs["position_ids"] = torch.arange(tokens.shape[1])[None]
         return args, kwargs
@@ -128,46 +110,60 @@ def from_zero(model: Any) -> Any:
     return model
 
 
-def window_changed(name: str, by: int) -> Any:
+def change_window(name: str, by: int) -> Any:
     model = build(name)
     model.config.sliding_window += by
     return model
+
+
+@contextmanager
+def norm_after_rotation(model: Any) -> Iterator[None]:
+    module = sys.modules[type(model).__module__]
+    name = "apply_rotary_emb" if "llama4" in module.__name__ else "apply_rotary_pos_emb"
+    old = getattr(module, name)
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], torch.linspace(0.5, 1.5, x.shape[-1]))
+
+    with patch.object(module, name, lambda *a, **k: tuple(norm(x) for x in old(*a, **k))):
+        yield
+
+
+def without_window(model: Any) -> AbstractContextManager:
+    module = sys.modules[type(model).__module__]
+    return patch.object(module, "create_sliding_window_causal_mask", module.create_causal_mask)
 
 
 WITH_ROPE = [n for n in FAMILIES if n not in ("gpt2", "bloom")]
 YARN = [n for n in WITH_ROPE if any(p.get("rope_type") == "yarn" for p in kinds(n).values())]
 WINDOWS = [n for n in FAMILIES if FAMILIES[n][1].get("sliding_window")]
 PATTERNS = ["smollm3", "cohere2", "exaone4", "llama4"]
-SCALED = [n for n in WITH_ROPE if any("factor" in p and p["factor"] for p in kinds(n).values())]
+SCALED = [n for n in WITH_ROPE if any(p.get("factor") for p in kinds(n).values())]
 WITH_LOCAL, LOCAL = ["gemma3", "olmo3"], "sliding_attention"
 OWN_ROTARY = [n for n in WITH_ROPE if n not in ("llama+linear", "llama+dynamic", "llama+llama3")]
-
-
 REBUILT = [n for n in SCALED if n not in ("gemma3", "phi3", "llama+dynamic")]
 
-
-def changed(**changes: Any) -> Callable[[str], Any]:
-    """Other parameters of RoPE than in the configuration."""
-    return lambda n: rebuilt(n, lambda p: p | changes)
-
-
-FAULTS: dict[str, tuple[list[str], Callable[[str], Any]]] = {
-    "YaRN left out": (YARN, changed(rope_type="default")),
-    "YaRN in window layers": (WITH_LOCAL, lambda n: rebuilt(n, lambda p: rope(n)["full_attention"], LOCAL)),
-    "β swapped": (YARN, changed(beta_fast=1.0, beta_slow=32.0)),
-    "wrong θ": (WITH_ROPE, changed(rope_theta=2000.0)),
-    "wrong factor": (SCALED, lambda n: rebuilt(n, lambda p: p | ({"factor": 8.0} if p.get("factor") else {}))),
-    "window dropped": (WINDOWS, build),
-    "window too long by one": (WINDOWS, lambda n: window_changed(n, 1)),
-    "window too short by one": (WINDOWS, lambda n: window_changed(n, -1)),
+# for each fault, the models that can have it, a function that builds such a model, and a patch of its code
+FAULTS: dict[str, tuple[Any, ...]] = {
+    "YaRN left out": (YARN, change_rope(rope_type="default")),
+    "YaRN in window layers": (WITH_LOCAL, lambda n: rebuild(n, lambda p: kinds(n)["full_attention"], LOCAL)),
+    "β swapped": (YARN, change_rope(beta_fast=1.0, beta_slow=32.0)),
+    "wrong θ": (WITH_ROPE, change_rope(rope_theta=2000.0)),
+    "wrong factor": (SCALED, lambda n: rebuild(n, lambda p: p | ({"factor": 8.0} if p.get("factor") else {}))),
+    "window dropped": (WINDOWS, build, without_window),
+    "window too long by one": (WINDOWS, lambda n: change_window(n, 1)),
+    "window too short by one": (WINDOWS, lambda n: change_window(n, -1)),
     "positions restarted inside a sequence": (
         [*OWN_ROTARY, "gpt2"],
-        lambda n: other_positions(build(n), lambda ids: ids % 20),
+        lambda n: change_positions(n, lambda ids: ids % 20),
     ),
-    "a norm after the rotation": (OWN_ROTARY, build),
-    "a cache that counts from 0": ([*OWN_ROTARY, "gpt2"], lambda n: from_zero(build(n))),
-    "layers without positions rotated": (PATTERNS, lambda n: patterned(n, lambda p: [1] * len(p))),
-    "pattern of layers without positions inverted": (PATTERNS, lambda n: patterned(n, lambda p: [1 - x for x in p])),
+    "a norm after the rotation": (OWN_ROTARY, build, norm_after_rotation),
+    "positions restarted after a cache": ([*OWN_ROTARY, "gpt2"], restart_after_prefill),
+    "RoPE in layers without positions": (PATTERNS, lambda n: change_pattern(n, lambda p: [1] * len(p))),
+    "pattern of layers without positions inverted": (
+        PATTERNS,
+        lambda n: change_pattern(n, lambda p: [1 - x for x in p]),
+    ),
     "`inv_freq` zeroed at load": (OWN_ROTARY, lambda n: set_frequencies(n, torch.zeros_like)),
     "`inv_freq` rebuilt unscaled at load": (
         REBUILT,
@@ -175,11 +171,11 @@ FAULTS: dict[str, tuple[list[str], Callable[[str], Any]]] = {
     ),
     "prefill and decoding with different frequencies": (
         OWN_ROTARY,
-        lambda n: frequencies_when(build(n), lambda ids: ids.shape[-1] == 1),
+        lambda n: triple_frequencies(n, lambda ids: ids.shape[-1] == 1),
     ),
     "YaRN lost when the table of angles grows": (
         YARN,
-        lambda n: frequencies_when(build(n), lambda ids: bool(ids.max() > LENGTH)),
+        lambda n: triple_frequencies(n, lambda ids: bool(ids.max() > LENGTH)),
     ),
     "LongRoPE's list chosen by allocated length": (
         ["phi3"],
@@ -189,48 +185,39 @@ FAULTS: dict[str, tuple[list[str], Callable[[str], Any]]] = {
 
 
 @pytest.mark.parametrize("by", [0, 1, -1])
-def test_a_window_that_is_too_long_to_be_read_is_measured_after_a_cache(by):
+def test_a_long_window_is_measured_after_a_cache(by):
     model = build("mistral", sliding_window=2000, max_position_embeddings=4096)
     config = deepcopy(model.config)
     model.config.sliding_window += by
     assert any(verdict.differences for verdict in measure_layers(model, config)) == bool(by)
 
 
-def test_a_scaling_that_transformers_loses_when_it_reads_a_gguf_file_is_found(tmp_path):
+def test_the_scaling_that_transformers_ignores_in_a_gguf_file_is_a_fault(tmp_path):
     model = small(hf.Qwen2Config, intermediate_size=64, num_key_value_heads=2, rope_theta=500.0)
     write_gguf(tmp_path / "model.gguf", model, YARN_IN_GGUF)
-    sound, config = read_fp32_model(str(tmp_path / "model.gguf"))
-    assert probe_model(sound, config).faults == []
+    correct, config = read_fp32_model(str(tmp_path / "model.gguf"))
+    assert probe_model(correct, config).faults == []
     with pytest.raises(UserError, match=r"expected torch\.float32"):
-        probe_model(deepcopy(sound).bfloat16(), config)
-    lost = hf.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
-    assert "without yarn" in probe_model(lost, config).faults[0]
-
-
-PATCHES: dict[str, Callable[[Any], Any]] = {
-    "a norm after the rotation": norm_after_rotation,
-    "window dropped": lambda model: patch.object(
-        module_of(model), "create_sliding_window_causal_mask", module_of(model).create_causal_mask
-    ),
-}
+        probe_model(deepcopy(correct).bfloat16(), config)
+    unscaled = hf.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
+    assert "without yarn" in probe_model(unscaled, config).faults[0]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_sound_family_is_accused(name):
+def test_a_correct_model_has_no_fault(name):
     model = build(name)
     assert probe_model(model, model.config).faults == []
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["first", "every"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found_in_the_families_that_can_have_it(fault, every):
-    names, seed = FAULTS[fault]
+def test_a_fault_is_found_in_the_models_that_can_have_it(fault, every):
+    names, build_with_fault, *patches = FAULTS[fault]
     names = names if every else names[:1]
     found = []
     for name in names:
-        config = build(name).config
-        model = seed(name)
-        with PATCHES[fault](model) if fault in PATCHES else nullcontext():
+        config, model = build(name).config, build_with_fault(name)
+        with patches[0](model) if patches else nullcontext():
             differs = any(verdict.differences for verdict in measure_layers(model, config))
             found += [name] if differs or probe_model(model, config, layers=False).faults else []
     assert found == names

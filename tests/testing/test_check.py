@@ -16,10 +16,10 @@ from kerple.attention import blocks
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.positions import FoX, Position, QueryKeyBlock, Shape
-from kerple.testing import PROPERTIES, Subject, check
+from kerple.testing import PROPERTIES, Property, Subject, check, reading, rounding, training
 from tests.pages import put
 
-FEW = ("nothing is sized by the training length", "the docstring counts the parameters")
+COUNTED = "The docstring states the number of parameters"
 
 
 @pytest.fixture
@@ -33,14 +33,15 @@ def test_a_strategy_from_another_file_has_all_properties() -> None:
     assert [o.name for o in outcomes] == list(PROPERTIES)
     assert all(o.holds for o in outcomes)
     lengths = {o.name: o.lengths for o in outcomes}
-    assert lengths[LATER] == lengths[CACHE] == lengths["gradients reach every parameter"] == (30, 90, 300)
-    assert lengths["a compiled network computes the same"] == lengths[FEW[0]] == ()
+    assert lengths["Logits do not depend on later tokens"] == (30, 90, 300)
+    assert lengths[COUNTED] == lengths["torch.compile does not change the logits"] == ()
 
 
-def test_the_command_ends_with_status_1_if_a_property_does_not_hold(my_file: Path, monkeypatch) -> None:
-    for module in ("testing", "cli.check"):  # two properties are enough
-        monkeypatch.setattr(f"kerple.{module}.PROPERTIES", {name: PROPERTIES[name] for name in FEW})
+def test_the_command_ends_with_status_1_if_a_property_does_not_hold(my_file: Path, monkeypatch, capsys) -> None:
+    for module in ("testing", "cli.check"):  # one property is enough
+        monkeypatch.setattr(f"kerple.{module}.PROPERTIES", {COUNTED: PROPERTIES[COUNTED]})
     main(["check", "--model.position", "my_file.Root", "--model.position.start", "0.3"])
+    assert capsys.readouterr().out.startswith(f"holds           {COUNTED}\n")
     sys.modules.pop("my_file")
     my_file.write_text(my_file.read_text().replace("Parameters: `H`", "Parameters: `2 * H`"))
     with pytest.raises(SystemExit, match=r"^1$"):
@@ -156,46 +157,38 @@ Halved = sketch(bias=lambda self, distance: (-distance).bfloat16().expand(4, -1)
 # adds its bias only if positions are contiguous
 Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance if block.keys.contiguous else s)
 
-GRADIENT = "the past has no gradient from the future"
-LATER = "what comes later changes nothing"
-BLOCK = "the size of a block changes nothing"
-CACHE = "reading in pieces with a cache gives what reading at once does"
-ALONE = "a sequence is read alike alone and in a batch"
-OFFSET = "an offset changes nothing exactly where the strategy says so"
-
 
 @pytest.mark.parametrize(
-    ("wrong", "name", "message"),
+    ("wrong", "test", "message"),
     [
-        (FarAway, LATER, "before a changed token 60 of 90"),
-        (partial(FarAway, far=400), GRADIENT, "from a later one, in 450 tokens"),
-        (SecondBlock, BLOCK, "in blocks of 42, window None, 300 tokens"),
-        (Cached, CACHE, "logits from a cache"),
-        (SecondSequence, ALONE, "logits of 30 tokens in a batch"),
-        (After64, OFFSET, "shift_invariant, but an offset of 500 moves logits of 90 tokens"),
-        (Neighbours, "a window hides what is before it and nothing else", "out of reach of a changed token"),
-        (Counted, "the docstring counts the parameters", "4 parameters"),
-        (Counted, "gradients reach every parameter", "parameter has no gradient"),
-        (Rounded, "neither autocast nor tf32 reaches what it computes", "may round it"),
-        (Sized, "nothing is sized by the training length", "other tensors of"),
-        (Attribute, "nothing is sized by the training length", r"\(16,\).* at 16 tokens"),
-        (Ends, "the logits of a prefix are the prefix of the logits", "first 17 of 30"),
-        (Explodes, "logits are finite at 64 times the training length or it is refused", "not finite"),
-        (Halved, "bf16 weights and autocast leave positions in fp32", r"bias is torch\.bfloat16"),
-        (Gapless, "positions read pair by pair are those read in line", "said to have gaps"),
-        (Filled, "what is not a number stays so", "makes a number of NaN"),
+        (FarAway, reading.no_dependence_on_later_tokens, "before a changed token 60 of 90"),
+        (partial(FarAway, far=400), reading.no_gradient_from_later_logits, "token 430 of 450 .* for a later embedding"),
+        (SecondBlock, reading.block_size, "in blocks of 42, window None, 300 tokens"),
+        (Cached, reading.decoding_with_a_cache, "logits from a cache"),
+        (SecondSequence, reading.no_dependence_on_other_sequences, "logits of 30 tokens in a batch"),
+        (After64, reading.shift_invariance, "is True, but an offset of 500 changes logits of 90 tokens"),
+        (Neighbours, reading.reach_of_a_window, "out of reach of a changed token"),
+        (Counted, reading.number_of_parameters, "4 parameters"),
+        (Counted, training.gradient_of_every_parameter, "parameter has no gradient"),
+        (Rounded, rounding.no_rounded_products, "may round it"),
+        (Sized, training.sizes_of_tensors, "shapes of tensors are"),
+        (Attribute, training.sizes_of_tensors, r"\(16,\).* at training length 16"),
+        (Ends, reading.prefix_consistency, "first 17 of 30"),
+        (Explodes, training.finite_logits_at_64_times_the_training_length, "not finite"),
+        (Halved, rounding.hooks_in_fp32, r"bias is torch\.bfloat16"),
+        (Gapless, reading.distances_of_pairs, "marked as not contiguous"),
+        (Filled, training.nan_in_parameters, "replaces NaN by a number"),
     ],
 )
-def test_a_wrong_strategy_is_detected(wrong, name: str, message: str) -> None:
+def test_a_wrong_strategy_is_detected(wrong, test: Property, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
-        PROPERTIES[name](Subject(wrong))
+        test(Subject(wrong))
 
 
 def test_rounded_scores_are_detected(monkeypatch) -> None:
     """Scores q·k are rounded to bf16 and cast to fp32."""
-    name = "bf16 costs no more precision than in fused attention"
-    PROPERTIES[name](Subject(FoX))
+    rounding.error_in_bf16(Subject(FoX))
     products = blocks._products
     monkeypatch.setattr(blocks, "_products", lambda *args: products(*args).bfloat16().float())
     with pytest.raises(AssertionError, match=r"relative error in bf16 0.00\d+, of fused attention 0.00\d+"):
-        PROPERTIES[name](Subject(FoX))
+        rounding.error_in_bf16(Subject(FoX))

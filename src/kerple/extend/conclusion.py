@@ -1,4 +1,4 @@
-"""Comparison of the best method of a search with other methods on test text."""
+"""Comparison of the best method of a search with the second-best and with the unchanged model, on test text."""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,15 +11,18 @@ from kerple.positions.visibility import EVERYTHING
 
 
 def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]:
-    """Compare the best method with the second one, and with the unchanged model.
+    """Compare the best method with the second-best, and with the unchanged model.
 
     Let N be the target length and L the training length of the search. Each effect is a mean difference of losses in
-    nats per target, with the ends of its 95% interval:
+    nats per target, with its 95% interval (mean, low, high):
 
-    - ``unchanged`` and ``shortened``: the best method at N, minus the unchanged model at N, or at L.
-    - ``next``: the best method at N, minus the second one at N. It is missing if there is no second one.
+    - ``unchanged``: the best method at N, minus the unchanged model at N.
+    - ``shortened``: the best method at N, minus the unchanged model at L.
+    - ``next``: the best method at N, minus the second-best at N. It is missing if there is only one method.
     - ``rise``: the best method at L, minus the unchanged model at L.
-    - ``gain`` and ``content``: see `kerple.measure.far_context.FarContext`.
+    - ``gain``: the best method at L, minus the same method at N.
+    - ``content``: the best method at N after foreign text, minus the same method at N. All inputs before the last L are
+      then from another document.
 
     Args:
         search: The search.
@@ -27,25 +30,26 @@ def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str,
         blocks: Number of blocks of test text.
 
     Returns:
-        The ``effects``; ``helps``, whether ``unchanged`` and ``shortened`` are significantly below 0; ``far_context``,
-        the conclusion about distant text; ``best``, the options of the best method; ``next``, the label of the second
-        one, or None; ``losses`` by label and length; and ``gap``, the report of `GapCurve` for a method without window.
+        A dictionary with these keys. ``effects``: as above. ``helps``: whether ``unchanged`` and ``shortened`` are
+        significantly below 0. ``far_context``: the conclusion about distant text. ``best``: the fields of the best
+        method. ``next``: the label of the second-best, or None. ``losses``: mean losses by label and length. ``gap``:
+        the report of `GapCurve`; it is missing if the best method limits the visible keys.
     """
     unchanged, best, short, long = search.methods[0], ranked[0], search.length, search.target
 
     def losses(method: Method, length: int, context: str = "own") -> Losses:
         return search.losses(method, TEST, length, blocks, context)
 
-    at_short, at_long = losses(best, short), losses(best, long)
+    best_short, best_long = losses(best, short), losses(best, long)
     differences = {
-        "unchanged": at_long - losses(unchanged, long),
-        "shortened": at_long - losses(unchanged, short),
-        "rise": at_short - losses(unchanged, short),
-        "gain": at_short - at_long,
-        "content": losses(best, long, "foreign") - at_long,
+        "unchanged": best_long - losses(unchanged, long),
+        "shortened": best_long - losses(unchanged, short),
+        "rise": best_short - losses(unchanged, short),
+        "gain": best_short - best_long,
+        "content": losses(best, long, "foreign") - best_long,
     }
     if ranked[1:]:
-        differences["next"] = at_long - losses(ranked[1], long)
+        differences["next"] = best_long - losses(ranked[1], long)
     effects = {name: mean_interval(difference) for name, difference in differences.items()}
     result = {"best": asdict(best), "helps": effects["unchanged"][2] < 0 and effects["shortened"][2] < 0}
     result["far_context"] = verdict(effects["gain"][1:], effects["content"][1:])

@@ -1,4 +1,4 @@
-"""`Method`: a way to read inputs longer than those of training, without training; `methods` lists those of a model."""
+"""`Method`: a context extension without training; `methods` lists those that apply to a model."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.hf.pretrained import read_network
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.hf.translation import read_options
 from kerple.model.first_tokens import check_distances
@@ -24,11 +23,11 @@ class Method:
     Args:
         label: Name of the method in the report.
         scaling: Scaling of RoPE, see `kerple.hf.rope.scaled`; None for the model's own.
-        factor: Scaling factor.
-        rope_options: Further entries of ``rope_parameters``.
+        factor: Scaling factor; None without a scaling.
+        rope_options: Further entries of ``rope_parameters``, such as ``beta_fast``.
         position: Strategy in place of the model's own, as ``class_path`` and ``init_args``; None for the model's own.
         visibility: The keys that a query sees.
-        as_trained: Whether inputs of up to L tokens are read as by the unchanged model.
+        as_trained: Whether the logits of inputs of up to L tokens are those of the unchanged model.
     """
 
     label: str
@@ -39,11 +38,6 @@ class Method:
     visibility: Visibility = EVERYTHING
     as_trained: bool = False
 
-    def network(self, path: str, length: int) -> Any:
-        """Read the model; the arguments and errors are those of `kerple.hf.pretrained.read_network`."""
-        position = None if self.position is None else build_strategy(self.position)
-        return read_network(path, length, self.scaling, self.factor, position, rope_options=self.rope_options)
-
 
 def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[str, str]]:
     """List the methods that apply to a model, each with a few settings.
@@ -51,34 +45,39 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
     Args:
         config: The model's `transformers.PreTrainedConfig`.
         length: Training length L in tokens.
-        target: Length N > L to reach.
+        target: Length N > L in tokens that the methods have to read.
 
     Returns:
-        The methods, of which the first leaves the model unchanged, and the reasons why others do not apply, by name.
+        The methods, the first of which leaves the model unchanged, and the reasons why others do not apply, by name.
 
     Raises:
         UserError: If no method applies.
     """
-    s = target / length
+    s = target / length  # scaling factor that extends L to N
 
     def rope(scaling: AnyScaling, factor: float, **options: float) -> Method:
         scaled(config, scaling, factor, length, options)  # raises an error if the model has no RoPE
         label = ", ".join([f"{STRATEGIES[scaling]} ×{factor:g}", *(f"{name} {v:g}" for name, v in options.items())])
         return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk")
 
-    def as_our_network(visibility: Visibility = EVERYTHING, neighbors: int = 0) -> Method:
-        """The model as a `Transformer`, with Self-Extend if ``neighbors`` is given, or else with ``visibility``."""
+    def on_transformer(visibility: Visibility = EVERYTHING, neighbors: int = 0) -> Method:
+        """Return a method for the model in this project's `Transformer`.
+
+        Args:
+            visibility: The keys that a query sees.
+            neighbors: Number of near keys with exact distances in Self-Extend; 0 for the model's own strategy.
+        """
         options = read_options(config)
         position, label = options["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"
         if neighbors:
-            # the smallest size whose distances all occurred in training
+            # the smallest group size for which no distance exceeds those of training
             group = math.ceil((target - neighbors) / (length - neighbors))
             label = f"Self-Extend, window {neighbors}, groups of {group}"
             arguments = {"position": position, "neighbor_window": neighbors, "group": group}
             position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}
         layers, width = options["layers"], options["head_dim"]
         shape = Shape(options["dim"], options["heads"], length, layers=layers, head_width=width)
-        check_distances(build_strategy(position)(shape), visibility)
+        check_distances(build_strategy(position)(shape), visibility)  # raises an error if the strategy does not fit
         return Method(label, position=position, visibility=visibility, as_trained=not neighbors)
 
     builders: dict[str, Callable[[], list[Method]]] = {
@@ -86,15 +85,15 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         "NTK": lambda: [rope("ntk", s), rope("ntk", 2 * s)],
         "dynamic NTK": lambda: [rope("dynamic_ntk", 1.0), rope("dynamic_ntk", s)],
         "YaRN": lambda: [rope("yarn", s), rope("yarn", 2 * s), rope("yarn", s, beta_fast=4.0, attention_factor=1.0)],
-        "Self-Extend": lambda: [as_our_network(neighbors=length // n) for n in (4, 2)],
-        "window": lambda: [as_our_network(Visibility(length, FIRST, d)) for d in ("capped", "cache")],
+        "Self-Extend": lambda: [on_transformer(neighbors=length // n) for n in (4, 2)],
+        "window": lambda: [on_transformer(Visibility(length, FIRST, d)) for d in ("capped", "cache")],
     }
-    found, reasons = [Method("unchanged", as_trained=True)], {}
+    applicable, reasons = [Method("unchanged", as_trained=True)], {}
     for name, build in builders.items():
         try:
-            found += build()
+            applicable += build()
         except UserError as error:
             reasons[name] = str(error)
-    if not found[1:]:
-        raise UserError(f"model: no method applies: {'; '.join(dict.fromkeys(reasons.values()))}")
-    return found, reasons
+    if not applicable[1:]:
+        raise UserError(f"model: no method applies: {'; '.join(dict.fromkeys(reasons.values()))}; use another model")
+    return applicable, reasons

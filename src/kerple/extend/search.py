@@ -1,4 +1,4 @@
-"""`Search`: measures the loss of each method on text, and drops methods that are clearly worse."""
+"""`Search`: selection of the context-extension method with the lowest loss."""
 
 import json
 import re
@@ -18,34 +18,40 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
+from kerple.hf.pretrained import read_network
 from kerple.measure.far_context import counterparts, document_groups, far_context_texts, mean_interval
 from kerple.measure.runner import Runner
+from kerple.model.stored import build_strategy
 
-FEWEST, MOST = 2, 16  # fewest blocks at any length, and most blocks at the longest length
+FEWEST, MOST = 2, 16  # smallest number of blocks at any length, and largest number at the longest length
 VALIDATION, TEST = "validation", "test"
 Losses = NDArray[np.float64]
+"""Mean losses of blocks in nats per target, (blocks,)."""
 
 
 @dataclass
 class Search:
-    """A search for the method with the lowest loss at N tokens, which also measures losses on test text.
+    """A search for the context-extension method with the lowest validation loss at N tokens.
 
-    A block is N + 1 tokens of one document, and no two blocks are of the same document. At length ℓ the model reads the
-    last ℓ inputs of a block, and the loss is that of the last k = L/4 targets. The targets are therefore the same at
-    every length. The mean loss of each block is written to a file as soon as it is measured. A search that continues
-    after a stop takes it from there.
+    A block is N + 1 tokens of one document, and no two blocks are from the same document. At length ℓ the model reads
+    the last ℓ inputs of a block, and the loss is taken over the last k = L/4 targets. The targets are therefore the
+    same at every length. The mean loss of each block is written to a file as soon as it is measured, so that a stopped
+    search can continue.
 
     Args:
-        path: The model, as a name for `kerple.hf.source.find_model`.
+        path: Path or name of the model, see `kerple.hf.source.find_model`.
         methods: The methods; the first leaves the model unchanged.
-        length: Training length L.
-        target: Length N.
-        bound: Largest rise of the loss at L, as a fraction.
-        folder: Folder of the records.
-        texts: The text of ``validation`` and of ``test``.
+        length: Training length L in tokens.
+        target: Target length N in tokens.
+        bound: Largest accepted rise of the loss at L, as a fraction of the loss of the unchanged model.
+        folder: Folder of the files with the losses.
+        texts: The ``validation`` text and the ``test`` text. `choose` reads only the former.
         runner: Device and precision.
-        effects: The comparisons of `choose`, by label and length: ``effect`` (the mean difference of losses and its
-            95% interval), ``against`` (the label of the reference), ``blocks`` (their number) and ``dropped``.
+
+    Attributes:
+        effects: Comparisons that `choose` has made, by label of the method and length. ``effect``: mean difference of
+            the losses and its 95% interval. ``against``: label of the method of reference. ``blocks``: number of
+            blocks. ``dropped``: whether the method was dropped.
     """
 
     path: str
@@ -56,8 +62,8 @@ class Search:
     folder: Path
     texts: Mapping[str, Text]
     runner: Runner
-    effects: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
-    _loaded: dict[str, Any] = field(default_factory=dict)
+    effects: dict[str, dict[int, dict[str, Any]]] = field(init=False, default_factory=dict)
+    _networks: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.k = max(1, self.length // 4)
@@ -66,10 +72,13 @@ class Search:
 
     @cached_property
     def blocks(self) -> dict[str, tuple[TextBlocks, list[int]]]:
-        """Blocks of each text in random order, and for each block the index of a block of another group of documents.
+        """Up to 32 random blocks of each text, and for each block the index of another, which supplies foreign text.
+
+        The other block is from another group of documents (`document_groups`), such as another package. Documents that
+        overlap with the training text by more than half are not used.
 
         Raises:
-            UserError: If a text has fewer than two documents of more than N tokens.
+            UserError: If a text has no document of more than N tokens, or such documents in only one group.
         """
         result = {}
         for split, text in self.texts.items():
@@ -81,24 +90,25 @@ class Search:
         return result
 
     def losses(self, method: Method, split: str, length: int, blocks: int, context: str = "own") -> Losses:
-        """Mean loss of the targets of each of the first blocks, (blocks,) fp64 in nats; recorded losses are reused.
+        """Return the mean loss of each of the first ``blocks`` blocks; losses in files are not measured again.
 
         Args:
             method: The method.
-            split: The text.
-            length: Number of inputs.
+            split: ``validation`` or ``test``.
+            length: Number of inputs ℓ.
             blocks: Number of blocks.
-            context: ``own``, or ``foreign`` to take all inputs before the last L from another document.
+            context: ``own`` to read the block, or ``foreign`` to replace all inputs before the last L by those of
+                another block.
 
         Raises:
             UserError: If a loss is not finite.
         """
         method = self.methods[0] if method.as_trained and length <= self.length else method
-        path, (own_blocks, others) = self._record(method, split, length, context), self.blocks[split]
+        path, (all_blocks, counterpart) = self._record_path(method, split, length, context), self.blocks[split]
         record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}
         for i in range(len(record["losses"]), blocks):
             network, start = self.network(method), time.monotonic()
-            own, other = own_blocks[i], own_blocks[others[i]]
+            own, other = all_blocks[i], all_blocks[counterpart[i]]
             tokens = far_context_texts(own, other, length, min(length - 1, self.length))[context]
             with torch.inference_mode(), self.runner.autocast():
                 losses = network.losses(tokens[None].to(self.runner.device), self.k, method.visibility)
@@ -112,58 +122,67 @@ class Search:
         return np.array(record["losses"][:blocks])
 
     def plan(self, minutes: float) -> tuple[int, float]:
-        """The number of blocks at N that can be read in a time, at least `FEWEST`, and their time in seconds.
+        """Return the number of blocks at N that the search reads in ``minutes``, and its estimated time in seconds.
 
-        The unchanged model is timed at L. The estimate assumes that time grows with the square of the length, which is
-        an upper bound, and that half of the methods are dropped.
+        The number is at least `FEWEST`. It is at most `MOST`, and at most the number of blocks of each text. The
+        unchanged model is timed at L. The estimate assumes that time grows with the square of the length, which is an
+        upper bound, and that half of the methods are dropped before N. It includes `compare_best`, which reads four
+        inputs of N tokens and three of L tokens per block.
         """
         self.losses(self.methods[0], VALIDATION, self.length, 1)
-        measured = read_mapping(self._record(self.methods[0], VALIDATION, self.length))["seconds"][0]
+        measured = read_mapping(self._record_path(self.methods[0], VALIDATION, self.length))["seconds"][0]
         seconds = measured * (np.array(self.lengths) / self.length) ** 2
-        block = float(len(self.methods) * (seconds.sum() - seconds[-1] / 2) + 4 * seconds[-1] + 3 * seconds[0])
+        per_block = float(len(self.methods) * (seconds.sum() - seconds[-1] / 2) + 4 * seconds[-1] + 3 * seconds[0])
         most = min(MOST, *(len(blocks) for blocks, _ in self.blocks.values()))
-        blocks = min(max(int(60 * minutes / block), FEWEST), most)
-        return blocks, blocks * block
+        blocks = min(max(int(60 * minutes / per_block), FEWEST), most)
+        return blocks, blocks * per_block
 
     def choose(self, blocks: int) -> list[Method]:
-        """The methods that meet the bound at L and are not clearly worse at N, by validation text; the best is first.
+        """Return the methods that meet the bound at L and are not significantly worse than the best at longer lengths.
 
-        Each length is read with `FEWEST` blocks first. At L a method is dropped if its loss rises by more than the
-        bound; after the first blocks only if the 95% interval of the rise is above the bound. Beyond L a method is
-        dropped if the paired 95% interval of its loss minus the lowest loss is above 0.
+        They are sorted by their loss at N, the best first. Each length is read with `FEWEST` blocks first, and then
+        with more: ``blocks`` at N, and up to twice as many at shorter lengths. A method is dropped
+
+        - at L, after `FEWEST` blocks, if the 95% interval of the rise of its loss is above the bound;
+        - at L, after all blocks, if the mean rise is above the bound;
+        - beyond L, if the 95% interval of its loss minus the lowest loss, paired by block, is above 0.
 
         Raises:
             UserError: If no method meets the bound.
         """
         unchanged, *remaining = self.methods
         for length in self.lengths:
-            trained, available = length == self.length, len(self.blocks[VALIDATION][0])
+            at_training_length, available = length == self.length, len(self.blocks[VALIDATION][0])
             most = blocks if length == self.target else min(2 * blocks, available)
             for count in sorted({FEWEST, most}):
                 losses = {m.label: self.losses(m, VALIDATION, length, count) for m in remaining}
                 remaining.sort(key=lambda m: losses[m.label].mean())
-                best = unchanged if trained else remaining[0]
+                best = unchanged if at_training_length else remaining[0]
                 reference = self.losses(best, VALIDATION, length, count)
-                limit = self.bound * float(reference.mean()) if trained else 0.0
+                limit = self.bound * float(reference.mean()) if at_training_length else 0.0
                 for m in list(remaining):
                     effect = mean_interval(losses[m.label] - reference)
-                    dropped = effect[0 if trained and count == most else 1] > limit
-                    about = {"effect": effect, "against": best.label, "blocks": count, "dropped": dropped}
-                    self.effects.setdefault(m.label, {})[length] = about
+                    dropped = effect[0 if at_training_length and count == most else 1] > limit
+                    comparison = {"effect": effect, "against": best.label, "blocks": count, "dropped": dropped}
+                    self.effects.setdefault(m.label, {})[length] = comparison
                     if dropped:
                         remaining.remove(m)
-                        print(f"{m.label}: not read beyond {length:,} tokens", flush=True)
+                        higher = f"loss higher than that of {best.label} by {effect[0]:.4f} nats"
+                        print(f"{m.label}: dropped at {length:,} tokens ({higher})", flush=True)
                 if not remaining:
                     given = f"got {100 * self.bound:g}%, but every method raises the loss by more"
                     raise UserError(f"bound: {given}; give a larger one")
         return remaining
 
     def network(self, method: Method) -> Any:
-        """The network of a method; only the last one is kept in memory."""
-        if method.label not in self._loaded:
-            self._loaded.clear()  # frees memory before the next network is read
-            self._loaded[method.label] = method.network(self.path, self.length).to(self.runner.device)
-        return self._loaded[method.label]
+        """Read the model as a network that uses a method, except for ``visibility``. Only the last one is kept."""
+        if method.label not in self._networks:
+            self._networks.clear()  # frees memory before the next network is read
+            position = None if method.position is None else build_strategy(method.position)
+            options = (method.scaling, method.factor, position)
+            network = read_network(self.path, self.length, *options, rope_options=method.rope_options)
+            self._networks[method.label] = network.to(self.runner.device)
+        return self._networks[method.label]
 
-    def _record(self, method: Method, split: str, length: int, context: str = "own") -> Path:
+    def _record_path(self, method: Method, split: str, length: int, context: str = "own") -> Path:
         return self.folder / f"{split}-{length}-{context}-{re.sub('[^a-z0-9]+', '-', method.label.lower())}.json"

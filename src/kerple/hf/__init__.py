@@ -1,7 +1,7 @@
-"""Models of the transformers library: their evaluation, their translation to our own `Transformer`, and export.
+"""Models of the library transformers: evaluation, translation to our own `Transformer`, and export of our networks.
 
-The optional group ``hf`` (transformers, accelerate, gguf) is needed for these models only. Our own checkpoints are read
-without it.
+These need the optional packages of the group ``hf`` (transformers, accelerate, gguf). Checkpoints of `fit` are read
+without them.
 """
 
 from importlib.util import find_spec
@@ -15,14 +15,18 @@ PRETRAINED = 'pip install --editable ".[pretrained]"'
 def need(package: str = "transformers", install: str = INSTALL) -> None:
     """Check that a package is installed.
 
+    Args:
+        package: Name of the package.
+        install: Command that installs it, for the message.
+
     Raises:
-        UserError: If the package is not installed. The message has the command that installs it.
+        UserError: If the package is not installed.
     """
     if find_spec(package) is None:
-        raise UserError(f"{package}: is not installed, and this command needs it; install it with: {install}")
+        raise UserError(f"{package}: not installed, but this command needs it; install it with: {install}")
 
 
 if find_spec("transformers") is not None:
     from kerple.hf.modeling import register
 
-    register()  # AutoModelForCausalLM then loads our models after `import kerple.hf`
+    register()  # after `import kerple.hf`, AutoModelForCausalLM loads our exported models

@@ -1,4 +1,4 @@
-"""`HuggingFaceNetwork`: any causal language model of transformers as a network to measure."""
+"""`HuggingFaceNetwork`: a causal language model of transformers as a network to measure."""
 
 import inspect
 from contextlib import ExitStack
@@ -24,21 +24,23 @@ def hugging_face_network(
 
     The arguments and errors are those of `HuggingFaceNetwork`.
     """
-    shiftable = "position_ids" in inspect.signature(model.base_model.forward).parameters
-    return (ShiftableHuggingFaceNetwork if shiftable else HuggingFaceNetwork)(model, length, name, bos)
+    takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    return (ShiftableHuggingFaceNetwork if takes_positions else HuggingFaceNetwork)(model, length, name, bos)
 
 
 class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     """A `kerple.model.network.Network` that wraps a model of transformers.
 
-    The head is applied in chunks, so that the logits of a long input are never in memory at once. The constructor
-    detects models that change the product of the head by a soft cap or a scale. The model computes their logits.
+    Losses are computed from the hidden states in chunks, so that the logits of a long input are never in memory at
+    once. Some models change the product of hidden states and head by a soft cap or a scale. The constructor detects
+    such a model on 12 tokens, and its losses are computed from whole logits.
 
     Args:
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
-        length: Training length in tokens; None for the length in the model's configuration, which may be unknown.
+        length: Training length in tokens; None for the length in the model's configuration, which may lack it.
         name: Name of the positional strategy in results; None to derive it from the configuration.
-        bos: Id of a token that is added before every input, or None. Every query sees it. Lengths do not count it.
+        bos: Id of a token that is added before every input; None for no such token. Every query sees this token, also
+            with a window. Lengths in tokens do not count it.
 
     Raises:
         UserError: If a token's logits depend on later tokens.
@@ -62,18 +64,18 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         return rows - (self.bos is not None)
 
     def forward(self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0) -> Tensor:
-        """Logits (B, T, V) of the next token after each token (B, T) int64.
+        """Return logits (B, T, V) of the next token after each token (B, T) int64, for a vocabulary of V tokens.
 
         Raises:
-            UserError: If a position exceeds the learned ones, distances are not the true ones, or the attention of the
-                model cannot be limited to a window.
+            UserError: If a position is not in the table of learned positions, the attention of the model cannot be
+                limited to the window of ``visibility``, or ``visibility.distances`` is not ``true``.
         """
         return self._run(self.model, tokens, visibility, offset)
 
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
-        """Losses (B, T) or (B, last) of the targets in tokens (B, T + 1), fp32 or fp64; errors as of `forward`."""
+        """Return the losses of the targets, see `kerple.model.network.Offset`; the errors are those of `forward`."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         first = 0 if last is None else -last
         targets = targets[:, first:]
@@ -85,9 +87,12 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
 
     @torch.inference_mode()
     def continued(self, tokens: Tensor, steps: int) -> list[int]:
-        """Ids of tokens that are generated greedily after tokens (1, T) int64: ``steps``, or fewer if a text ends."""
+        """Return the ids of at most ``steps`` tokens, generated greedily after the tokens (1, T) int64.
+
+        Generation stops after a token that ends a text.
+        """
         reset_dynamic_rope(self.model)
-        # with dynamic scaling a cached key has the angle of an earlier length, so all tokens are read in each step
+        # dynamic scaling changes with the length, and cached keys would be rotated by the angles of a shorter input
         use_cache = not _dynamic_rope(self.model)
         tokens = self._after_bos(tokens)
         mask = torch.ones_like(tokens)  # without a mask, transformers hides tokens that equal the padding token
@@ -100,34 +105,39 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     def _run(
         self, module: nn.Module, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
-        """Output (B, T, ·) of a module for tokens (B, T). The module is the model, or its base model without head."""
+        """Return the output (B, T, ·) of a module for tokens (B, T).
+
+        The module is the whole model, which returns logits, or its base model, which returns hidden states.
+        """
         if visibility.distances != "true":
-            given = f"got {visibility.distances!r} for a model that the code of transformers computes"
+            given = f"got {visibility.distances!r} for a model that is run by transformers"
             raise UserError(f"distances: {given}, expected 'true'; set model.position to use this project's network")
         end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
-            given = f"got {end} positions"
-            raise UserError(f"lengths: {given}, expected at most {self.max_length}, the number of learned positions")
-        read = self._after_bos(tokens)
-        rows = torch.arange(read.shape[1], device=tokens.device)[None]
+            expected = f"at most {self.max_length}, the number of learned positions"
+            raise UserError(f"lengths: got {end} positions, expected {expected}; remove longer lengths")
+        inputs = self._after_bos(tokens)
+        rows = torch.arange(inputs.shape[1], device=tokens.device)[None]
         options = {}
         reset_dynamic_rope(self.model)
         with ExitStack() as contexts:
             if isinstance(offset, Tensor):
-                offset = F.pad(offset, (read.shape[1] - len(offset), 0))
+                offset = F.pad(offset, (inputs.shape[1] - len(offset), 0))  # 0 for BOS
                 # without a mask, transformers takes a jump in the positions for the start of another text
-                options["attention_mask"] = torch.ones_like(read)
+                options["attention_mask"] = torch.ones_like(inputs)
                 contexts.enter_context(local_layer_positions(self.model, rows))
             if isinstance(self, Offset):
                 options["position_ids"] = rows + offset
             if visibility.window is not None:
                 visibility = visibility if self.bos is None else visibility.with_bos()
                 contexts.enter_context(limited_attention(self.model, visibility))
-            return module(input_ids=read, use_cache=False, **options)[0][:, -tokens.shape[1] :]
+            return module(input_ids=inputs, use_cache=False, **options)[0][:, -tokens.shape[1] :]
 
     @torch.inference_mode()
     def _check_forward_pass(self) -> None:
-        """Check on a few tokens that the model is causal, and whether its logits are the product of the head.
+        """Check on 12 tokens that the model is causal, and set ``chunked_logits``.
+
+        ``chunked_logits`` is whether logits are the product of the hidden states and the head.
 
         Raises:
             UserError: If the logits of a token depend on later tokens.
@@ -136,14 +146,14 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         rows, weight = self.embedding.num_embeddings, self.embedding.weight
         tokens = torch.randint(rows, (1, 12), generator=generator).to(weight.device)
         logits = precise(self(tokens))  # (1, T, V)
-        other = tokens.clone()
-        other[:, -1] = (other[:, -1] + 1) % rows
+        changed = tokens.clone()
+        changed[:, -1] = (changed[:, -1] + 1) % rows
         scale = float(logits.abs().max())
         rounding = 30 * torch.finfo(weight.dtype).eps * scale
-        if not float((precise(self(other)) - logits)[:, :-1].abs().max()) <= rounding:
+        if not float((precise(self(changed)) - logits)[:, :-1].abs().max()) <= rounding:  # true also for NaN
             name = type(self.model).__name__
             raise UserError(f"model: got {name}, whose logits depend on later tokens; expected a causal language model")
-        base = self.model.base_model  # Llama 4's is the model itself
+        base = self.model.base_model  # in Llama 4, this is the model with its head
         self.chunked_logits = isinstance(self.head, nn.Linear) and base is not self.model
         if self.chunked_logits:
             product = precise(self.head(self._run(base, tokens)))
@@ -155,14 +165,14 @@ class ShiftableHuggingFaceNetwork(HuggingFaceNetwork, Offset):
 
 
 def _dynamic_rope(model: Any) -> list[Any]:
-    """The modules of a model that compute RoPE with dynamic scaling."""
+    """Return the modules of a model that compute RoPE with dynamic scaling."""
     return [module for module in model.modules() if "dynamic" in str(getattr(module, "rope_type", ""))]
 
 
 def reset_dynamic_rope(model: Any) -> None:
-    """Reset RoPE with dynamic scaling, which keeps the angles of the longest input.
+    """Reset the frequencies of RoPE with dynamic scaling to those of the training length.
 
-    Results would depend on earlier inputs without the reset.
+    transformers keeps the frequencies of the longest earlier input, and results would depend on it.
     """
     for module in _dynamic_rope(model):
         if hasattr(module, "original_inv_freq"):
@@ -171,13 +181,16 @@ def reset_dynamic_rope(model: Any) -> None:
 
 
 def config_length(config: Any) -> int | None:
-    """Training length in tokens that a `transformers.PreTrainedConfig` names, or None."""
+    """Return the largest number of positions in a `transformers.PreTrainedConfig`; None if it has none."""
     text = config.get_text_config()
     return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
 
 
 def learned_positions(model: nn.Module) -> nn.Embedding | None:
-    """The table of learned positions of a model, which is found by its name, or None."""
+    """Return the table of learned positions of a model: an embedding named ``wpe``, or with ``position`` in its name.
+
+    None if there is no such embedding.
+    """
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if isinstance(module, nn.Embedding) and (last == "wpe" or "position" in last):
@@ -186,7 +199,9 @@ def learned_positions(model: nn.Module) -> nn.Embedding | None:
 
 
 def _strategy_name(config: Any, learned: nn.Embedding | None) -> str:
-    """Name of a model's strategy in results: the name of a class of ours, or the type of the model.
+    """Return the name of a model's strategy in results, such as ``Learned``, ``ALiBi`` or ``YaRN``.
+
+    It is ``model_type`` of the configuration if the strategy is not known.
 
     Args:
         config: Configuration of the text model, a `transformers.PreTrainedConfig`.

@@ -1,4 +1,4 @@
-"""Export of a network to a folder that transformers loads: as a stock model if possible, else as our own class."""
+"""Export of a network of this project to a folder that transformers loads, as a Llama or Qwen2 if it equals one."""
 
 import json
 import re
@@ -24,17 +24,17 @@ from kerple.positions.coupled import PlaceEmbedding
 TRAINED_ON = "kerple_trained_on"
 """Key of config.json for the corpus of the exported run and the sha256 of its test text."""
 
-ANY_VALUE = ("kv_heads", "per_layer", "hidden", "qkv_bias", "tied", "eps", "init", "dropout", "attention")
-"""Options that a stock Llama or Qwen2 has in its configuration, or that do not change logits."""
-AS_LLAMA = {name: value for name, value in vars(Architecture()).items() if name not in ANY_VALUE}
-AS_LLAMA |= {"bias": False, "norm": "rms", "gated": True, "activation": "silu"}
-"""The other options of a stock Llama."""
-ROPE_AS_LLAMA: dict[str, Any] = {"layout": "half", "rotary_fraction": 1.0}
-ROPE_AS_LLAMA |= dict.fromkeys(("scaling", "attention_factor", "mistake"))
-"""Options of `kerple.positions.RoPE` in a stock Llama, except ``base``, which is an entry of its configuration."""
+FREE_OPTIONS = ("kv_heads", "per_layer", "hidden", "qkv_bias", "tied", "eps", "init", "dropout", "attention")
+"""Options of `Architecture` that may have any value in a Llama or Qwen2, or that do not change logits."""
+LLAMA_OPTIONS = {name: value for name, value in vars(Architecture()).items() if name not in FREE_OPTIONS}
+LLAMA_OPTIONS |= {"bias": False, "norm": "rms", "gated": True, "activation": "silu"}
+"""Values of all other options in a Llama or Qwen2."""
+LLAMA_ROPE: dict[str, Any] = {"layout": "half", "rotary_fraction": 1.0}
+LLAMA_ROPE |= dict.fromkeys(("scaling", "attention_factor", "mistake"))
+"""Options of `kerple.positions.RoPE` in a Llama or Qwen2. Only ``base`` may have any value."""
 AUTO_MAP = {"AutoConfig": "modeling_kerple.KerpleRemoteConfig"}
 AUTO_MAP |= {"AutoModelForCausalLM": "modeling_kerple.KerpleRemoteForCausalLM"}
-REMOTE_CODE = '''"""A model of kerple with the strategies in this folder; kerple has to be installed."""
+REMOTE_CODE = '''"""Model classes for the strategies in this folder. The package kerple must be installed."""
 
 from kerple.hf.modeling import remote_classes
 
@@ -48,9 +48,9 @@ def export(
 ) -> str:
     """Write config.json, model.safetensors and the tokenizer.
 
-    A network that equals a Llama, or a Qwen2 with biases of queries, keys and values, is written as such a model. It
-    needs no code of this project. Files of strategies from outside this project are copied into the folder, as code
-    that transformers runs only with ``trust_remote_code=True``.
+    A network that equals a Llama or a Qwen2 is written as such a model, and transformers loads it without this project.
+    The files of strategies from outside this project are copied into the folder. transformers runs their code only with
+    ``trust_remote_code=True``.
 
     Args:
         stored: Options and weights of the network.
@@ -60,15 +60,15 @@ def export(
         dtype: Dtype of the weights. Weights of the strategy stay in fp32.
 
     Returns:
-        Name of the architecture.
+        Name of the model's class.
 
     Raises:
-        UserError: If the folder is not empty, or the strategy needs positions that a task gives.
+        UserError: If the folder is not empty, or the strategy needs the places that a task assigns to tokens.
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
-    remote = _remote(stored.model["position"])
     model = hugging_face_model(stored)
+    external = getattr(model, "remote", ())
     if end_of_text is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = end_of_text
     for weight_name, weight in model.named_parameters():
@@ -78,50 +78,57 @@ def export(
     if tokenizer is not None:
         end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
         transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(folder)
-    for kind in remote:
-        copy(str(getsourcefile(kind)), folder)
-    if remote:
-        imports = [f"from .{kind.__module__.rpartition('.')[2]} import {kind.__name__}" for kind in remote]
-        code = REMOTE_CODE.format(imports="\n".join(imports), names=", ".join(kind.__name__ for kind in remote))
+    for strategy in external:
+        copy(str(getsourcefile(strategy)), folder)
+    if external:
+        imports = [f"from .{s.__module__.rpartition('.')[2]} import {s.__name__}" for s in external]
+        code = REMOTE_CODE.format(imports="\n".join(imports), names=", ".join(s.__name__ for s in external))
         (folder / "modeling_kerple.py").write_text(code, encoding="utf-8")
     return type(model).__name__
 
 
 def hugging_face_model(stored: StoredModel) -> Any:
-    """The network as a Llama or Qwen2 of transformers if it equals one, else as our own class; errors of `export`."""
-    position, remote = stored.model["position"], _remote(stored.model["position"])
+    """Return the network as a model of transformers; the errors are those of `export`.
+
+    It is a Llama if the network equals one, or a Qwen2, which has biases of queries, keys and values. Otherwise it is a
+    `KerpleForCausalLM`.
+    """
+    position = stored.model["position"]
     position = {"class_path": position} if isinstance(position, str) else position
-    rope = position.get("init_args") or {}
-    is_llama = position["class_path"].rpartition(".")[2] == "RoPE" and not remote
-    is_llama = is_llama and ROPE_AS_LLAMA.items() <= (ROPE_AS_LLAMA | rope).items()
-    is_llama = is_llama and AS_LLAMA.items() <= (vars(Architecture()) | dict(stored.model)).items()
-    return _llama(stored, rope.get("base", 10000.0)) if is_llama else _kerple(stored, remote)
+    external, rope = _external_strategies(position), position.get("init_args") or {}
+    is_llama = position["class_path"].rpartition(".")[2] == "RoPE" and not external
+    is_llama = is_llama and LLAMA_ROPE.items() <= (LLAMA_ROPE | rope).items()
+    is_llama = is_llama and LLAMA_OPTIONS.items() <= (vars(Architecture()) | dict(stored.model)).items()
+    return _llama(stored, rope.get("base", 10000.0)) if is_llama else _kerple(stored, external)
 
 
-def _remote(position: Any) -> list[type[Position]]:
-    """The strategies from outside this project; reading the model has imported their modules."""
+def _external_strategies(position: Any) -> list[type[Position]]:
+    """Return the strategies from outside this project; reading the model has imported their modules."""
     paths = dict.fromkeys(re.findall(r'"class_path": "([^"]+)\.(\w+)"', json.dumps(position)))
     return [getattr(sys.modules[module], name) for module, name in paths if module.split(".")[0] != "kerple"]
 
 
-def _kerple(stored: StoredModel, remote: list[type[Position]]) -> KerpleForCausalLM:
+def _kerple(stored: StoredModel, external: list[type[Position]]) -> KerpleForCausalLM:
+    """Return the network as a `KerpleForCausalLM` that refers to the files of strategies from outside this project."""
     rows = len(stored.weights["embedding.weight"])
     options = {key: value for key, value in stored.model.items() if key not in ("vocabulary", "attention", "dropout")}
-    config_class, model_class = remote_classes(__name__, *remote) if remote else (KerpleConfig, KerpleForCausalLM)
+    config_class, model_class = remote_classes(__name__, *external) if external else (KerpleConfig, KerpleForCausalLM)
     exported = model_class(config_class({**options, "vocabulary": rows}))
     for module in exported.network.modules():
         if isinstance(module, PlaceEmbedding):
-            reason = "whose positions a task gives, but models of transformers read only tokens"
+            reason = "which needs the places that a task assigns to tokens, but models of transformers read only tokens"
             raise UserError(f"model.position: got {type(module).__name__}, {reason}; use `python run.py predict`")
     exported.network.load_state_dict(stored.weights)
-    for kind in remote:  # transformers imports the file into its package transformers_modules
-        exported.config.auto_map, network = AUTO_MAP, json.dumps(exported.config.network)
-        network = network.replace(f'"{kind.__module__}.{kind.__name__}"', f'"transformers_modules.{kind.__name__}"')
-        exported.config.network = json.loads(network)
+    network = json.dumps(exported.config.network)
+    for strategy in external:  # transformers imports the copied file into its package transformers_modules
+        path = f'"{strategy.__module__}.{strategy.__name__}"'
+        network = network.replace(path, f'"transformers_modules.{strategy.__name__}"')
+        exported.config.auto_map, exported.config.network = AUTO_MAP, json.loads(network)
     return exported.eval()
 
 
 def _llama(stored: StoredModel, base: float) -> Any:
+    """Return the network as a Llama, or as a Qwen2 if it has ``qkv_bias``; ``base`` is that of its RoPE."""
     model, weights = stored.model, stored.weights
     heads, dim = model["heads"], model["dim"]
     kv_heads = model.get("kv_heads") or heads

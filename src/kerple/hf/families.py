@@ -7,24 +7,26 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Family:
-    """Names of the modules of a family of models, and its options.
+    """Translation table of a family of models: the names of its modules in transformers, and its options.
 
     Args:
-        modules: Names of the family's modules outside its layers, by the names of ours.
-        layers: Name of the list of layers.
-        layer_modules: Names of the modules of a layer, by the names of ours. If a name of ours has several names,
-            separated by spaces, our weight has the rows of all these modules in this order. ``[0]`` or ``[1]`` after a
-            name selects the first or the second half of its rows.
+        modules: Modules outside the layers: from the name in our `Transformer` to the name in transformers.
+        layers: Name of the list of layers in transformers.
+        layer_modules: Modules inside a layer: from the name in our `Transformer` to the name in transformers. The value
+            may have several names, separated by spaces. Our weight then has the rows of all these modules, in this
+            order. ``[0]`` or ``[1]`` after a name selects the first or the second half of the module's rows. An empty
+            name stands for a module that the family lacks.
         position: Class name of the positional strategy.
-        options: Options of our Transformer that are the same in the whole family.
-        expected: Entries of the configuration that must have this value, because our Transformer supports no other.
-        partial_rotary: Whether RoPE rotates the fraction ``partial_rotary_factor`` of the channels.
+        options: Options of our `Transformer` that have the same value in the whole family.
+        expected: Entries that must have this value if the configuration has them, because our `Transformer` supports no
+            other.
+        partial_rotary: Whether RoPE rotates only the fraction ``partial_rotary_factor`` of the channels.
         local_rotary: Whether only layers with a window have RoPE.
         layout: Pairs of channels that RoPE rotates, see `kerple.positions.RoPE`.
-        norm_plus_one: Whether norms multiply by 1 + w.
+        norm_plus_one: Whether norms multiply by 1 + w, where w is the stored weight.
         fused: Order of the rows of the weight that computes queries, keys and values. ``qkv``: all queries, all keys,
             all values, as in our weight. ``heads``: queries, keys and values of the first head, then of the next.
-        transposed: Whether weights of the layers are (in, out), the transpose of ours.
+        transposed: Whether weight matrices of the layers are stored as (in, out), the transpose of ours.
     """
 
     modules: Mapping[str, str]
@@ -102,7 +104,7 @@ GEMMA3 = replace(
 )
 COHERE2 = replace(
     LLAMA,
-    layer_modules={**LLAMA.layer_modules, "mlp_norm": "input_layernorm"},  # attention and MLP have one norm
+    layer_modules={**LLAMA.layer_modules, "mlp_norm": "input_layernorm"},  # attention and MLP share a norm
     options={"bias": False, "gated": True, "parallel": True},
     local_rotary=True,
     layout="interleaved",

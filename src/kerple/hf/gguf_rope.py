@@ -1,4 +1,4 @@
-"""Scaling of RoPE in GGUF files. transformers reads only the base of RoPE from them."""
+"""Reading of the scaling of RoPE from GGUF files, from which transformers reads only the base of RoPE."""
 
 import math
 from copy import deepcopy
@@ -8,18 +8,22 @@ from typing import Any
 from kerple.base.errors import UserError
 
 DIVISORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""Tensors that divide the frequencies of RoPE: one list for all lengths (Llama 3), or two lists (LongRoPE)."""
 SCALING = ("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "finetuned")
+"""Names of the entries ``<architecture>.rope.scaling.…`` that are accepted; any other is an error."""
 
 
 def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
-    """The ``rope_parameters`` of a GGUF file, or None if the model has no RoPE; keys and defaults are llama.cpp's.
+    """Return the ``rope_parameters`` of transformers for the RoPE in a GGUF file, or None if the model has no RoPE.
+
+    The names of entries and the defaults of missing entries are those of llama.cpp.
 
     Args:
         path: The file.
-        config: The `transformers.PreTrainedConfig` that transformers reads from it.
+        config: The `transformers.PreTrainedConfig` that transformers reads from the file.
 
     Raises:
-        UserError: If transformers has no counterpart of the scaling.
+        UserError: If ``rope_parameters`` cannot express the scaling.
     """
     from transformers.integrations.gguf import read_gguf_metadata
 
@@ -37,7 +41,7 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
     length = scaling.get("original_context_length", metadata.get(f"{model}context_length"))
     changes = {} if base is None else {"rope_theta": base}
     original = {"original_max_position_embeddings": length, "attention_factor": scaling.get("attn_factor", 1.0)}
-    if kind == "divisors":  # divisors of the frequencies: one list of Llama 3, or two lists of LongRoPE
+    if kind == "divisors":
         from gguf import GGUFReader
 
         lists = {tensor.name: tensor.data.tolist() for tensor in GGUFReader(path).tensors if tensor.name in divisors}
@@ -51,8 +55,9 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
         changes |= {"rope_type": "linear", "factor": factor}
     unknown = kind not in ("none", "linear", "yarn", "divisors") or not scaling.keys() <= set(SCALING)
     if unknown or ("rope_type" in changes and "rope_theta" not in target) or (kind == "divisors" and factor != 1):
-        given = f"the RoPE of {path.name} is scaled by {scaling} and {', '.join(divisors) or 'no tensor'}"
-        raise UserError(f"model: {given}, which transformers does not support; use the model's safetensors")
+        entries = ", ".join([*(f"{key} {value}" for key, value in scaling.items()), *divisors])
+        given = f"got {path.name}, whose RoPE has a scaling of type {kind} ({entries})"
+        raise UserError(f"model: {given}; transformers does not support it, so use the model's safetensors")
     if "rope_theta" in target:
         target.update(changes)
     return rope

@@ -1,4 +1,4 @@
-"""An estimate of the memory that a model of transformers needs, and its comparison with the free memory."""
+"""Estimate of the memory that a model of transformers needs, and its comparison with the free memory."""
 
 from typing import Any
 
@@ -13,24 +13,25 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
-        tokens: Length of the input, which is the option ``to`` of `extend`; 0 for the weights only.
-        device: Type of the device, ``cpu`` or ``cuda``.
-        trust_remote_code: Whether code that comes with the model may run.
+        tokens: Length of the input; 0 for the weights only. An error about it names the option ``to`` of `extend`.
+        device: Type of the device whose memory is compared, ``cpu`` or ``cuda``.
+        trust_remote_code: Whether code that is stored with the model may run.
 
     Raises:
-        UserError: If the free memory is smaller.
+        UserError: If the estimate is larger than the free memory.
     """
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
+    # activations of a layer for one token: about 16 vectors of the model's width, and 3 of the hidden layer's
     width = 16 * text.hidden_size + 3 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
-    needed = 4 * (sum(p.numel() for p in model.parameters()) + tokens * width)
+    needed = 4 * (sum(p.numel() for p in model.parameters()) + tokens * width)  # bytes
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
     if needed > free:
-        given, advice = "model: got one that needs", "use a machine with more memory, or a smaller model"
+        given, advice = "model: the weights need", "use a machine with more memory, or a smaller model"
         if tokens:
             given, advice = f"to: got {tokens} tokens, which need", "give a smaller number"
         needed, free = (f"{size / 2**30:.1f} GiB" for size in (needed, free))
-        raise UserError(f"{given} about {needed} of memory in fp32, and {free} are free; {advice}")
+        raise UserError(f"{given} about {needed} of memory in fp32, but only {free} are free; {advice}")

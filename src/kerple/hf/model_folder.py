@@ -1,4 +1,4 @@
-"""Folders that transformers loads, made from a model on the disk: with another configuration, or from a GGUF file."""
+"""Folders that transformers loads: a model with another configuration, or the safetensors of a GGUF file."""
 
 import shutil
 from pathlib import Path
@@ -11,9 +11,9 @@ def link(model: str, config: Any, folder: Path) -> None:
     """Make a folder with a changed configuration and links to the other files of a model.
 
     Args:
-        model: A folder or a name on the hub.
-        config: The `transformers.PreTrainedConfig`.
-        folder: The folder; its previous contents are removed.
+        model: Folder of the model, or its name on the hub.
+        config: The changed `transformers.PreTrainedConfig`.
+        folder: Folder to make; an existing one is removed with its contents.
     """
     from transformers.utils import cached_file
 
@@ -26,21 +26,24 @@ def link(model: str, config: Any, folder: Path) -> None:
 
 
 def unpack(source: ModelSource, config: Any, folder: Path) -> str:
-    """Write the model of a GGUF file as safetensors with its tokenizer, and return the path of the folder.
+    """Write the model of a GGUF file and its tokenizer to a folder, as safetensors; return the path of the folder.
+
+    Nothing is written if the folder is complete.
 
     Args:
         source: The GGUF file.
         config: Its `transformers.PreTrainedConfig`, which `read_model_config` returns.
-        folder: The folder; it is not written again if it is complete.
+        folder: The folder.
 
     Raises:
         UserError: If the model cannot be read.
     """
     from transformers import AutoTokenizer
 
-    if not (folder / "tokenizer.json").exists():  # is written last
+    if not (folder / "tokenizer.json").exists():  # this file is written last
         model = read_model(source, config)
-        model.hf_quantizer = None  # the weights are unpacked, but transformers refuses to save a quantised model
+        # the weights are dequantised, but transformers refuses to save a model that names a quantiser
+        model.hf_quantizer = None
         del model.config.quantization_config
         model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(source.location, **source.files).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Our `Transformer` as a model of transformers. `AutoModelForCausalLM` loads it after `import kerple.hf`."""
+"""`KerpleForCausalLM`: our `Transformer` as a model of transformers, loaded by `AutoModelForCausalLM`."""
 
 import sys
 from typing import Any
@@ -11,23 +11,23 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.deprecation import deprecate_kwarg
 
 from kerple.base.errors import UserError
 from kerple.model.cache import Cache
 from kerple.model.stored import build_transformer
 from kerple.positions import Position
 
-REMOTE_PACKAGE = "transformers_modules."  # the package into which transformers imports the code of a model
-MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()
-# name of the cache in `generate` and in outputs, which transformers 5.24 has changed
-CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+REMOTE_PACKAGE = "transformers_modules."  # prefix of the modules into which transformers imports the code of models
+MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()  # the models that `constrain_after_step` must find
 
 
 class KerpleConfig(PreTrainedConfig):
-    """Configuration of our network.
+    """Configuration of a `KerpleForCausalLM`.
 
     Args:
         network: Options of `kerple.model.stored.build_transformer`, including the strategy with its options.
+        **kwargs: Entries of every configuration of transformers.
     """
 
     model_type = "kerple"
@@ -45,9 +45,9 @@ class KerpleConfig(PreTrainedConfig):
 
 
 class KerpleCache(DynamicCache):
-    """Our cache in the form that `generate` of transformers expects."""
+    """Cache of transformers' `generate` that holds a `kerple.model.cache.Cache`."""
 
-    # `generate` would take a cache without layers of its own classes for a cache without keys
+    # with the inherited property, `generate` finds no layers of DynamicCache and concludes that there are no keys
     is_linear = (False,)  # type: ignore[assignment,unused-ignore]
     is_croppable = False
 
@@ -69,21 +69,21 @@ class KerpleCache(DynamicCache):
 
 
 class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
-    """Our `Transformer` with `generate`, its cache, and a loss for transformers' `Trainer`.
+    """Our `Transformer` with the interface of transformers: `generate` with a cache, and a loss for `Trainer`.
 
-    Padding is not masked. Texts of a batch may be padded on the right, for losses and training. The prompts of a batch
-    must have equal lengths.
+    Padding is not masked. For losses and training, the texts of a batch may be padded on the right, because later
+    tokens do not change logits. The prompts of a batch must have equal lengths.
     """
 
     config_class = KerpleConfig
-    remote: tuple[type[Position], ...] = ()  # strategies whose code is stored with the model
+    remote: tuple[type[Position], ...] = ()  # strategies from outside this project, whose code is stored with the model
     base_model_prefix = "network"
     main_input_name = "input_ids"
-    accepts_loss_kwargs = False  # `Trainer` must divide the loss, a mean, by the number of accumulated batches
+    accepts_loss_kwargs = False  # `Trainer` then divides the loss, a mean, by the number of accumulated batches
     _tied_weights_keys = {"network.head.weight": "network.embedding.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["positions"]  # noqa: RUF012
     _supports_sdpa = True
-    _is_stateful = True  # transformers then refuses assisted generation, which would remove rows from the cache
+    _is_stateful = True  # transformers then refuses assisted generation, which removes tokens from the cache
 
     def __init__(self, config: KerpleConfig) -> None:
         super().__init__(config)
@@ -94,14 +94,15 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a model as transformers does, and compute the buffers that files do not hold, such as ALiBi's slopes."""
-        loaded = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        initial = build_transformer(model.config.network | {"vocabulary": 1, "hidden": 1}, remote=cls.remote)
+        result = super().from_pretrained(*args, **kwargs)
+        model = result[0] if isinstance(result, tuple) else result  # a tuple with ``output_loading_info``
+        # transformers creates models without values; a network with few parameters has the same buffers
+        small = build_transformer(model.config.network | {"vocabulary": 1, "hidden": 1}, remote=cls.remote)
         stored = model.network.state_dict()
-        for name, value in initial.named_buffers():
+        for name, value in small.named_buffers():
             if name not in stored:
                 model.network.get_buffer(name).copy_(value)
-        return loaded
+        return result
 
     def _init_weights(self, module: nn.Module) -> None:
         """Do nothing: the network initialises itself."""
@@ -116,64 +117,70 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         _check_mask(model_kwargs.get("attention_mask"), cached=True)
-        if model_kwargs.get(CACHE) is not None:
+        if model_kwargs.get("cache") is not None:
             return
         if generation_config.use_cache is not False and self.network.prefix_consistent:
-            model_kwargs[CACHE] = KerpleCache(self.network.new_cache())
+            model_kwargs["cache"] = KerpleCache(self.network.new_cache())
         else:
             generation_config.use_cache = False
 
+    @deprecate_kwarg("past_key_values", "6.0.0", new_name="cache")
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: KerpleCache | None = None,
+        cache: KerpleCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         **ignored: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the next token after each token, and the mean loss of the labels.
+        """Return the logits of the next token after each token, and the mean loss of the labels.
 
         Args:
-            input_ids: (B, T) int64.
-            attention_mask: (B, T), 0 for padding on the right; without padding if there is a cache.
-            past_key_values: The cache of an earlier call; transformers 5.24 calls it ``cache``.
-            labels: (B, T) int64, which this method shifts by one; -100 is ignored.
-            use_cache: Whether to return a cache. None is returned for a strategy whose positions depend on the length
-                of the input, because the keys in a cache would be out of date.
+            input_ids: Tokens (B, T) int64.
+            attention_mask: (B, T), 0 for padding on the right. With a cache it must have no 0.
+            cache: The cache that an earlier call returned, to which the keys and values of these tokens are added.
+            labels: Tokens (B, T) int64, usually ``input_ids``. The loss compares the logits after token i with label
+                i + 1, unless it is -100.
+            use_cache: Whether to return a cache. In training mode none is returned. None is returned for a strategy
+                that is not ``prefix_consistent``, because more input changes the keys of earlier tokens.
             logits_to_keep: Number of last tokens whose logits are returned; 0 for all.
+            **ignored: Other arguments of transformers. ``position_ids`` are only checked.
 
         Raises:
-            UserError: If tokens are padded on the left, tokens are padded and a cache is used, or ``position_ids`` are
-                not those of one text.
+            UserError: If a text is padded on the left, or padded with a cache, or ``position_ids`` are not consecutive
+                numbers that continue the cache.
         """
-        past_key_values = ignored.pop("cache", past_key_values)
-        if past_key_values is None and use_cache and not self.training and self.network.prefix_consistent:
-            past_key_values = KerpleCache(self.network.new_cache())
-        cache = None if past_key_values is None else past_key_values.cache
-        _check_mask(attention_mask, cached=cache is not None)
+        if cache is None and use_cache and not self.training and self.network.prefix_consistent:
+            cache = KerpleCache(self.network.new_cache())
+        inner = None if cache is None else cache.cache
+        _check_mask(attention_mask, cached=inner is not None)
         if (positions := ignored.get("position_ids")) is not None:
-            first = 0 if cache is None else cache.length
+            first = 0 if inner is None else inner.length
             if not bool((positions == torch.arange(first, first + input_ids.shape[1], device=positions.device)).all()):
                 expected = f"consecutive numbers from {first}"
                 raise UserError(f"position_ids: expected {expected}; put each text into a separate row")
-        logits = self.network(input_ids, cache=cache, last=logits_to_keep or None)  # (B, T or logits_to_keep, V)
+        logits = self.network(input_ids, cache=inner, last=logits_to_keep or None)  # (B, T or logits_to_keep, V)
         loss = None
         if labels is not None:
             targets = labels[:, 1:].flatten()
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=-100)
-        output: dict[str, Any] = {CACHE: past_key_values}
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **output)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache)
 
 
 def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[KerpleConfig], type[KerpleForCausalLM]]:
-    """Make classes of a configuration and a model for a module with strategies whose code is stored with the model."""
-    for kind in strategies if module.startswith(REMOTE_PACKAGE) else ():
-        # transformers' name of the module has a part that begins with a digit; the parser of options rejects such names
-        name = REMOTE_PACKAGE + kind.__module__.removeprefix(REMOTE_PACKAGE).replace(".", "_")
-        sys.modules[name], kind.__module__ = sys.modules[kind.__module__], name
-    # without __init__ in its namespace, transformers would turn the configuration into a dataclass
+    """Return classes of a configuration and a model with strategies whose code is stored with the model.
+
+    Args:
+        module: ``__name__`` of the module that defines the classes.
+        *strategies: Classes of the strategies.
+    """
+    for strategy in strategies if module.startswith(REMOTE_PACKAGE) else ():
+        # transformers puts a part that begins with a digit into the name, and the parser of options rejects such names
+        name = REMOTE_PACKAGE + strategy.__module__.removeprefix(REMOTE_PACKAGE).replace(".", "_")
+        sys.modules[name], strategy.__module__ = sys.modules[strategy.__module__], name
+    # transformers makes a dataclass of a configuration without an ``__init__`` of its own
     names = {"model_type": "kerple_remote", "__module__": module, "__init__": KerpleConfig.__init__}
     config = type("KerpleRemoteConfig", (KerpleConfig,), names)
     attributes = {"config_class": config, "remote": strategies, "__module__": module}
@@ -181,7 +188,7 @@ def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[Kerpl
 
 
 def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
-    """Raise a UserError if a mask hides tokens on the left, or any tokens if they are prompts or cached."""
+    """Raise a UserError if a mask hides a token on the left, or with ``cached``, if it hides any token."""
     if attention_mask is None or bool(attention_mask.all()):
         return
     if cached or bool((attention_mask.diff(dim=-1) > 0).any()):
@@ -190,9 +197,10 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
 
 
 def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Hook of every optimiser: after a step, project the parameters of our models into their ranges.
+    """Call `constrain_` of each network whose parameters an optimiser has updated; torch calls this after every step.
 
-    Strategies with random positions or shifts draw new ones, once for each step and not for each forward pass.
+    `constrain_` projects parameters into their ranges. Strategies with random positions then draw new ones, once per
+    step and not once per forward pass.
     """
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for model in MODELS:
@@ -202,9 +210,9 @@ def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def register() -> None:
-    """Register the model with transformers' Auto classes, and its constraints with torch's optimisers.
+    """Register the model with transformers' Auto classes, and `constrain_after_step` with torch's optimisers.
 
-    It must be called once.
+    Call it only once, because torch would call the hook again for each registration.
     """
     register_optimizer_step_post_hook(constrain_after_step)
     AutoConfig.register(KerpleConfig.model_type, KerpleConfig, exist_ok=True)

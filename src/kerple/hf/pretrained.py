@@ -1,4 +1,4 @@
-"""Pretrained models: as a network to measure, or as options and weights of our own `Transformer`."""
+"""Pretrained models, read as a network to measure, or as options and weights of our own `Transformer`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,47 +33,48 @@ def read_network(
         path: A folder, a .gguf file, ``smollm2-135m`` or a name on the Hugging Face hub.
         length: Training length in tokens; None for the length in the model's configuration.
         scaling: Scaling of RoPE, see `kerple.hf.rope.scaled`; None for the model's own.
-        factor: Scaling factor.
-        position: Strategy in place of the model's own. The model is then translated to our own network, in fp32.
-        dtype: Dtype of the weights in memory.
-        trust_remote_code: Whether code that comes with the model may run.
+        factor: Scaling factor; None with the scaling ``none`` or None.
+        position: Function that builds another strategy from the shape; None for the model's own. With another strategy,
+            the model is translated to our `Transformer`, in fp32.
+        dtype: Dtype of the weights in memory, if the model is not translated.
+        trust_remote_code: Whether code that is stored with the model may run.
         bos: Whether the network reads a BOS token before every input, if the model's tokenizer adds one.
         rope_options: Further entries of ``rope_parameters`` for the scaling, such as ``beta_fast``.
 
     Raises:
-        UserError: If there is no such model, or it does not support the scaling or the strategy.
+        UserError: If the model cannot be read, its RoPE cannot be scaled, its family has no translation, or the
+            strategy has parameters that the model lacks.
     """
     source = find_model(path)
     config = read_model_config(source, trust_remote_code)
     length = length or config_length(config)
-    if scaling is not None or factor is not None:
-        config = scaled(config, scaling, factor, length or 0, rope_options)
+    config = scaled(config, scaling, factor, length or 0, rope_options)
     model = read_model(source, config, getattr(torch, dtype), trust_remote_code)
-    begin = bos_token(source) if bos and has_tokenizer(source) else None
+    bos_id = bos_token(source) if bos and has_tokenizer(source) else None
     if position is None and config.model_type != "kerple":
-        return hugging_face_network(model, length, None if scaling is None else STRATEGIES[scaling], begin)
+        return hugging_face_network(model, length, None if scaling is None else STRATEGIES[scaling], bos_id)
     stored = read_family(config, model.state_dict())
     network = build_transformer(stored.model, position)
     if new := [name for name in copy_weights(network, stored).new if name.startswith("positions.")]:
-        reason = f"which has weights that the model lacks, such as {new[0]}"
+        reason = f"which has parameters that the model lacks, such as {new[0]}"
         raise UserError(f"model.position: got {network.name}, {reason}; train them with `fit --weights`")
-    network.bos = begin
+    network.bos = bos_id
     if position is not None:
         print(f"the strategy of the model is replaced by {network.name}", flush=True)
     return network
 
 
 def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
-    """Read a model as our options and weights.
+    """Read a model as options and weights of our own `Transformer`.
 
     Args:
         path: A name for `find_model`, or a checkpoint that `fit` has written.
-        classes: The classes that a checkpoint may name; None if the path is no checkpoint.
+        classes: The classes that a checkpoint may name; None if ``path`` is not a checkpoint.
 
     Raises:
-        UserError: If there is no such model, it has no counterpart here, or the checkpoint holds no model.
+        UserError: If the model cannot be read, its family has no translation, or the checkpoint contains no model.
     """
-    if classes is not None and is_zipfile(path):  # the format of torch.save, unlike safetensors and GGUF
+    if classes is not None and is_zipfile(path):  # checkpoints are zip files; safetensors and GGUF files are not
         return read_checkpoint(path, classes)
     source = find_model(path)
     config = read_model_config(source)

@@ -1,4 +1,4 @@
-"""RoPE in configurations of transformers: its translation to our options, and its scaling."""
+"""RoPE in configurations of transformers: its name, its translation to options of this project, and its scaling."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -10,35 +10,34 @@ from kerple.positions.rotary_scaling import Scaling
 AnyScaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"]
 STRATEGIES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
 STRATEGIES |= {"llama3": "RoPE (llama3)"}
-SCALINGS = {"default": "none", "linear": "pi", "dynamic": "dynamic_ntk"}  # names that differ: transformers' and ours
+"""Names of scalings in results."""
+SCALINGS = {"default": "none", "linear": "pi", "dynamic": "dynamic_ntk"}
+"""Scalings whose name in transformers (the key) differs from ours."""
 OPTIONS = {name: name for name in ("factor", "attention_factor", "beta_fast", "beta_slow")}
 OPTIONS |= {"high_freq_factor": "beta_fast", "low_freq_factor": "beta_slow"}
 OPTIONS |= {"short_factor": "short_factors", "long_factor": "long_factors"}
-"""Options of scalings: transformers' names and ours."""
-
-
-def rope_type(config: Any) -> str | None:
-    """transformers' name of a model's scaling of RoPE; ``mixed`` if layers differ, None for a model without RoPE."""
-    rope = getattr(config, "rope_parameters", None)
-    if not rope:
-        return None
-    return rope.get("rope_type", "default") if "rope_theta" in rope else "mixed"
+"""Options of scalings: from the name in transformers to the name in `kerple.positions.RoPE`."""
 
 
 def strategy_name(config: Any) -> str | None:
-    """Name of a model's RoPE in results, such as PI, or None for a model without RoPE."""
-    kind = rope_type(config)
-    return None if kind is None else STRATEGIES.get(SCALINGS.get(kind, kind), f"RoPE ({kind})")
+    """Return the name of a model's RoPE in results, such as ``PI``; None for a model without RoPE.
+
+    It is ``RoPE (mixed)`` if the configuration has different ``rope_parameters`` for different kinds of layers.
+    """
+    if not (rope := getattr(config, "rope_parameters", None)):
+        return None
+    kind = rope.get("rope_type", "default") if "rope_theta" in rope else "mixed"
+    return STRATEGIES.get(SCALINGS.get(kind, kind), f"RoPE ({kind})")
 
 
 def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, Any] | None:
-    """Options of `kerple.positions.RoPE` that give the RoPE of a model, or None if our RoPE has no counterpart.
+    """Return the options of `kerple.positions.RoPE` that give the RoPE of a model; None if no options do.
 
     Args:
-        rope: ``rope_parameters`` of a configuration, or of a kind of layers in it.
+        rope: ``rope_parameters`` of a configuration, or of one kind of its layers.
         partial: Whether the model rotates only the fraction ``partial_rotary_factor`` of the channels.
-        length: Largest number of positions. If the configuration has no factor of YaRN or LongRoPE, the factor is the
-            ratio of this number to the original one.
+        length: Largest number of positions in the configuration. If YaRN or LongRoPE have no factor, the factor is the
+            ratio of this number to ``original_max_position_embeddings``.
     """
     scaling = SCALINGS.get(rope.get("rope_type", "default"), rope.get("rope_type"))
     if scaling not in (*STRATEGIES, *get_args(Scaling)) or rope.get("truncate") is False or "mscale" in rope:
@@ -55,13 +54,15 @@ def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, 
 def scaled(
     config: Any, scaling: AnyScaling | None, factor: float | None, length: int, rope_options: Mapping[str, float] = {}
 ) -> Any:
-    """A copy of a model's configuration whose RoPE has a scaling of `kerple.positions.RoPE`.
+    """Return a copy of a model's configuration with another scaling of RoPE.
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
-        scaling: The scaling; ``none`` removes any scaling, and None leaves the configuration unchanged.
-        factor: Scaling factor s >= 1, the target length as a multiple of the training length; None with ``none``.
-        length: Training length L in tokens.
+        scaling: Scaling by its name in `kerple.positions.RoPE`. ``none`` removes the model's own scaling, and None
+            keeps it.
+        factor: Scaling factor s >= 1, the target length as a multiple of the training length. None if ``scaling`` is
+            ``none`` or None.
+        length: Training length in tokens.
         rope_options: Further entries of ``rope_parameters``, such as ``beta_fast``.
 
     Raises:
@@ -69,7 +70,7 @@ def scaled(
     """
     config = deepcopy(config)
     if (scaling in (None, "none")) != (factor is None) or (factor is not None and not factor >= 1):
-        expected = "1 or more with a scaling, and none without one"
+        expected = "1 or more with a scaling, and null without one"
         raise UserError(f"model.factor: got {factor} with model.scaling {scaling}, expected {expected}")
     if scaling is None:
         return config
@@ -90,7 +91,7 @@ def scaled(
         "llama3": {"rope_type": "llama3", "factor": s, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original},
     }
     if scaling == "dynamic_ntk":
-        config.max_position_embeddings = length  # transformers scales inputs that are longer
+        config.max_position_embeddings = length  # transformers scales RoPE for longer inputs only
     unscaled = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
     config.rope_parameters = unscaled | changes[scaling] | dict(rope_options)
     return config

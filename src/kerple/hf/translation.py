@@ -1,4 +1,4 @@
-"""Translation of a model of transformers to options and weights of our own `Transformer`."""
+"""Translation of a model of transformers to the options and weights of our own `Transformer`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +9,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.hf.families import FAMILIES, GEMMA3, Family
 from kerple.hf.rope import read_rope
+from kerple.hf.windows import layer_kinds
 from kerple.model.stored import StoredModel, Weights
 
 TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # names of the same approximation of gelu
@@ -23,40 +24,40 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
         state: The model's state_dict.
 
     Raises:
-        UserError: As `read_options`. The model can still be tested by ``test --hf``.
+        UserError: If the model is of another family, or has an option that our `Transformer` lacks.
     """
     if config.model_type == "kerple":
         model = dict(config.network)
         weights = {name.removeprefix("network."): value for name, value in state.items()}
     else:
         model = read_options(config)
-        weights = read_weights(FAMILIES[config.model_type], config, state)
+        weights = _read_weights(FAMILIES[config.model_type], config, state)
     if config.tie_word_embeddings:
         weights["head.weight"] = weights["embedding.weight"]
     return StoredModel(model, weights)
 
 
 def read_options(config: Any) -> dict[str, Any]:
-    """Options of our `Transformer` that give the model of a configuration.
+    """Return the options of our `Transformer` that give the model of a configuration.
 
     Raises:
-        UserError: If the family or one of its options has no counterpart here.
+        UserError: If the model is not of one of `FAMILIES`, or has an option that our `Transformer` lacks.
     """
     if (family := FAMILIES.get(config.model_type)) is None:
-        raise no_counterpart(f"is a {config.model_type}, none of {', '.join(FAMILIES)}")
+        raise _unsupported(f"of the family {config.model_type}", f"one of {', '.join(FAMILIES)}")
     for name, value in family.expected.items():
         if getattr(config, name, value) != value:
-            raise no_counterpart(f"has {name}: {getattr(config, name)}")
+            raise _unsupported(f"with {name} {getattr(config, name)}", str(value))
     dim, heads = config.hidden_size, config.num_attention_heads
     head_dim = _first(config, "head_dim", default=dim // heads)
     activations = ("hidden_act", "hidden_activation", "activation_function")
     activation = _first(config, *activations, default="gelu_new")  # BLOOM's configuration has none
     if activation not in ACTIVATION_NAMES:
-        raise no_counterpart(f"has the activation {activation}")
-    length = _first(config, "max_position_embeddings", "seq_length", default=2048)  # BLOOM's is 2048
+        raise _unsupported(f"with the activation {activation}", f"one of {', '.join(ACTIVATION_NAMES)}")
+    length = _first(config, "max_position_embeddings", "seq_length", default=2048)  # BLOOM was trained at 2048
     position: dict[str, Any] = {"class_path": f"kerple.positions.{family.position}"}
     if family.position == "RoPE":
-        position, length = read_layers(family, config, length)
+        position, length = _rope_strategy(family, config, length)
     return {
         "layers": config.num_hidden_layers,
         "dim": dim,
@@ -78,26 +79,28 @@ def read_options(config: Any) -> dict[str, Any]:
     }
 
 
-def read_layers(family: Family, config: Any, length: int) -> tuple[dict[str, Any], int]:
-    """The strategy of a model with RoPE, and the training length to which its frequencies belong.
+def _rope_strategy(family: Family, config: Any, length: int) -> tuple[dict[str, Any], int]:
+    """Return the strategy of a model with RoPE, as ``class_path`` and ``init_args``, and its training length.
+
+    The training length is ``original_max_position_embeddings`` of a scaled RoPE, or else ``length``.
 
     Args:
         family: The family.
         config: The model's configuration.
-        length: Largest number of positions.
+        length: Largest number of positions in the configuration.
 
     Raises:
-        UserError: If our RoPE has no counterpart of the model's RoPE.
+        UserError: If no options of `kerple.positions.RoPE` give the model's RoPE.
     """
-    layers, trained = config.num_hidden_layers, length
-    ropes, types = config.rope_parameters, getattr(config, "layer_types", None) or ["sliding_attention"] * layers
-    rotates = getattr(config, "no_rope_layers", None)
+    layers, training_length = config.num_hidden_layers, length
+    ropes, types = config.rope_parameters, layer_kinds(config)
+    rotary_layers = getattr(config, "no_rope_layers", None)  # despite the name, 1 is a layer with RoPE
     kinds: dict[str, Any] = {}
     windows: dict[str, int] = {}
     pattern = []
     for i, layer_type in enumerate(types):
-        window = getattr(config, "sliding_window", None) if layer_type == "sliding_attention" else None
-        has_rope = rotates[i] if rotates else window or not family.local_rotary
+        window = config.sliding_window if layer_type == "sliding_attention" else None
+        has_rope = rotary_layers[i] if rotary_layers else window or not family.local_rotary
         kind = ("local" if window else "global") + ("" if has_rope else "_nope")
         pattern.append(kind)
         if window:
@@ -106,20 +109,20 @@ def read_layers(family: Family, config: Any, length: int) -> tuple[dict[str, Any
             kinds[kind] = {"class_path": "kerple.positions.NoPE"}
         elif kind not in kinds:
             rope = ropes if "rope_theta" in ropes else ropes[layer_type]
-            trained = rope.get("original_max_position_embeddings", trained)
+            training_length = rope.get("original_max_position_embeddings", training_length)
             options = read_rope(rope, family.partial_rotary, length)
             if options is None:
-                raise no_counterpart(f"has RoPE of type {rope['rope_type']}")
+                raise _unsupported(f"with RoPE of type {rope['rope_type']}", "a type that RoPE of this project has")
             kinds[kind] = {"class_path": "kerple.positions.RoPE", "init_args": options | {"layout": family.layout}}
     if len(kinds) == 1 and not windows:
-        return kinds[pattern[0]], trained
+        return kinds[pattern[0]], training_length
     period = next(n for n in range(1, layers + 1) if pattern == (pattern[:n] * layers)[:layers])
     options = {"kinds": kinds, "pattern": pattern[:period], "windows": windows}
-    return {"class_path": "kerple.positions.LayerPattern", "init_args": options}, trained
+    return {"class_path": "kerple.positions.LayerPattern", "init_args": options}, training_length
 
 
-def read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> Weights:
-    """Weights of a model by their names in our Transformer. Parameters that the model lacks are left out."""
+def _read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> Weights:
+    """Return the weights of a model by their names in our `Transformer`, without parameters that the model lacks."""
     weights: Weights = {}
     heads, scalar = config.num_attention_heads, getattr(config, "query_pre_attn_scalar", None)
     for ours, theirs in parameters(family, config.num_hidden_layers):
@@ -130,13 +133,14 @@ def read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> We
         if family.norm_plus_one and "norm." in ours:
             weight = weight.float() + 1
         if ".q_norm." in ours and scalar:
-            weight = weight * (config.head_dim / scalar) ** 0.5  # scores are divided by √scalar, ours by √δ
+            # the model divides scores by √scalar, and our Transformer by √δ, where δ is the head dimension
+            weight = weight * (config.head_dim / scalar) ** 0.5
         if ours == "norm.weight" and hasattr(config, "logit_scale"):
             weight = weight * config.logit_scale
         if family.transposed and ours.startswith("blocks") and weight.ndim == 2:
             weight = weight.T.contiguous()
         if family.fused == "heads" and ".qkv." in ours:
-            weight = weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)  # (H, 3, δ, …) -> (3, H, δ, …)
+            weight = weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)  # (H, 3, δ, …) to (3, H, δ, …)
         weights[ours] = weight
     if family.position == "Learned":
         weights["positions.0.table"] = state["transformer.wpe.weight"]
@@ -144,7 +148,10 @@ def read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> We
 
 
 def parameters(family: Family, layers: int) -> list[tuple[str, list[str]]]:
-    """Names of all parameters that a model of a family may have: our name, and the family's names."""
+    """Return the names of all parameters that a model of a family may have.
+
+    Each entry is the name in our `Transformer` and the names in transformers, see `Family.layer_modules`.
+    """
     modules = {ours: [theirs] for ours, theirs in family.modules.items()}
     for i in range(layers):
         for ours, theirs in family.layer_modules.items():
@@ -157,7 +164,7 @@ def parameters(family: Family, layers: int) -> list[tuple[str, list[str]]]:
 
 
 def _part(state: Mapping[str, Tensor], name: str) -> Tensor | None:
-    """A tensor of a state, or half of its rows if the name ends in [0] or [1]; None if it is missing."""
+    """Return a tensor of a state_dict, or half of its rows for a name such as ``module[0].weight``; None if missing."""
     module, bracket, rest = name.partition("[")
     if not bracket:
         return state.get(name)
@@ -165,12 +172,12 @@ def _part(state: Mapping[str, Tensor], name: str) -> Tensor | None:
     return None if whole is None else whole.chunk(2)[int(rest[0])]
 
 
-def no_counterpart(reason: str) -> UserError:
-    """The error about a family or an option that our Transformer lacks."""
-    given = f"got one that {reason}, which this project's network does not support"
-    return UserError(f"model: {given}; `test --hf` without model.position can measure it")
+def _unsupported(given: str, expected: str) -> UserError:
+    """Return the error about a family or an option that our `Transformer` lacks."""
+    message = f"model: got one {given}, and this project's network needs {expected}"
+    return UserError(f"{message}; test the model by `test --hf` without model.position")
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of these entries of a configuration that is not None, or the default."""
+    """Return the first of these entries of a configuration that is not None, or the default."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), default)

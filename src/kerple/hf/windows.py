@@ -1,7 +1,7 @@
-"""Attention in a window, for models of transformers whose attention can be replaced."""
+"""Attention to a window of keys in models of transformers, whose attention functions this module replaces."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -14,20 +14,21 @@ from kerple.base.errors import UserError
 from kerple.positions.visibility import Visibility
 
 NAME = "kerple_windowed"
-QUERY_ROWS = 512  # queries in a chunk, which limits the size of the mask
-UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # options of attention that change the scores
+QUERY_ROWS = 512  # number of queries that are read at once, which limits the size of the mask
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # options of attention functions that change scores or softmax
 
 
 @contextmanager
 def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
-    """Limit every layer's attention to a window within the context.
+    """Limit the attention of every layer to a window, as a context manager for one forward pass.
 
     Args:
         model: A `transformers.PreTrainedModel`.
         visibility: The keys that a query sees.
 
     Raises:
-        UserError: If a layer did not use the replaced attention. The window had no effect on such a layer.
+        UserError: At the end of the context, if the window had no effect on a layer, because the layer does not use
+            transformers' registry of attention functions.
     """
     calls = 0
 
@@ -40,17 +41,17 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
         yield
     layers = model.config.get_text_config().num_hidden_layers
     if calls != layers:
-        given = f"got one for {type(model).__name__}, whose attention can be limited in only {calls} of {layers} layers"
-        raise UserError(f"window: {given}; leave out the protocol windowed, and measures with windows")
+        given = f"got {visibility.window}, but {type(model).__name__} can limit attention in {calls} of {layers} layers"
+        raise UserError(f"window: {given} only; remove the protocol windowed, and other measures with a window")
 
 
 @contextmanager
 def attention_replaced(model: Any, name: str, function: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Replace, within the context, the attention of every layer that uses transformers' registry of attention.
+    """Replace the attention of every layer that uses transformers' registry of attention functions.
 
     Args:
         model: A `transformers.PreTrainedModel`.
-        name: Name of the attention in the registry.
+        name: Name of the replacement in the registry.
         function: Function to register under this name, with the signature of transformers' functions. None if the name
             is already registered.
     """
@@ -70,7 +71,7 @@ def attention_replaced(model: Any, name: str, function: Callable[..., Any] | Non
 
 
 def layer_kinds(config: Any) -> list[str]:
-    """Kind of each layer of a text model, such as ``full_attention`` and ``sliding_attention``."""
+    """Return the kind of each layer of a text model, such as ``full_attention`` or ``sliding_attention``."""
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kind = "full_attention" if window is None else "sliding_attention"
     return list(getattr(config, "layer_types", None) or [kind] * config.num_hidden_layers)
@@ -78,55 +79,58 @@ def layer_kinds(config: Any) -> list[str]:
 
 @contextmanager
 def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
-    """Rotate layers with a window or chunks by the positions (1, T), independently of the model's ``position_ids``.
+    """Rotate queries and keys by the positions ``ids`` (1, T) in layers with a window or chunks.
+
+    The other layers use the model's ``position_ids``.
 
     Raises:
-        UserError: If the model has such layers, and not the modules of transformers' models.
+        UserError: If the model has layers with a window or chunks, but not the attributes ``layers`` and
+            ``rotary_emb``, through which their positions can be set.
     """
     base, local = getattr(model, "model", model.base_model), ("sliding_attention", "chunked_attention")
     layers = {i: kind for i, kind in enumerate(layer_kinds(model.config.get_text_config())) if kind in local}
     if layers and not (hasattr(base, "layers") and hasattr(base, "rotary_emb")):
-        given = f"got one for {type(model).__name__}, whose layers with windows cannot keep their positions"
-        raise UserError(f"offset: {given}; leave out GapCurve")
+        given = f"{type(model).__name__} cannot read a gap in the positions, because it has layers with a window"
+        raise UserError(f"model: {given} and sets positions in an unknown way; remove measures with gaps (GapCurve)")
 
     def rotate(kind: str, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         kinds = [kind] if "layer_type" in signature(base.rotary_emb.forward).parameters else []
         x = args[0] if args else options["hidden_states"]
         return args, options | {"position_embeddings": base.rotary_emb(x, ids, *kinds)}
 
-    hooks = [base.layers[i].register_forward_pre_hook(partial(rotate, k), with_kwargs=True) for i, k in layers.items()]
-    try:
+    with ExitStack() as hooks:
+        for i, kind in layers.items():
+            hooks.enter_context(base.layers[i].register_forward_pre_hook(partial(rotate, kind), with_kwargs=True))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def windowed_attention(
     visibility: Visibility,
     module: nn.Module,
     query: Tensor,  # (B, H, T, δ)
-    key: Tensor,  # (B, G, T, δ)
-    value: Tensor,
+    key: Tensor,  # (B, G, Tk, δ)
+    value: Tensor,  # (B, G, Tk, δ)
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention to the keys that ``visibility`` names, with the signature of transformers' functions.
+    """Attend to the keys of ``visibility``, with the signature of transformers' attention functions.
+
+    Dimensions are the batch size B, H query heads, G key heads, T queries, Tk keys and the head dimension δ.
 
     Raises:
         UserError: If the layer needs an option that this attention does not support.
     """
-    unsupported = [name for name in UNSUPPORTED if options.get(name) is not None]
-    if unsupported or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
-        needs = ", ".join(unsupported) or "a mask, dropout or attention to the future"
-        given = f"got one for {type(module).__name__}, which needs {needs}"
-        raise UserError(f"window: {given}, which attention in a window does not support; leave out the window")
     visibility = visibility.narrow(sliding_window)
     size = visibility.window
     assert size is not None
+    unsupported = [name for name in UNSUPPORTED if options.get(name) is not None]
+    if unsupported or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
+        needs = ", ".join(unsupported) or "a mask, dropout or attention to later tokens"
+        given = f"got {size}, but {type(module).__name__} needs {needs}"
+        raise UserError(f"window: {given}, which attention with a window does not support; remove the window")
     length, cached = query.shape[2], key.shape[2] - query.shape[2]
     parts = []
     for first in range(0, length, QUERY_ROWS):

@@ -12,25 +12,25 @@ from torch.nn.modules.module import register_module_forward_hook
 import kerple.model.self_attention as our_attention
 from kerple.hf.windows import attention_replaced
 
-NAME = "kerple_probe"
-HIDDEN = -1e4  # a mask with a smaller entry hides the key; transformers uses the smallest number of the dtype
+NAME = "kerple_probe"  # of the attention function in transformers' registry
+HIDDEN = -1e4  # an entry of a mask below this hides the key; transformers uses the lowest number of the dtype
 
 
 @dataclass
 class Call:
-    """The arguments of one call of attention, for the first sequence of the batch.
+    """Arguments of one call of an attention function, for the first sequence of the batch.
 
     Args:
         layer: Index of the layer.
-        q: Queries (H, Tq, δ) of H heads with head dimension δ.
-        k: Keys (G, Tk, δ) of G key heads.
+        q: Queries (H, Tq, δ): H query heads, Tq queries, head dimension δ.
+        k: Keys (G, Tk, δ): G key heads, Tk keys.
         v: Values (G, Tk, δ).
         factor: Norm of the first query after the rotation, divided by its norm before the rotation. None if no module
             returned the query before the rotation.
-        visible: Whether a query sees a key, (Tq, Tk) bool, or None if attention received no mask.
-        window: Size of the sliding window that attention received as an argument, or None.
-        sinks: Whether attention received a logit of a sink.
-        bias: Whether attention received a bias of its scores.
+        visible: Whether each query sees each key, (Tq, Tk) bool; None if the function received no mask.
+        window: Size of the sliding window that the function received as an argument, or None.
+        sinks: Whether the function received the logit of a sink.
+        bias: Whether the function received a bias of the scores.
     """
 
     layer: int
@@ -46,10 +46,11 @@ class Call:
 
 @contextmanager
 def captured(model: Any) -> Iterator[list[Call]]:
-    """Record every call of attention within the context, and replace its output by the value of each query's token.
+    """Record every call of an attention function of the model, as a context manager around forward passes.
 
-    If the input is one token, repeated, all positions then have the same hidden state in every layer. Queries and keys
-    differ only by the effect of their positions.
+    Attention then returns the value of each query's own token. If the input repeats a single token, all positions
+    therefore have the same hidden state in every layer. Queries at different positions differ only by the effect of
+    their positions, and so do keys.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
@@ -73,34 +74,38 @@ def captured(model: Any) -> Iterator[list[Call]]:
         layer, bias = len(calls) % len(model.network.blocks), spec.table is not None or spec.modify_scores is not None
         return record(layer, q, k, v, None, spec.window, spec.sink is not None, bias)
 
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
+    def collect_output(module: nn.Module, args: Any, output: Any) -> None:
         outputs.extend([output] if isinstance(output, Tensor) else [])
 
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
-    hook, original = register_module_forward_hook(keep), our_attention.attend
-    our_attention.attend = attend  # type: ignore[assignment]
+    original, our_attention.attend = our_attention.attend, attend  # type: ignore[assignment]
+    hook = register_module_forward_hook(collect_output)
     try:
-        with attention_replaced(model, NAME, registered), torch.inference_mode():
+        with hook, attention_replaced(model, NAME, registered), torch.inference_mode():
             yield calls
     finally:
         our_attention.attend = original
-        hook.remove()
 
 
 def _factor(q: Tensor, outputs: list[Tensor]) -> float | None:
-    """Norm of the first query, divided by that of the last module output whose first row is proportional to it.
+    """Return the factor by which the rotation has changed the norm of the first query, see `Call.factor`.
 
-    None if there is no such output.
+    The query before the rotation is sought in the outputs of modules, the last output first. It is the first row of an
+    output, or a part of this row, that is proportional to the query after the rotation by position 0.
+
+    Args:
+        q: Queries after the rotation, (H, T, δ).
+        outputs: Outputs of modules, in order.
     """
     heads, length, width = q.shape
-    first = q[:, 0].flatten()  # (H·δ,)
+    query = q[:, 0].flatten()  # (H·δ,)
     for output in reversed(outputs):
         output = output.transpose(1, 2) if output.shape[1:3] == (heads, length) else output
         row = output.reshape(-1)[: output.numel() // length]
-        # an output has all queries first, or the queries, keys and values of each head together, as in GPT-NeoX
-        candidates = [row[: len(first)]]
+        # an output begins with the queries of all heads, or has queries, keys and values of each head, as in GPT-NeoX
+        candidates = [row[: len(query)]]
         candidates += [row.view(heads, -1)[:, :width].reshape(-1)] if row.numel() % heads == 0 else []
-        for candidate in candidates if row.numel() >= len(first) else ():
-            if torch.cosine_similarity(candidate.double(), first.double(), 0) > 1 - 1e-5:
-                return float(first.norm() / candidate.norm())
+        for candidate in candidates if row.numel() >= len(query) else ():
+            if torch.cosine_similarity(candidate.double(), query.double(), 0) > 1 - 1e-5:
+                return float(query.norm() / candidate.norm())
     return None

@@ -1,4 +1,4 @@
-"""Measurement of the positions in the forward pass, at the attention call of each layer."""
+"""Measurement of a model's positional encoding from the queries, keys and masks of each layer's attention call."""
 
 from collections import defaultdict
 from contextlib import suppress
@@ -9,27 +9,26 @@ import torch
 from torch import Tensor
 
 from kerple.hf.adapter import learned_positions, reset_dynamic_rope
-from kerple.hf.modeling import CACHE
 from kerple.model import Transformer
 from kerple.probe.capture import Call, captured
 from kerple.probe.expected import Layer, configured_layers, original_length, our_layers
 from kerple.probe.rotation import rotation_differences
 
-SHORT = 32  # tokens of the short pass
-DECODED = 4  # tokens that are decoded one by one
-LONGEST = 1040  # largest text that is read to exceed a window; for larger windows, zeros in a cache precede the text
-SAME = 1e-3  # largest relative difference of numbers that should be equal
+SHORT = 32  # number of tokens of the short text
+DECODED = 4  # number of tokens that are decoded one by one
+LONGEST = 1040  # longest text that is read to exceed a window; for a larger window, 4 tokens follow a cache of zeros
+SAME = 1e-3  # largest relative difference of numbers that are considered equal
 
 
 @dataclass
 class Pass:
-    """The calls of attention for one text of equal tokens, which is read at once or in parts.
+    """The attention calls for one text that repeats a single token, read in one or several forward passes.
 
     Args:
-        label: Name in messages.
+        label: Name of the text in messages.
         rows: Indices of the tokens in the input, (T,) int64.
         ids: Positions of the tokens, (T,) int64.
-        calls: The calls of each layer, in order; empty if the model cannot read the text.
+        calls: The calls by layer, one for each forward pass; empty if the model cannot read the text.
     """
 
     label: str
@@ -40,12 +39,12 @@ class Pass:
 
 @dataclass
 class Verdict:
-    """The comparison of one layer with the configuration.
+    """Comparison of one layer with the configuration.
 
     Args:
         layer: Index of the layer.
-        expected: Description of the layer by the configuration.
-        measured: Description of the layer by its forward pass.
+        expected: Description of the layer according to the configuration.
+        measured: Description of the layer according to its forward pass.
         differences: Differences between the two; empty if they agree.
         unknown: Reason why something was not measured or not judged, or None.
     """
@@ -80,57 +79,73 @@ def measure_layers(model: Any, config: Any) -> list[Verdict]:
 
 
 def _passes(model: Any, config: Any, expected: list[Layer], relative: bool) -> list[Pass]:
-    """Read texts of equal tokens: short, longer than each window, at far positions, and with decoding."""
+    """Read several texts that repeat a single token: a short one, and one with decoding.
+
+    With ``relative``, also read a text longer than each window, and the positions 0, 1, 2, 4, … up to the largest of
+    the configuration. Learned positions, and strategies of this project, need not accept such positions.
+    """
     length, longest = original_length(config), getattr(config, "max_position_embeddings", None) or 0
-    weight = model.get_input_embeddings().weight[:1000].float().norm(dim=-1)
-    token = int(weight.argmax())  # not the padding token, whose embedding is 0
+    norms = model.get_input_embeddings().weight[:1000].float().norm(dim=-1)
+    token = int(norms.argmax())  # not the padding token, whose embedding is 0
     windows = {w for layer in expected if (w := layer.window or layer.chunk) and w < max(longest, LONGEST)}
     short = min(SHORT, length or SHORT)
-    found = [_read(model, token, "a short text", [short])]
+    passes = [_read(model, token, "a short text", [short])]
     for w in sorted(windows) if relative else ():
-        empty = None if w + 3 <= LONGEST else _empty_cache(found[0], w - 1)
-        found.append(_read(model, token, f"a text longer than {w}", [w + 3 if empty is None else 4], None, empty))
+        zeros = None if w + 3 <= LONGEST else _cache_of_zeros(passes[0], w - 1)
+        passes.append(_read(model, token, f"a text longer than {w}", [w + 3 if zeros is None else 4], None, zeros))
     if relative and longest:
-        scale = max((layer.frequencies.factor for layer in expected if layer.frequencies), default=1.0)
+        scale = max((layer.rope.frequencies.factor for layer in expected if layer.rope), default=1.0)
         end = int(longest * scale) if longest == length else longest
         ids = torch.tensor(sorted({0, *(1 << k for k in range(40) if 1 << k < end), end - 1}))
-        found.append(_read(model, token, f"positions up to {end - 1}", [len(ids)], ids))
-    return [*found, _read(model, token, "decoding", [max(1, short // 2), *[1] * DECODED])]
+        passes.append(_read(model, token, f"positions up to {end - 1}", [len(ids)], ids))
+    return [*passes, _read(model, token, "decoding", [max(1, short // 2), *[1] * DECODED])]
 
 
 def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | None = None, cache: Any = None) -> Pass:
-    """Read equal tokens in parts of these sizes, after those in a cache; ``ids`` (T,) int64 are their positions."""
+    """Read a text that repeats a single token.
+
+    Args:
+        model: The model.
+        token: Id of the token.
+        label: Name of the text in messages.
+        sizes: Number of tokens of each forward pass.
+        ids: Positions of the tokens, (T,) int64; None for their indices in the input.
+        cache: Cache of tokens before the text, or None.
+    """
     first = 0 if cache is None else cache.get_seq_length()
     rows = torch.arange(first, first + sum(sizes))
     options: dict[str, Any] = {} if ids is None else {"position_ids": ids[None].to(model.device)}
     use_cache = len(sizes) > 1 or cache is not None
     reset_dynamic_rope(model)
-    with captured(model) as calls, suppress(ValueError, RuntimeError):  # the invariances report such errors
+    with captured(model) as calls, suppress(ValueError, RuntimeError):  # `measure_invariances` reports such errors
         for size in sizes:
-            options |= {} if cache is None else {CACHE: cache}
+            options |= {} if cache is None else {"cache": cache}
             tokens = torch.full((1, size), token, device=model.device)
-            cache = model(input_ids=tokens, use_cache=use_cache, **options).get(CACHE)
+            cache = model(input_ids=tokens, use_cache=use_cache, **options).get("cache")
     by_layer: dict[int, list[Call]] = defaultdict(list)
+    # after an error, some tokens have no call, and the pass is left empty
     for call in calls if sum(call.q.shape[1] for call in calls if call.layer == calls[0].layer) == len(rows) else ():
         by_layer[call.layer].append(call)
     return Pass(label, rows, rows if ids is None else ids, by_layer)
 
 
-def _empty_cache(read: Pass, length: int) -> Any:
-    """A cache of ``length`` keys and values that are 0, with the shapes of an earlier pass."""
+def _cache_of_zeros(earlier: Pass, length: int) -> Any:
+    """Return a cache of ``length`` keys and values that are 0, with the number of heads of an earlier pass."""
     from transformers import DynamicCache
 
     cache = DynamicCache()
-    for i, (call, *_) in sorted(read.calls.items()):
+    for i, (call, *_) in sorted(earlier.calls.items()):
         keys, values = (x.new_zeros(1, len(x), length, x.shape[-1]) for x in (call.k, call.v))
         cache.update(keys, values, i)
     return cache
 
 
 def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict:
+    """Compare layer ``i`` with its configuration; ``learned`` is whether the model has learned positions."""
     verdict, notes = Verdict(i, str(layer)), []
     if i not in passes[0].calls:
-        verdict.unknown = "attention is not called through transformers' registry of attention functions"
+        reason = "the forward pass failed, or attention does not use transformers' registry of attention functions"
+        verdict.unknown = f"no attention call was recorded: {reason}"
         return verdict
     for p in passes:
         if not (calls := p.calls.get(i)):
@@ -149,17 +164,17 @@ def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict
             notes += [_describe(radians)] if p is passes[0] else []
             differences += [f"{' and '.join(of)}: {message}" for message, of in found.items()]
             factor = calls[0].factor
-            if layer.frequencies is not None and factor is not None and p is passes[0]:
+            if layer.rope is not None and factor is not None and p is passes[0]:
                 notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
-                if abs(factor / layer.attention_factor - 1) > SAME:
-                    differences.append(f"attention factor {factor:.4g}, expected {layer.attention_factor:.4g}")
+                if abs(factor / layer.rope.attention_factor - 1) > SAME:
+                    differences.append(f"attention factor {factor:.4g}, expected {layer.rope.attention_factor:.4g}")
         elif learned:
             notes = ["positions are added to the hidden states"]
             distinct = len(v.mul(1e4).round().unique(dim=1)[0])
             if distinct < v.shape[1]:
                 differences.append(f"{v.shape[1]} positions have only {distinct} different hidden states")
         else:
-            verdict.unknown = "hidden states of equal tokens differ, so that the rotation cannot be measured"
+            verdict.unknown = "hidden states of a repeated token differ, so that the rotation cannot be measured"
         verdict.differences = verdict.differences or [f"{message} ({p.label})" for message in differences]
     calls = [call for p in passes for call in p.calls.get(i, [])]
     sizes = [call.window or 0 if call.visible is None else int(call.visible.sum(1).max()) for call in calls]
@@ -167,22 +182,24 @@ def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict
     notes += [name for name in ("sinks", "bias") if any(getattr(call, name) for call in calls)]
     verdict.measured = ", ".join(notes)
     if verdict.differences and not layer.judged:
-        verdict.unknown = f"not judged, because the family is not known: {'; '.join(verdict.differences[:2])}"
+        first = "; ".join(verdict.differences[:2])
+        verdict.unknown = f"not judged, because this model family is not known; first differences: {first}"
         verdict.differences = []
     return verdict
 
 
 def _describe(radians: Tensor) -> str:
+    """Describe a rotation by the measured radians per position of its pairs of channels."""
     if not len(radians):
         return "queries are 0"
     low, high = float(radians.abs().min()), float(radians.abs().max())
     if high < 1e-5:
-        return "no rotation: the order of tokens does not matter"
+        return "no rotation of queries and keys"
     return f"rotates by {high:.4g} to {low:.4g} radians per position"
 
 
 def _window_differences(calls: list[Call], p: Pass, layer: Layer) -> list[str]:
-    """The first difference between the keys that queries see and the configuration, as a list of 0 or 1 messages."""
+    """Return a message about the first query that sees other keys than configured, as a list of 0 or 1 messages."""
     begin = int(p.rows[0])
     for call in calls if p.ids is p.rows else ():
         rows = torch.arange(begin, begin := begin + call.q.shape[1])
@@ -192,5 +209,5 @@ def _window_differences(calls: list[Call], p: Pass, layer: Layer) -> list[str]:
                 wanted = int(layer.sees(rows[row : row + 1], torch.arange(begin)).sum())
                 return [f"query {int(rows[row])} sees {int(call.visible[row].sum())} keys, expected {wanted}"]
     if calls[0].window not in (None, layer.window, layer.chunk):
-        return [f"attention received a window of {calls[0].window}, expected {layer.window}"]
+        return [f"attention received a window of {calls[0].window}, expected {layer.window or layer.chunk}"]
     return []

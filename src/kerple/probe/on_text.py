@@ -1,4 +1,4 @@
-"""The parts of `probe` that read text: gaps in the positions, and perplexity beyond the training length."""
+"""The measurements of `probe` on text: gaps in the positions, and perplexity beyond the training length."""
 
 import time
 from dataclasses import replace
@@ -20,7 +20,7 @@ from kerple.measure.runner import Runner
 
 
 def corpus_text(corpus: str, tokenizer: Any) -> Text:
-    """The documents of a corpus (see `find_corpus`), encoded by a `tokenizers.Tokenizer`."""
+    """Return the documents of a corpus (see `find_corpus`), encoded by a `tokenizers.Tokenizer`."""
     documents = (d.text for d in find_corpus(corpus).documents() if isinstance(d, Document))
     return Text.of_strings(documents, tokenizer, f"the corpus {corpus}")
 
@@ -28,17 +28,18 @@ def corpus_text(corpus: str, tokenizer: Any) -> Text:
 def measure_on_text(
     network: Any, text: Text, parts: list[str], length: int | None = None, blocks: int = 4
 ) -> list[Result]:
-    """Print a lower bound of the time of some measures, and run them.
+    """Print a lower bound of the time that the measurements take, make them, and return their results.
 
     Args:
         network: A `kerple.model.network.Network`.
         text: The text.
-        parts: ``gap``, ``window`` or both.
-        length: Longest evaluation length in tokens; None for twice the training length.
-        blocks: Number of blocks of the longest length.
+        parts: ``gap`` (`GapCurve`), ``window`` (`Extrapolation` and `FarContext`), or both.
+        length: Evaluation length of ``window`` beyond the training length, in tokens; None for twice this length.
+        blocks: Number of documents that ``window`` reads, one block of each.
 
     Raises:
-        UserError: If the text is too short, or ``length`` is not 2, 3, … times the training length.
+        UserError: If the text is too short, ``length`` is not 2, 3, … times the training length, or the training length
+            is not known.
     """
     trained = known_training_length(network, "length")
     longest = length or 2 * trained
@@ -47,7 +48,7 @@ def measure_on_text(
     gap = GapCurve()
     sample: Any = {"blocks": blocks, "blocks_per_document": 1}
     perplexity = Extrapolation([trained, longest], ["full", "per_position"], documents=True, **sample)
-    measures: list[tuple[str, Measure, int]] = []  # with its part and the number of tokens that it reads
+    measures: list[tuple[str, Measure, int]] = []  # part, measure and number of tokens that the measure reads
     if "gap" in parts:
         measures.append(("gap", gap, gap.blocks * (gap.context + gap.k) * len(gap.fitting_gaps(network))))
     if "window" in parts:
@@ -63,7 +64,7 @@ def measure_on_text(
 
 @torch.inference_mode()
 def _seconds_per_token(network: Any, text: Text) -> float:
-    """Time for one token of a short input, in seconds."""
+    """Return the time per token of an input of 256 tokens, in seconds."""
     tokens = torch.as_tensor(text.stream.read(0, 257).astype("int64"))[None]
     start = time.monotonic()
     network.losses(tokens)

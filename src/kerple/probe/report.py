@@ -1,4 +1,4 @@
-"""`probe_model`: all checks of one model, their report, and its page and JSON file."""
+"""`probe_model`: checks of a model's positional encoding, and `Report`: their results as text, page and JSON file."""
 
 import base64
 import io
@@ -23,15 +23,15 @@ from kerple.probe.measured import Verdict, measure_layers
 
 @dataclass
 class Report:
-    """The report on one model.
+    """Results of all checks of one model.
 
     Args:
         model: Name of the model.
-        family: Type of its configuration.
-        layers: Comparison of each layer with the configuration.
-        invariances: Tests of the invariances of the logits.
-        results: Results of measures on text.
-        text: Name of the text and sha256 of its tokens.
+        family: ``model_type`` of its configuration.
+        layers: Comparison of each layer with the configuration; empty if layers are not checked.
+        invariances: Results of the tests of invariances; empty if these are not tested.
+        results: Results of measurements on text.
+        text: Name of the text and sha256 of its tokens; empty without measurements on text.
     """
 
     model: str
@@ -43,30 +43,30 @@ class Report:
 
     @property
     def faults(self) -> list[str]:
-        """One line for each check that failed."""
+        """Lines that describe the failed checks, one for each difference of a layer and each broken invariance."""
         lines = [f"layer {v.layer}: {difference}" for v in self.layers for difference in v.differences]
         for i in self.invariances:
             if i.verdict == "broken":
-                difference = f"logits differ by {i.difference:.3g}, more than {i.allowed:.2g} by rounding"
+                difference = f"logits differ by {i.difference:.3g}, but rounding explains at most {i.allowed:.2g}"
                 lines.append(f"{i.name}: {i.reason or difference}")
         return lines
 
     @property
     def outcome(self) -> str:
-        """The number of failed checks, as a sentence."""
+        """Statement of the number of failed checks."""
         checks = len(self.layers) + len(self.invariances)
         return f"{len(self.faults) or 'no'} checks failed" if checks else "no check was run"
 
     @property
     def groups(self) -> Iterator[tuple[str, Verdict]]:
-        """Indices of consecutive layers with equal verdicts, and the first of these verdicts."""
+        """Consecutive layers with equal verdicts: their indices, such as ``0 to 4``, and the verdict."""
         for _, same in groupby(self.layers, key=lambda v: (v.expected, v.measured, v.differences, v.unknown)):
             group = list(same)
             numbers = f"{group[0].layer} to {group[-1].layer}" if group[1:] else f"{group[0].layer}"
             yield numbers, group[0]
 
     def summary(self) -> str:
-        """The report for the terminal."""
+        """Return the report as text for the terminal."""
         lines = [f"{self.model} ({self.family})"]
         for numbers, verdict in self.groups:
             lines += [f"layer {numbers}: {verdict.verdict}", f"  configuration: {verdict.expected}"]
@@ -99,17 +99,18 @@ class Report:
 
 
 def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, invariances: bool = True) -> Report:
-    """Check the positions of a model.
+    """Check the positional encoding of a model.
 
     Args:
         model: A `transformers.PreTrainedModel` in evaluation mode and fp32.
-        config: The configuration of its text model, as it was read from the model's files.
-        name: Name of the model in the report.
-        layers: Whether each layer is compared with the configuration.
-        invariances: Whether the invariances are tested.
+        config: The configuration with which its layers are compared, that of a text model. Loading may have changed the
+            model's own; give it as read from the model's files.
+        name: Name of the model in the report; empty for the name of its class.
+        layers: Whether to compare each layer with the configuration.
+        invariances: Whether to test the invariances of the logits.
 
     Raises:
-        UserError: If the model is not in fp32, because its rounding looks like a fault.
+        UserError: If the model is not in fp32. The rounding of other dtypes would look like a fault.
     """
     if model.dtype != torch.float32:
         raise UserError(f"model: got {model.dtype}, expected torch.float32; use model.float()")
@@ -120,7 +121,7 @@ def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, in
 
 
 def _embedded(figure: Figure) -> str:
-    """The figure as PNG, in base64."""
+    """Return the figure as a PNG in base64."""
     file = io.BytesIO()
     figure.savefig(file, dpi=120)
     return base64.b64encode(file.getvalue()).decode()

@@ -1,8 +1,9 @@
-"""The public property suite of `python run.py check`: properties that every strategy must have.
+"""The public suite of `python run.py check`: tests of properties that every strategy must have.
 
-Most properties are tested at several lengths (`Subject.lengths`): 30, 90, and at least 300 tokens. The last length is
-larger than all integer options up to 1,000, and includes several blocks of queries. The suite does not detect errors at
-larger lengths, with other options, or only on a GPU. It does not compare a strategy with the formula of its paper.
+Most properties are tested with inputs of 30, 90, and at least 300 tokens (`Subject.lengths`). The longest input is
+longer than every integer option up to 1,000, and consists of several blocks of queries. The suite does not detect an
+error that occurs only with longer inputs, with other options, or on a GPU. It does not compare a strategy with the
+formula of its paper.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 from kerple.base.errors import describe
 from kerple.positions import Position
-from kerple.testing import reading, rounding, training  # noqa: F401 -- they register their properties
+from kerple.testing import reading, rounding, training  # noqa: F401 -- importing them registers their tests
 from kerple.testing.subject import AT_LENGTHS, PROPERTIES, DoesNotApply, Property, Subject
 
 __all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcomes"]
@@ -20,14 +21,15 @@ __all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "S
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of checking one property.
+    """Outcome of the test of one property.
 
     Args:
-        name: Name of the property, one of `PROPERTIES`.
-        holds: Whether it holds; None if it does not apply.
-        lengths: Tested numbers of tokens; empty if the property does not depend on `Subject.lengths`.
-        why: Reason in one line if it does not hold or apply; empty if it holds.
-        error: The error that was raised if it does not hold.
+        name: Statement of the property, a key of `PROPERTIES`.
+        holds: Whether the property holds; None if it does not apply.
+        lengths: Numbers of tokens of the tested inputs; empty if the test does not use `Subject.lengths`, or the
+            property does not apply.
+        why: Reason in one line if the property does not hold or does not apply; empty if it holds.
+        error: The error that the test raised; None if the property holds or does not apply.
     """
 
     name: str
@@ -38,17 +40,17 @@ class Outcome:
 
 
 def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcome]:
-    """Check all properties in turn, and yield each outcome; the arguments are those of `check`."""
+    """Test all properties in turn, and yield each outcome; the arguments are those of `check`."""
     subject = Subject(partial(build, **settings))
-    for name, property_ in PROPERTIES.items():
+    for name, test in PROPERTIES.items():
         lengths: tuple[int, ...] = ()
         try:
-            lengths = subject.lengths if property_ in AT_LENGTHS else ()
-            property_(subject)
+            lengths = subject.lengths if test in AT_LENGTHS else ()
+            test(subject)
             yield Outcome(name, True, lengths)
         except DoesNotApply as reason:
             yield Outcome(name, None, (), str(reason))
-        except Exception as error:  # the author of a strategy must see every error
+        except Exception as error:  # an error of the strategy is an outcome, so that all properties are tested
             yield Outcome(name, False, lengths, describe(error), error)
 
 
@@ -63,9 +65,10 @@ def check(build: Callable[..., Position], **settings: Any) -> list[Outcome]:
         The outcome of each property.
 
     Raises:
-        AssertionError: If a property does not hold. The message has one line for each such property.
+        AssertionError: If a property does not hold, or the strategy raises an error. The message has one line for each
+            property that does not hold.
     """
     results = list(outcomes(build, **settings))
-    failed = [f"{o.name}: {o.why}" for o in results if o.holds is False]
-    assert not failed, "\n".join(failed)
+    failures = [f"{o.name}: {o.why}" for o in results if o.holds is False]
+    assert not failures, "\n".join(failures)
     return results

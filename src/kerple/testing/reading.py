@@ -1,4 +1,4 @@
-"""Properties of forward passes: the tokens on which logits may depend, and conditions that must not change logits."""
+"""Tests of forward passes: the tokens on which logits may depend, and conditions that must not change logits."""
 
 import inspect
 import re
@@ -23,34 +23,38 @@ from kerple.testing.subject import (
 
 
 def cuts(length: int) -> tuple[int, int]:
-    """Return two positions at which inputs are cut: inside a block of queries, and near the end."""
+    """Return two rows at which an input is cut: one inside a block of queries, and the 20th from the end."""
     return 2 * length // 3, length - 20
 
 
 @holds_at_lengths
-def the_past_has_no_gradient_from_the_future(subject: Subject, length: int) -> None:
-    """According to autograd, the logits before a cut depend only on their own and earlier embeddings."""
+def no_gradient_from_later_logits(subject: Subject, length: int) -> None:
+    """The gradient of a logit is zero for later embeddings, and nonzero for earlier ones."""
     network = subject.network(length)
     embedded: list[Tensor] = []
 
-    def keep(module: nn.Module, arguments: tuple, x: Tensor) -> Tensor:
+    def make_leaf(module: nn.Module, arguments: tuple, x: Tensor) -> Tensor:
         embedded.append(x.detach().requires_grad_())
         return embedded[0]
 
-    network.embedding.register_forward_hook(keep)
+    network.embedding.register_forward_hook(make_leaf)
     logits = network(tokens(2, length))
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
     for cut in cuts(length):
         (gradient,) = torch.autograd.grad((logits * weights)[:, :cut].sum(), embedded[0], retain_graph=True)
         largest = gradient.abs().amax(-1)  # (2, T)
-        assert (largest[:, cut:] == 0).all(), f"a token has a gradient from a later one, in {length} tokens"
-        assert (largest[:, :cut] > 0).all(), f"a token has no gradient from itself or a later one, in {length} tokens"
+        given = f"the logits before token {cut} of {length} have"
+        assert (largest[:, cut:] == 0).all(), f"{given} a gradient for a later embedding"
+        assert (largest[:, :cut] > 0).all(), f"{given} no gradient for an earlier embedding"
 
 
 @holds_at_lengths
 @torch.no_grad()
-def what_comes_later_changes_nothing(subject: Subject, length: int) -> None:
-    """Later tokens change no logit. Autograd cannot show this for positions that depend on tokens."""
+def no_dependence_on_later_tokens(subject: Subject, length: int) -> None:
+    """Logits do not depend on later tokens.
+
+    Positions may be computed from tokens. Gradients for embeddings do not show such a dependence.
+    """
     network, ids = subject.network(length), tokens(2, length)
     before = network(ids)
     for cut in cuts(length):
@@ -63,17 +67,20 @@ def what_comes_later_changes_nothing(subject: Subject, length: int) -> None:
 
 @holds_at_lengths
 @torch.no_grad()
-def a_sequence_is_read_alike_alone_and_in_a_batch(subject: Subject, length: int) -> None:
-    """The logits of each of three sequences are the same without the others."""
+def no_dependence_on_other_sequences(subject: Subject, length: int) -> None:
+    """Logits do not depend on the other sequences in the batch."""
     network, ids = subject.network(length), tokens(3, length)
-    alone = torch.cat([network(row[None]) for row in ids])
-    same(network(ids), alone, f"logits of {length} tokens in a batch")
+    single = torch.cat([network(row[None]) for row in ids])
+    same(network(ids), single, f"logits of {length} tokens in a batch")
 
 
 @holds_at_lengths
 @torch.no_grad()
-def an_offset_changes_nothing_exactly_where_the_strategy_says_so(subject: Subject, length: int) -> None:
-    """Logits of tokens moved by 500 positions are equal if ``shift_invariant`` is True, differ if it is False."""
+def shift_invariance(subject: Subject, length: int) -> None:
+    """A shift of all positions changes the logits if and only if shift_invariant is False.
+
+    The shift is 500 positions, or fewer if the strategy has a ``max_length``.
+    """
     network = subject.network(length)
     position = network.positions[0]
     if position.shift_invariant is None:
@@ -82,15 +89,15 @@ def an_offset_changes_nothing_exactly_where_the_strategy_says_so(subject: Subjec
     ids = tokens(2, length)
     if offset < 1:
         return
-    moved = float((network(ids, offset=offset) - network(ids)).abs().max())
-    result = f"an offset of {offset} moves logits of {length} tokens by {moved:.3g}"
-    assert not position.shift_invariant or moved < 1e-4, f"shift_invariant, but {result}"
-    assert position.shift_invariant or moved > 1e-3, f"not shift_invariant, but {result} only"
+    change = float((network(ids, offset=offset) - network(ids)).abs().max())
+    result = f"an offset of {offset} changes logits of {length} tokens by {change:.3g}"
+    assert not position.shift_invariant or change < 1e-4, f"shift_invariant is True, but {result}"
+    assert position.shift_invariant or change > 1e-3, f"shift_invariant is False, but {result} only"
 
 
 @holds_at_lengths
 @torch.no_grad()
-def the_logits_of_a_prefix_are_the_prefix_of_the_logits(subject: Subject, length: int) -> None:
+def prefix_consistency(subject: Subject, length: int) -> None:
     """The logits of a prefix are the first logits of the whole input."""
     network, ids = subject.network(length), tokens(2, length)
     if not network.prefix_consistent:
@@ -102,11 +109,16 @@ def the_logits_of_a_prefix_are_the_prefix_of_the_logits(subject: Subject, length
 
 @holds_at_lengths
 @torch.no_grad()
-def a_window_hides_what_is_before_it_and_nothing_else(subject: Subject, length: int) -> None:
-    """In two layers with a window of w keys, a change affects only the next 2w - 2 tokens."""
+def reach_of_a_window(subject: Subject, length: int) -> None:
+    """With a window, logits depend only on the tokens that the windows of all layers reach.
+
+    In two layers with a window of w keys, a token affects itself and the next 2w - 2 tokens.
+    """
     network, ids = subject.network(length), tokens(1, length)
     window, changed = 3 + length // 20, ids.clone()
-    first, last = length // 3, length // 3 + 2 * window - 2  # the first token unchanged, the first that is not affected
+    reach = 2 * window - 2
+    first = length // 3  # the first unchanged token
+    last = first + reach  # the first token that no change reaches
     changed[:, :first] = (ids[:, :first] + 1) % VOCABULARY
     if all(p.window is None for p in network.positions):
         same(network(ids, Visibility(length)), network(ids), "logits with a window of all keys")
@@ -114,19 +126,19 @@ def a_window_hides_what_is_before_it_and_nothing_else(subject: Subject, length: 
 
     same(before[:, last:], after[:, last:], f"logits out of reach of a changed token, window {window}")
     assert (before[:, first:last] - after[:, first:last]).abs().max() > 1e-4, "a changed token changes nothing"
-    # the same tokens at other rows give equal logits only for some strategies and lengths
+    # without the first tokens, the others have other rows; not every strategy then gives equal logits at every length
     if length == SHORT and network.positions[0].shift_invariant and network.prefix_consistent:
-        beyond = network(ids[:, first:], Visibility(window), offset=first)
-        skip = 2 * window - 2
-        same(beyond[:, skip:], before[:, last:], "logits without the tokens that no window reaches", atol=1e-4)
+        rest = network(ids[:, first:], Visibility(window), offset=first)
+        same(rest[:, reach:], before[:, last:], "logits without the tokens that no window reaches", atol=1e-4)
 
 
 @holds_at_lengths
 @torch.no_grad()
-def reading_in_pieces_with_a_cache_gives_what_reading_at_once_does(subject: Subject, length: int) -> None:
-    """With a cache, pieces of several tokens and single tokens give the logits of one forward pass.
+def decoding_with_a_cache(subject: Subject, length: int) -> None:
+    """Reading in pieces with a cache gives the logits of one forward pass.
 
-    Tested without a window, and with a window and half the number of key heads.
+    Pieces have one or several tokens. The test is made without a window, and with a window and half as many key heads
+    as query heads.
     """
     for kv_heads, window in ((None, None), (2, length // 4)):
         network, ids = subject.network(length, kv_heads), tokens(2, length)
@@ -136,7 +148,7 @@ def reading_in_pieces_with_a_cache_gives_what_reading_at_once_does(subject: Subj
         cache = network.new_cache(visibility)
         sizes = [length // 2, *[1] * 6, 4, length - length // 2 - 12, 1, 1]
         pieces = [network(piece, visibility, cache=cache) for piece in ids.split(sizes, 1)]
-        same(torch.cat(pieces, 1), network(ids, Visibility(window)), f"logits from a cache, {length} tokens")
+        same(torch.cat(pieces, 1), network(ids, visibility), f"logits from a cache, {length} tokens")
         for layer in cache.layers:
             size = 0 if layer.keys is None else layer.keys.shape[2]
             assert size <= (window or length), f"a cache for a window of {window} keys keeps {size}"
@@ -144,9 +156,12 @@ def reading_in_pieces_with_a_cache_gives_what_reading_at_once_does(subject: Subj
 
 @holds_at_lengths
 @torch.no_grad()
-def the_size_of_a_block_changes_nothing(subject: Subject, length: int) -> None:
-    """Attention in blocks of the default size and of two other sizes gives the same logits."""
-    network, ids, usual = subject.network(length), tokens(2, length), blocks.QUERIES_AT_ONCE
+def block_size(subject: Subject, length: int) -> None:
+    """Logits do not depend on the block size of attention.
+
+    Blocks are of queries. The default size is compared with two others.
+    """
+    network, ids, default = subject.network(length), tokens(2, length), blocks.QUERIES_AT_ONCE
     for window in (None, length // 4):
         expected = network(ids, Visibility(window))
         try:
@@ -154,36 +169,43 @@ def the_size_of_a_block_changes_nothing(subject: Subject, length: int) -> None:
                 got = network(ids, Visibility(window))
                 same(got, expected, f"logits in blocks of {blocks.QUERIES_AT_ONCE}, window {window}, {length} tokens")
         finally:
-            blocks.QUERIES_AT_ONCE = usual
+            blocks.QUERIES_AT_ONCE = default
 
 
 @holds_at_lengths
 @torch.no_grad()
-def positions_read_pair_by_pair_are_those_read_in_line(subject: Subject, length: int) -> None:
-    """Positions 0, 1, 2, … that are marked as not contiguous, so that no table is used, give the same logits."""
+def distances_of_pairs(subject: Subject, length: int) -> None:
+    """Distances computed per pair of tokens give the same logits as a table of distances.
+
+    Positions 0, 1, 2, … are marked as not contiguous, so that no table is used.
+    """
     ids, network = tokens(2, length), subject.network(length)
     windows = (None, length // 4)
-    in_line = [network(ids, Visibility(window)) for window in windows]
+    from_table = [network(ids, Visibility(window)) for window in windows]
     set_positions(network, torch.arange(length))
-    for window, expected in zip(windows, in_line, strict=True):
-        same(network(ids, Visibility(window)), expected, f"logits of {length} tokens with positions said to have gaps")
+    for window, expected in zip(windows, from_table, strict=True):
+        what = f"logits of {length} tokens with positions marked as not contiguous"
+        same(network(ids, Visibility(window)), expected, what)
 
 
 @holds_at_lengths
 @torch.no_grad()
-def sequences_may_have_positions_of_their_own(subject: Subject, length: int) -> None:
-    """Each sequence of a batch may have its own positions."""
-    network, ids, line = subject.network(2 * length), tokens(3, length), torch.arange(length)
-    where = torch.stack([line, 3 + line, 2 * line])  # (3, T)
-    together = set_positions(network, where)(ids)
-    alone = [set_positions(subject.network(2 * length), row)(ids[i : i + 1]) for i, row in enumerate(where)]
-    same(together, torch.cat(alone), f"logits of {length} tokens with separate positions")
+def positions_of_each_sequence(subject: Subject, length: int) -> None:
+    """Sequences with different positions have the same logits in a batch and alone."""
+    network, ids, rows = subject.network(2 * length), tokens(3, length), torch.arange(length)
+    positions = torch.stack([rows, 3 + rows, 2 * rows])  # (3, T)
+    batch = set_positions(network, positions)(ids)
+    single = [set_positions(subject.network(2 * length), p)(ids[i : i + 1]) for i, p in enumerate(positions)]
+    same(batch, torch.cat(single), f"logits of {length} tokens with different positions per sequence")
 
 
 @holds_at_lengths
 @torch.no_grad()
-def grouped_heads_are_heads_that_share_keys(subject: Subject, length: int) -> None:
-    """Two key heads for four query heads equal four key heads with repeated weights."""
+def grouped_query_attention(subject: Subject, length: int) -> None:
+    """Grouped-query attention equals attention with repeated key and value heads.
+
+    Two key heads for four query heads are compared with four key heads, whose weights are those of the two, repeated.
+    """
     grouped, full, ids = subject.network(length, kv_heads=2), subject.network(length), tokens(2, length)
     weights = grouped.state_dict()
     for name in [name for name in weights if ".qkv." in name]:
@@ -196,8 +218,11 @@ def grouped_heads_are_heads_that_share_keys(subject: Subject, length: int) -> No
 
 @holds
 @torch.no_grad()
-def a_compiled_network_computes_the_same(subject: Subject, backend: str = "eager") -> None:
-    """``network.compile`` changes no logit by more than 1e-4, for 150 tokens (two blocks of queries)."""
+def torch_compile(subject: Subject, backend: str = "eager") -> None:
+    """`torch.compile` does not change the logits.
+
+    The tolerance is 1e-4. The input has 150 tokens, which are two blocks of queries.
+    """
     network, ids = subject.network(150), tokens(2, 150)
     expected = network(ids)
     torch.compiler.reset()
@@ -206,8 +231,11 @@ def a_compiled_network_computes_the_same(subject: Subject, backend: str = "eager
 
 
 @holds
-def the_docstring_counts_the_parameters(subject: Subject) -> None:
-    """The formula in the line ``Parameters: `…` `` equals the number of parameters."""
+def number_of_parameters(subject: Subject) -> None:
+    """The docstring states the number of parameters.
+
+    The formula in the line ``Parameters: `…` `` may count the parameters of a strategy inside the strategy, or not.
+    """
     position = subject.position()
     docstring = type(position).__doc__ or ""  # not the docstring of a base class
     formula = re.search(r"Parameters: `([^`]+)`", docstring)
@@ -215,9 +243,10 @@ def the_docstring_counts_the_parameters(subject: Subject) -> None:
     assert formula, f"the docstring of {name} has no line 'Parameters: `formula`' in D, H, δ, L and the options"
     options = {k: p.default for k, p in inspect.signature(type(position)).parameters.items()}
     options |= getattr(subject.build, "keywords", {})
-    expected = eval(formula[1], {"__builtins__": {}}, options | {"D": 32, "H": 4, "δ": 8, "L": 32})  # the author's own
-    inner = [m for m in position.modules() if isinstance(m, Position) and m is not position]
-    theirs = {p for strategy in inner for p in strategy.parameters()}  # counted in their own docstrings
+    # `eval` is safe here, because the formula is in a file that was imported
+    expected = eval(formula[1], {"__builtins__": {}}, options | {"D": 32, "H": 4, "δ": 8, "L": 32})
+    inner_strategies = [m for m in position.modules() if isinstance(m, Position) and m is not position]
+    inner = {p for strategy in inner_strategies for p in strategy.parameters()}
     count = sum(p.numel() for p in position.parameters())
-    ours = count - sum(p.numel() for p in theirs)
-    assert expected in (count, ours), f"{count} parameters, the docstring says {formula[1]} = {expected}"
+    own = count - sum(p.numel() for p in inner)
+    assert expected in (count, own), f"{count} parameters, the docstring says {formula[1]} = {expected}"

@@ -1,4 +1,4 @@
-"""Properties of precision: a strategy computes in fp32, regardless of autocast and the dtype of the weights."""
+"""Tests of precision: a strategy computes in fp32 or fp64, regardless of autocast and the dtype of the weights."""
 
 import copy
 import re
@@ -17,21 +17,27 @@ from kerple.testing.subject import Subject, holds, holds_at_lengths, same, token
 
 
 @holds_at_lengths
-def bf16_weights_and_autocast_leave_positions_in_fp32(subject: Subject, length: int) -> None:
-    """Results of hooks are fp32, and bitwise equal, under autocast and after ``.bfloat16()``."""
+def hooks_in_fp32(subject: Subject, length: int) -> None:
+    """Autocast and weights in bf16 do not change the results of hooks.
+
+    The results are fp32 or fp64. With autocast or after ``.bfloat16()``, they are bitwise equal to those without.
+    """
     expected = results_of_hooks(subject.position(length), length)
     with torch.autocast("cpu", torch.bfloat16):
         autocast = results_of_hooks(subject.position(length), length)
-    halved = results_of_hooks(subject.position(length).bfloat16(), length)
+    bf16_weights = results_of_hooks(subject.position(length).bfloat16(), length)
     for what, tensor in expected.items():
-        assert tensor.dtype in (torch.float32, torch.float64), f"{what} is {tensor.dtype}, expected fp32 or better"
+        assert tensor.dtype in (torch.float32, torch.float64), f"{what} is {tensor.dtype}, expected fp32 or fp64"
         same(autocast[what], tensor, f"{what} under autocast", 0, 0)
-        same(halved[what], tensor, f"{what} with weights in bf16", 0, 0)
+        same(bf16_weights[what], tensor, f"{what} with weights in bf16", 0, 0)
 
 
 @holds
-def bf16_true_keeps_parameters_in_fp32(subject: Subject) -> None:
-    """Parameters are fp32 even if the strategy is built with bf16 as the default dtype, as with bf16-true."""
+def parameters_in_fp32(subject: Subject) -> None:
+    """Parameters of the strategy stay in fp32 with the precision bf16-true.
+
+    This precision builds the network with bf16 as the default dtype, and then calls ``.bfloat16()``.
+    """
     default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -41,12 +47,12 @@ def bf16_true_keeps_parameters_in_fp32(subject: Subject) -> None:
         torch.set_default_dtype(default_dtype)
     assert logits.isfinite().all(), "logits are not finite"
     for name, parameter in network.positions.named_parameters():
-        assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}"
+        assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}, expected torch.float32"
 
 
 @holds_at_lengths
-def it_trains_in_bf16_mixed(subject: Subject, length: int) -> None:
-    """A loss under bf16 autocast gives every parameter a finite gradient."""
+def training_in_bf16_mixed(subject: Subject, length: int) -> None:
+    """Every parameter has a finite gradient with the precision bf16-mixed."""
     network = subject.network(length).train()
     with torch.autocast("cpu", torch.bfloat16):
         loss = network.losses(tokens(2, length + 1)).mean()
@@ -56,21 +62,22 @@ def it_trains_in_bf16_mixed(subject: Subject, length: int) -> None:
         assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
 
 
-# torch's matrix products and convolutions, which autocast and TF32 round
+# torch's matrix products and convolutions, whose factors autocast and TF32 round
 ROUNDED = "mm|bmm|addmm|addbmm|baddbmm|mv|addmv|addr|dot|vdot|linear|einsum|convolution"
 
 
 class _NoRoundedProducts(TorchDispatchMode):
-    # `products.product` is a separate operator
+    """Mode in which a matrix product of torch raises an error; `kerple.positions.products.product` does not."""
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         rounded = re.match(rf"aten\.({ROUNDED})_?(_backward\w*)?\.", str(function))
-        assert not rounded, f"{function}: autocast or TF32 may round it; multiply by kerple.positions.products.product"
+        assert not rounded, f"{function}: autocast or TF32 may round it; use kerple.positions.products.product instead"
         return function(*args, **(kwargs or {}))
 
 
 @holds_at_lengths
-def neither_autocast_nor_tf32_reaches_what_it_computes(subject: Subject, length: int) -> None:
-    """No hook calls a matrix product of torch, forward or backward."""
+def no_rounded_products(subject: Subject, length: int) -> None:
+    """Hooks use no matrix product that autocast or TF32 rounds, forward or backward."""
     position = subject.position(length)
     with _NoRoundedProducts():
         results = results_of_hooks(position, length).values()
@@ -79,12 +86,14 @@ def neither_autocast_nor_tf32_reaches_what_it_computes(subject: Subject, length:
 
 @holds_at_lengths
 @torch.no_grad()
-def bf16_costs_no_more_precision_than_in_fused_attention(subject: Subject, length: int) -> None:
-    """With bf16 input, the error against fp64 is at most 1.75 times that of torch's fused kernel without the strategy.
+def error_in_bf16(subject: Subject, length: int) -> None:
+    """With bf16 input, the error of the output is at most 1.75 times that of fused attention.
 
-    Scores have a standard deviation of 3. Rounding them to bf16 would increase the error by a factor of two to four.
-    Rounding normalised probabilities, as in blocks, increases it by a quarter, and so does `add_to_output`. Queries and
-    keys are compared after `transform_qk`, because it rounds them in any implementation of attention.
+    The error is the distance from the output in fp64, relative to its norm. Fused attention is torch's kernel without
+    the strategy. Scores have a standard deviation of 3. Rounding them to bf16 would increase the error by a factor of
+    two to four. Rounding normalised probabilities to bf16, as attention in blocks of queries does, increases it by a
+    quarter. So does `add_to_output`. Both outputs are computed from the queries and keys after `transform_qk`, because
+    every implementation of attention rounds these.
     """
     position, ids = subject.network(length).positions[0], torch.zeros(2, length, dtype=torch.int64)
     random = torch.Generator().manual_seed(0)
@@ -92,7 +101,7 @@ def bf16_costs_no_more_precision_than_in_fused_attention(subject: Subject, lengt
     q, k, v = (x.bfloat16() for x in (q * 3**0.5, k * 3**0.5, v))
     x = torch.randn(2, length, 32, generator=random)
     fused = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    theirs = _relative(fused, attend_reference(q.double(), k.double(), v.double()))
+    fused_error = _relative_error(fused, attend_reference(q.double(), k.double(), v.double()))
 
     def output(attend: Callable[..., Tensor], position: Position, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         context = prepare_context(position, TokenPositions.arange(length), ids)
@@ -102,16 +111,19 @@ def bf16_costs_no_more_precision_than_in_fused_attention(subject: Subject, lengt
     context = prepare_context(position, TokenPositions.arange(length), ids)
     q, k = position.transform_qk(q, k, position.token_state(x, context.positions, None), context.positions)
     exact = output(attend_reference, copy.deepcopy(position).double(), *(tensor.double() for tensor in (x, q, k, v)))
-    ours = _relative(output(attend, position, x, q, k, v), exact)
-    assert ours <= 1.75 * theirs, f"relative error in bf16 {ours:.2g}, of fused attention {theirs:.2g}"
+    error = _relative_error(output(attend, position, x, q, k, v), exact)
+    assert error <= 1.75 * fused_error, f"relative error in bf16 {error:.2g}, of fused attention {fused_error:.2g}"
 
 
-def _relative(got: Tensor, exact: Tensor) -> float:
+def _relative_error(got: Tensor, exact: Tensor) -> float:
     return float((got.double() - exact).norm() / exact.norm())
 
 
 def results_of_hooks(position: Position, length: int) -> dict[str, Tensor]:
-    """Return the results of all hooks for fp32 input at positions from 300 on, which bf16 would round."""
+    """Return the results of all hooks for random fp32 input, by name.
+
+    Positions begin at 300, because bf16 rounds such numbers. They begin at 0 if the strategy has a ``max_length``.
+    """
     torch.manual_seed(1)
     k, x = torch.randn(2, 4, length, 8), torch.randn(2, length, 32)
     positions = TokenPositions.arange(length, 300 if position.max_length is None else 0)

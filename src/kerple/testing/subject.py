@@ -1,4 +1,4 @@
-"""`Subject`: a strategy in a small network, and functions for checks of its properties."""
+"""`Subject`: a strategy under test in a small network, and the registry of the properties that it is tested for."""
 
 import inspect
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from kerple.model import Transformer
 from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.wrapper import Wrapper
 
-LENGTH, VOCABULARY = 32, 50
-SHORT, MEDIUM, LONG = 30, 90, 300
-LAYERS = 60  # depth for the strategy, so that the last layer is the last of a pattern of 2, 3, 4, 5 or 6 layers
-LARGEST = 1000  # integers up to this one among a strategy's options increase the longest length
+LENGTH, VOCABULARY = 32, 50  # default training length, and number of tokens of the vocabulary
+SHORT, MEDIUM, LONG = 30, 90, 300  # numbers of tokens of the tested inputs, the last at least
+LAYERS = 60  # depth for the strategy, a multiple of 2 to 6, so that the last layer ends any pattern of 2 to 6 layers
+LARGEST = 1000  # a larger integer among a strategy's options does not increase the longest input
 
 
 class DoesNotApply(Exception):
-    """Raised by a property that does not apply to a strategy."""
+    """Raised by the test of a property that the strategy need not have."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Subject:
     build: Callable[[Shape], Position]
 
     def build_layer(self, shape: Shape) -> Position:
-        """Build the strategy for the first or the last of `LAYERS` layers; the network has only these two."""
+        """Build the strategy for the first or the last of `LAYERS` layers, which are the two layers of the network."""
         return self.build(replace(shape, layer=LAYERS - 1 if shape.layer else 0, layers=LAYERS))
 
     def position(self, length: int = LENGTH) -> Position:
@@ -42,10 +42,15 @@ class Subject:
         return self.build_layer(Shape(32, 4, length)).eval()
 
     def network(self, length: int = 0, kv_heads: int | None = None, trained: int = LENGTH) -> Transformer:
-        """Return a network of two layers with width 32 and 4 heads, whose strategy has changed parameters.
+        """Return a network of two layers with width 32 and 4 heads, in evaluation mode.
 
-        The training length is ``trained``. It is ``length`` if a strategy trained at ``trained`` cannot represent
-        ``length`` positions. Weights are so large that attention is not uniform and the strategy has an effect.
+        Random numbers are added to the parameters of the strategy, because some of its initial values have no effect.
+        Weights are so large that attention is not uniform.
+
+        Args:
+            length: Largest number of tokens that the network must be able to read.
+            kv_heads: Number of key heads; None for one per query head.
+            trained: Training length. If ``max_length`` of the strategy is below ``length``, it is ``length`` instead.
         """
         limit = self.position().max_length
         torch.manual_seed(0)
@@ -54,7 +59,7 @@ class Subject:
         with torch.no_grad():
             for position in network.positions:
                 for parameter in position.parameters():
-                    parameter.add_(0.3 * torch.rand_like(parameter))  # some initial values have no effect
+                    parameter.add_(0.3 * torch.rand_like(parameter))
                 position.constrain_()
             for block in network.blocks:
                 nn.init.normal_(block.attention.qkv.weight, std=0.3)
@@ -62,10 +67,10 @@ class Subject:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Tested numbers of tokens: 30, 90, and at least 300.
+        """Numbers of tokens of the tested inputs: 30, 90, and at least 300.
 
-        The longest includes several blocks of queries. It exceeds by at least 50 the largest integer up to 1,000 among
-        the strategy's options, attributes and sizes of parameters.
+        The longest input consists of several blocks of queries. It exceeds by at least 50 the largest integer up to
+        1,000 among the strategy's options, attributes, and sizes of parameters and buffers.
         """
         positions, numbers = self.network().positions, [0]
         options = getattr(self.build, "keywords", {})
@@ -80,60 +85,62 @@ class Subject:
 
 Property = Callable[[Subject], None]
 PROPERTIES: dict[str, Property] = {}
-"""Properties by name. Each is a function that raises an error if the property does not hold."""
-
-
+"""Tests of properties, by the statement of the property. A test raises an error if the property does not hold."""
 AT_LENGTHS: set[Property] = set()
-"""Properties that are tested at each of `Subject.lengths`."""
+"""Tests that read an input of each of `Subject.lengths`."""
 
 
 def holds(function: Property) -> Property:
-    """Register a property under its name."""
-    PROPERTIES[function.__name__.replace("_", " ")] = function
+    """Register the test of a property. The first line of its docstring states the property."""
+    PROPERTIES[(function.__doc__ or "").splitlines()[0].removesuffix(".").replace("`", "")] = function
     return function
 
 
 def holds_at_lengths(function: Callable[[Subject, int], None]) -> Property:
-    """Register a property that is tested at each of `Subject.lengths`."""
+    """Register the test of a property with an input of each of `Subject.lengths`; see `holds`."""
 
     @wraps(function)
-    def at_lengths(subject: Subject) -> None:
+    def test(subject: Subject) -> None:
         for length in subject.lengths:
             function(subject, length)
 
-    AT_LENGTHS.add(at_lengths)
-    return holds(at_lengths)
+    AT_LENGTHS.add(test)
+    return holds(test)
 
 
 def tokens(batch: int, length: int) -> Tensor:
-    """Return random tokens (batch, length) int64, equal in every run."""
+    """Return random tokens (batch, length) int64, the same in every call."""
     return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
 def same(got: Tensor, expected: Tensor, what: str, atol: float = 1e-5, rtol: float = 1e-4) -> None:
-    """Check that numbers are close; the AssertionError is one line."""
+    """Check that |got - expected| <= atol + rtol · |expected|; ``what`` names the numbers in the AssertionError."""
     assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
-    off = (got - expected).detach().abs()  # NaN if one of them is NaN
-    assert (off <= atol + rtol * expected.abs()).all(), f"{what}: differs by up to {float(off.max()):.3g}"
+    error = (got - expected).detach().abs()  # NaN in either fails the comparison
+    assert (error <= atol + rtol * expected.abs()).all(), f"{what}: differs by up to {float(error.max()):.3g}"
 
 
 class _ExplicitPositions(Wrapper):
-    """Strategy at the positions ``where``, (rows,) or (B, rows), which are marked as not contiguous.
+    """Strategy that reads tokens at given positions, which it marks as not contiguous.
 
     Its name is private, so that the command line does not offer it.
+
+    Args:
+        position: The strategy.
+        ids: Positions by row (index of the token in the input), (rows,) or (B, rows) int64.
     """
 
-    def __init__(self, position: Position, where: Tensor) -> None:
+    def __init__(self, position: Position, ids: Tensor) -> None:
         super().__init__(position)
-        self.where = where
+        self.ids = ids
 
     def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
-        positions = replace(positions, ids=self.where[..., positions.rows], contiguous=False)
+        positions = replace(positions, ids=self.ids[..., positions.rows], contiguous=False)
         return self.position.remap_positions(positions, tokens)
 
 
-def set_positions(network: Transformer, where: Tensor) -> Transformer:
-    """Replace the positions in all strategies of a network."""
+def set_positions(network: Transformer, ids: Tensor) -> Transformer:
+    """Set the positions ``ids``, (T,) or (B, T) int64, in all strategies of a network; return the network."""
     for i, position in enumerate(network.positions):
-        network.positions[i] = _ExplicitPositions(position, where).eval()
+        network.positions[i] = _ExplicitPositions(position, ids).eval()
     return network

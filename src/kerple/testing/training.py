@@ -1,4 +1,4 @@
-"""Properties of training: gradients, ranges of parameters, sizes."""
+"""Tests of gradients, of the ranges of parameters, and of sizes that may depend on the training length."""
 
 import re
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from kerple.testing.subject import DoesNotApply, Subject, holds, holds_at_length
 
 
 @holds_at_lengths
-def gradients_reach_every_parameter(subject: Subject, length: int) -> None:
-    """After one backward pass every parameter of the network has a finite, nonzero gradient."""
+def gradient_of_every_parameter(subject: Subject, length: int) -> None:
+    """Every parameter of the network has a finite, nonzero gradient."""
     network = subject.network(length).train()
     network.losses(tokens(2, length + 1)).mean().backward()
     for name, parameter in network.named_parameters():
@@ -24,13 +24,17 @@ def gradients_reach_every_parameter(subject: Subject, length: int) -> None:
 
 
 @holds
-def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> None:
-    """After SGD with learning rate 1,000, `constrain_` and a state dict, parameters are finite and in their ranges."""
+def ranges_of_parameters(subject: Subject) -> None:
+    """Parameters are finite and in their ranges after steps with learning rate 1,000.
+
+    Each of the three steps of SGD is followed by `constrain_`. The parameters are then loaded into another network by a
+    state dict, and tested there.
+    """
     network = subject.network()
-    learned = list(network.positions.parameters())
-    for _ in range(3 if learned else 0):
+    parameters = list(network.positions.parameters())
+    for _ in range(3 if parameters else 0):
         network.losses(tokens(2, 25)).mean().backward()
-        torch.optim.SGD(learned, lr=1000.0).step()
+        torch.optim.SGD(parameters, lr=1000.0).step()
         network.constrain_()
         network.zero_grad()
     other = subject.network()
@@ -41,41 +45,48 @@ def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> 
 
 
 @holds
-def what_is_not_a_number_stays_so(subject: Subject) -> None:
-    """`constrain_` keeps NaN, so that the run stops instead of continuing with a bound."""
+def nan_in_parameters(subject: Subject) -> None:
+    """NaN in a parameter stays NaN after `constrain_`.
+
+    A run with NaN then stops. If `constrain_` replaced NaN by a bound, the run would continue with a wrong model.
+    """
     position = subject.position()
     parameters = [parameter for _, parameter, *_ in parameters_with_ranges(position)]
     for parameter in parameters:
         parameter.data.fill_(float("nan"))
     position.constrain_()
-    assert all(parameter.isnan().all() for parameter in parameters), "constrain_ makes a number of NaN"
+    assert all(parameter.isnan().all() for parameter in parameters), "constrain_ replaces NaN by a number"
 
 
-def parameters_with_ranges(strategies: nn.Module) -> Iterator[tuple[str, Tensor, float, float]]:
-    """Yield name, value, minimum and maximum of each parameter with a range."""
-    for module in strategies.modules():
+def parameters_with_ranges(parent: nn.Module) -> Iterator[tuple[str, Tensor, float, float]]:
+    """Yield name, value, minimum and maximum of each parameter with a range, of a module and all modules inside it."""
+    for module in parent.modules():
         for name, limits in module.ranges.items() if isinstance(module, Constrained) else ():
             yield name, getattr(module, name), *limits
 
 
 @holds
 @torch.no_grad()
-def logits_are_finite_at_64_times_the_training_length_or_it_is_refused(subject: Subject) -> None:
-    """Logits of 1,024 tokens are finite with a training length of 16, or ``max_length`` raises a UserError."""
+def finite_logits_at_64_times_the_training_length(subject: Subject) -> None:
+    """Logits at 64 times the training length are finite, or a UserError is raised.
+
+    The training length is 16. Only a strategy with a ``max_length`` may raise the error.
+    """
     network = subject.network(trained=16)
     try:
         logits = network(tokens(1, 64 * 16))
     except UserError:
-        assert any(p.max_length is not None for p in network.positions), "refused, but max_length is None"
+        assert any(p.max_length is not None for p in network.positions), "UserError at 1,024 tokens, but no max_length"
         return
     assert logits.isfinite().all(), "logits at 64 times the training length are not finite"
 
 
 @holds
-def nothing_is_sized_by_the_training_length(subject: Subject) -> None:
-    """Parameters, buffers and other tensors have the same shapes at two training lengths.
+def sizes_of_tensors(subject: Subject) -> None:
+    """Sizes of parameters, buffers and other tensors do not depend on the training length.
 
-    It does not apply if the docstring's formula contains L, or if `max_length` limits the positions.
+    This does not apply to a strategy with a ``max_length``, or with the training length L in the number of parameters
+    that its docstring states.
     """
     position = subject.position()
     if position.max_length is not None or re.search(r"Parameters: `[^`]*\bL\b", type(position).__doc__ or ""):
@@ -85,4 +96,4 @@ def nothing_is_sized_by_the_training_length(subject: Subject) -> None:
         modules = subject.position(length).modules()
         attributes = chain.from_iterable((*m.parameters(False), *m.buffers(False), *vars(m).values()) for m in modules)
         sizes.append([tuple(a.shape) for a in attributes if isinstance(a, Tensor)])
-    assert sizes[0] == sizes[1], f"parameters, buffers and other tensors of {sizes[0]} at 16 tokens, {sizes[1]} at 64"
+    assert sizes[0] == sizes[1], f"shapes of tensors are {sizes[0]} at training length 16, and {sizes[1]} at 64"
