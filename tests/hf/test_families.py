@@ -86,7 +86,7 @@ def test_an_embedding_may_have_rows_to_spare_and_other_sizes_change_nothing():
 def test_a_file_may_name_no_strategies_but_ours_and_a_checkpoint_without_a_model_is_none(tmp_path):
     theirs = tiny("llama")
     model = read_family(theirs.config, theirs.state_dict()).model
-    with pytest.raises(ValueError, match=r"position: names the class os.system, not one of this project"):
+    with pytest.raises(ValueError, match=r"position: names the class os.system, expected a class of this project"):
         transformer({**model, "position": {"class_path": "os.system"}})
     config = {"model": {"position": "NoPE"}, "data": {"class_path": "TokenShards"}, "trainer": {"callbacks": []}}
     whole = {"config": config, "hyper_parameters": {"length": 16}}
