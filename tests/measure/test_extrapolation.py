@@ -227,7 +227,7 @@ def test_what_cannot_be_honoured_is_an_error(tmp_path: Path, options: dict[str, 
 
 def test_what_an_evaluation_cannot_honour_is_refused_before_it_begins(tmp_path: Path) -> None:
     callback, second = Extrapolation([8, 32]), Extrapolation([8], sampling="paper", segments=2)
-    with pytest.raises(UserError, match=r"limit_test_batches: has no effect on Extrapolation"):
+    with pytest.raises(UserError, match=r"limit_test_batches: got .*, which has no effect on Extrapolation"):
         run(tmp_path, callback, limit_test_batches=2)
     with pytest.raises(UserError, match=r"more than one"):
         run(tmp_path, callback, second)

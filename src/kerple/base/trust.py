@@ -156,7 +156,7 @@ class Classes:
         return kind
 
     def options(self, owner: type, node: Any, option: str) -> dict[str, Any]:
-        """Return the options ``node`` of a class except `FOLDERS` and `REMOVED`. Each must be an option of the class."""
+        """Return the options ``node`` of a class except `FOLDERS` and `REMOVED`. Each must be one that it has."""
         if not isinstance(node, dict):
             raise UserError(f"{option}: got {node!r:.100}, expected a mapping of option names to values")
         types, node = _types(owner), {name: node[name] for name in node if name not in FOLDERS + REMOVED}

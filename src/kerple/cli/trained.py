@@ -42,7 +42,7 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
     if (state := content.get(type(loaded.data).__qualname__)) is not None:
         loaded.data.load_state_dict(state)
     loaded.model.load_state_dict(content["state_dict"])
-    loaded.model.attach(loaded.data)
+    loaded.model.set_places(loaded.data)
     return loaded.model.to(device).eval(), loaded.data
 
 
