@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kerple.cli.classes import classes
+from kerple.cli.classes import allowed_classes
 from kerple.hf.exporter import export
 from kerple.hf.pretrained import read_stored_model
 from kerple.hf.translation import read_family
@@ -94,4 +94,4 @@ def test_a_file_may_name_no_strategies_but_ours_and_a_checkpoint_without_a_model
     for damage in ({"state_dict": {}}, {"state_dict": whole["state_dict"] | {"network.norm.weight": "x"}}):
         torch.save(whole | damage, tmp_path / "last.ckpt")
         with pytest.raises(ValueError, match=r"last\.ckpt is not a checkpoint"):
-            read_stored_model(str(tmp_path / "last.ckpt"), classes())
+            read_stored_model(str(tmp_path / "last.ckpt"), allowed_classes())

@@ -1,4 +1,4 @@
-"""The jobs of a comparison: their configurations, existing runs, and records that are reused."""
+"""The jobs (runs) of a comparison: their configurations, existing results, and records that are reused."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,19 +18,21 @@ from kerple.compare.run_process import forget
 def prepare_jobs(
     comparison: Comparison, parallel: int, report_only: bool, rerun_changed: bool
 ) -> tuple[list[Job], dict[str, str]]:
-    """Resolve all runs of a comparison, and reuse records of the same runs.
+    """Resolve the configurations of all runs, prepare their data, and reuse records of equal runs.
 
     Args:
         comparison: The comparison.
         parallel: Number of runs at a time.
-        report_only: Whether nothing is trained. Data is then not prepared, and runs that differ are left out.
-        rerun_changed: Whether runs with another configuration are removed, so that they are trained again.
+        report_only: Whether nothing is trained. Data is then not prepared, and existing runs with another configuration
+            are left out of the report.
+        rerun_changed: Whether existing runs with another configuration are removed, so that they are trained again.
 
     Returns:
-        The runs; and the reasons why existing runs and records were refused, by the name of the run.
+        The runs, and the reasons why existing runs and records were refused, by the name of the run.
 
     Raises:
-        UserError: If options are wrong, or runs with another configuration exist.
+        UserError: If an option is wrong. With neither ``report_only`` nor ``rerun_changed``, also if runs with another
+            configuration exist.
     """
     with Console(stderr=True).status(f"reading the options of {comparison.name}'s runs"):
         plan = digests(comparison)
@@ -73,14 +75,14 @@ def _data(job: Job) -> dict[str, Any] | None:
 
 
 def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:
-    """Refuse, remove or leave out existing runs with another configuration; return their differences by name."""
+    """Refuse, remove or report existing runs with another configuration. Return their differences by name."""
     changed = {job: "; ".join(changes) for job in jobs if (changes := records.changes(job))}
     text = "\n".join(f"  {job.name}: {changes}" for job, changes in changed.items())
     if changed and report_only:
         print(f"warning: these runs have another configuration and are not in the report:\n{text}")
     elif changed and not rerun_changed:
         advice = "add --rerun_changed to train them again, or choose another folder with --runs"
-        raise UserError(f"compare: existing runs have another configuration; {advice}\n{text}")
+        raise UserError(f"runs: existing runs have another configuration; {advice}\n{text}")
     elif changed:
         for job in changed:
             forget(job)

@@ -1,4 +1,4 @@
-"""Estimate of the training time of a comparison from the FLOPs of `plan` and the speed of a matrix product."""
+"""`training_seconds`: estimates the training time of a comparison from its FLOPs and the speed of a matrix product."""
 
 import json
 import time
@@ -12,20 +12,20 @@ from kerple.base.precision import choose_precision
 from kerple.cli.plan import build_model
 from kerple.model.cost import flops
 
-# ratio to the speed of a matrix product: 0.2 to 0.5 in fits of width 64 and 128 (fp32 and bf16, a core of an AMD EPYC)
+# speed of a fit relative to a matrix product: 0.2 to 0.5 at width 64 and 128 (fp32 and bf16, a core of an AMD EPYC)
 EFFICIENCY = 0.33
-START = 20.0  # seconds for the start of a fit and of its test, together
+START = 20.0  # seconds in which a fit and its test start
 
 
 def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | None:
-    """Estimate the time of several fits on this machine, without tests and the additional work of strategies.
+    """Estimate the time of several fits on this machine. It excludes tests and the work of positional strategies.
 
     Args:
         configs: Resolved configurations, nested.
-        parallel: Number of fits at a time, which share the machine.
+        parallel: Number of fits at a time, which share the processor.
 
     Returns:
-        Seconds, or None if a configuration has no number of steps or no batch size, length or vocabulary.
+        Seconds, or None if a configuration lacks the number of steps, the batch size, the length or the vocabulary.
     """
     seconds, work = START * len(configs) / parallel, Counter[bool]()
     for config in configs:
@@ -41,14 +41,14 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
 
 @cache
 def _training_flops(options: str) -> int:
-    """FLOPs per token of training a model with these options, which are JSON."""
+    """Return the FLOPs per token for training a model with these options in JSON, which `cache` can hash."""
     with torch.device("meta"):
         model = build_model(json.loads(options))
     return flops(model.network, model.network.shape.length).training
 
 
 def _speed(dtype: torch.dtype) -> float:
-    """FLOPs per second of a matrix product, measured for a second."""
+    """Measure for a second how many FLOPs per second a matrix product makes."""
     x = torch.ones(1024, 1024, dtype=dtype, device="cuda" if torch.cuda.is_available() else "cpu")
     (x @ x)[0, 0].item()  # the first product takes longer
     count, start = 0, time.perf_counter()

@@ -11,7 +11,8 @@ def lr_multiplier(step: int, name: ScheduleName, warmup: int, end: int, final: f
 
     The rate rises linearly from 1 / warmup to 1 in the first ``warmup`` steps. After these steps, ``cosine`` and
     ``linear`` decrease to ``final`` at ``end``. ``wsd`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395)
-    stays at 1, and decreases linearly to ``final`` in the last fraction ``decay`` of all steps. ``constant`` stays at 1.
+    stays at 1, and decreases linearly to ``final`` in the last fraction ``decay`` of all steps. ``constant`` stays
+    at 1.
 
     Args:
         step: Number of optimiser steps before this one.
