@@ -97,7 +97,7 @@ def test_mistakes_in_configuration_files(sections, part, tmp_path, capsys):
         (["plan", "--config=configs/paper.yaml", "--chips=TPU"], "chips: got 'TPU'"),
         (
             ["plan", "--config=configs/paper.yaml", "--devices=8,64"],
-            "devices: got 64, expected at most the 32 segments",
+            "got 64, expected at most the 32 segments",
         ),
         (["inspect", "data/none", "--token=3"], "did you mean tokens?"),
         (["predikt"], "did you mean predict?"),
