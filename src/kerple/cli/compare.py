@@ -189,8 +189,7 @@ def _directories_parser() -> ArgumentParser:
     parser.add_argument("--report_only", "--report-only", action="store_true", help="implied")
     folders = "folders that are or contain runs; a run is named by the folder above seed-<n>, or by its own folder"
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
-    test = "folder inside a run with the results of its test"
-    parser.add_argument("--test_folder", "--test-folder", type=str, default="test", help=test)
+    parser.add_argument("--test_folder", "--test-folder", type=str, default="test", help="folder of the test in a run")
     parser.add_argument("--baseline", type=str, required=True, help="strategy with which the others are compared")
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="title of the report")

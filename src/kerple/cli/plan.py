@@ -34,8 +34,7 @@ def main(arguments: list[str]) -> None:
     parser.prog, parser.description = f"{PROGRAM} plan", __doc__
     parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="kinds of devices, such as A100,H100")
     parser.add_argument("--devices", type=str, default="", help=f"numbers of devices; default: 1,{NODE},{8 * NODE}")
-    efficiency = "fraction of a chip's peak FLOP/s that training reaches"
-    parser.add_argument("--efficiency", type=float, default=PEAK_FRACTION, help=efficiency)
+    parser.add_argument("--efficiency", type=float, default=PEAK_FRACTION, help="fraction of the peak that is reached")
     _, *arguments = insert_stored_config(["fit", *arguments])  # inserts the architecture of --weights
     options = parse(parser, arguments)
     if not 0 < options.efficiency <= 1:

@@ -14,15 +14,12 @@ def main(arguments: list[str]) -> None:
     """
     parser = command_parser("predict", __doc__)
     add_checkpoint_arguments(parser)
-    temperature = "temperature of sampling; 0: always the most probable token; default: 0 for tasks, 0.8 for text"
-    window = "number of latest tokens to which each token attends; null: all"
     parser.add_argument("--prompt", type=str, default="", help="text to continue; empty: begin a new document")
     parser.add_argument("--tokens", type=int, default=200, help="maximum number of tokens to generate")
-    parser.add_argument("--temperature", type=float, default=None, help=temperature)
+    parser.add_argument("--temperature", type=float, default=None, help="0: greedy; default: 0 for tasks, 0.8 for text")
     parser.add_argument("--top_k", type=int | None, default=None, help="sample from the k most probable tokens")
-    top_p = "sample from the most probable tokens whose probabilities sum to at least p"
-    parser.add_argument("--top_p", type=float | None, default=None, help=top_p)
-    parser.add_argument("--window", type=int | None, default=None, help=window)
+    parser.add_argument("--top_p", type=float | None, default=None, help="sample from top tokens with this probability")
+    parser.add_argument("--window", type=int | None, default=None, help="window of attention in tokens; null: all")
     parser.add_argument("--seed", type=int | None, default=None, help="seed of sampling; default: a random one")
     options = parse(parser, arguments)  # reports wrong options before an import that takes seconds
     from kerple.cli.continuation import print_continuation

@@ -18,11 +18,10 @@ def main(arguments: list[str]) -> None:
         UserError: If the model does not exist, cannot be read, or does not fit into memory.
     """
     parser = command_parser("probe", __doc__)
-    layers = "compare the position encoding of each layer's forward pass with the configuration"
     invariances = "check that logits do not depend on shifts, later tokens, cache, padding, batch and attention kernel"
     length = "length for --window, a multiple of the training length; null: twice the training length"
     parser.add_argument("model", type=str, help=f"model to check: a checkpoint of `fit`, {MODEL_FORMS}")
-    parser.add_argument("--layers", type=bool, default=True, help=layers)
+    parser.add_argument("--layers", type=bool, default=True, help="compare configuration and forward pass of layers")
     parser.add_argument("--invariances", type=bool, default=True, help=invariances)
     parser.add_argument("--gap", type=bool, default=False, help="measure the loss after a jump of positions (a minute)")
     parser.add_argument("--window", type=bool, default=False, help="measure up to which distance text lowers the loss")

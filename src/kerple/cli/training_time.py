@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -27,7 +26,7 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
     Returns:
         Seconds, or None if a configuration lacks the number of steps, the batch size, the length or the vocabulary.
     """
-    seconds, work = START * len(configs) / parallel, Counter[bool]()
+    seconds = START * len(configs) / parallel
     for config in configs:
         data, trainer = config["data"].get("init_args", {}), config["trainer"]
         if trainer["max_steps"] < 1 or not {"batch_size", "length", "vocabulary"} <= data.keys():
@@ -35,8 +34,9 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
         options = config["model"] | {"length": data["length"], "vocabulary": data["vocabulary"], "position": "NoPE"}
         tokens = trainer["max_steps"] * trainer["accumulate_grad_batches"] * data["batch_size"] * data["length"]
         bf16 = "bf16" in str(trainer["precision"]).replace("auto", choose_precision(trainer["accelerator"])[0])
-        work[bf16] += tokens * _training_flops(json.dumps(options))
-    return seconds + sum(work[bf16] / _speed(torch.bfloat16 if bf16 else torch.float32) for bf16 in work) / EFFICIENCY
+        speed = EFFICIENCY * _speed(torch.bfloat16 if bf16 else torch.float32)
+        seconds += tokens * _training_flops(json.dumps(options)) / speed
+    return seconds
 
 
 @cache
@@ -47,6 +47,7 @@ def _training_flops(options: str) -> int:
     return flops(model.network, model.network.shape.length).training
 
 
+@cache
 def _speed(dtype: torch.dtype) -> float:
     """Measure for a second how many FLOPs per second a matrix product makes."""
     x = torch.ones(1024, 1024, dtype=dtype, device="cuda" if torch.cuda.is_available() else "cpu")

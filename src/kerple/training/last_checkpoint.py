@@ -91,10 +91,8 @@ class LastCheckpoint(Checkpoint):
             for counts in ("total", "current"):
                 progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"][counts]
                 incomplete = progress["processed"] - progress["completed"]
-                processed = progress["processed"] // before * now
-                progress.update(
-                    ready=processed, started=processed, processed=processed, completed=processed - incomplete
-                )
+                count = progress["processed"] // before * now
+                progress.update(ready=count, started=count, processed=count, completed=count - incomplete)
 
     def save(self, trainer: Trainer) -> None:
         """Write the checkpoint. Call it on every rank, between optimiser steps."""
