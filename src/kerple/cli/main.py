@@ -59,7 +59,6 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:
         arguments = sys.argv[1:]
         _prepare_process()
-    arguments = list(arguments)
     if os.getcwd() not in sys.path:  # for users' own strategies; `python run.py` has the folder in the path already
         sys.path.append(os.getcwd())  # at the end, so that its files do not replace libraries
     if arguments[:1] == ["demo"]:
