@@ -35,8 +35,7 @@ def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
         return (FAST if capability >= AMPERE else SAFE), f"the device is {device}"
     if accelerator not in ("auto", "cpu"):
         return SAFE, f"the accelerator is {accelerator}"
-    instructions = _bf16_instructions()
-    if instructions:
+    if instructions := _bf16_instructions():
         return FAST, f"the processor has {instructions}"
     return SAFE, "the processor does not multiply bf16 in hardware"
 

@@ -32,8 +32,7 @@ def print_continuation(options: Namespace) -> None:
     model, data = load_trained(options.ckpt_path, options.trust, device)
     random = torch.Generator(device)
     random.seed() if options.seed is None else random.manual_seed(options.seed)
-    temperature = options.temperature
-    if temperature is None:
+    if (temperature := options.temperature) is None:
         temperature = 0.0 if isinstance(data, TaskData) else 0.8
     end = end_token(data)
     try:

@@ -169,12 +169,8 @@ def _parse(arguments: list[str]) -> Namespace:
     source = find_model(options.hf)
     need()
     length = config_length(read_model_config(source, options.model.trust_remote_code))
-    data: dict[str, Any] = {
-        "tokenizer": f"{MODEL_PREFIX}{source.name}",
-        "vocabulary": vocabulary_size(read_tokenizer(source)),
-    }
-    if length is not None:
-        data["length"] = length
+    data = {"tokenizer": f"{MODEL_PREFIX}{source.name}", "vocabulary": vocabulary_size(read_tokenizer(source))}
+    data |= {} if length is None else {"length": length}
     return parse(parser, ["--config", yaml.safe_dump({"data": data}), *arguments])
 
 

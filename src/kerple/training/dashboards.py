@@ -22,7 +22,7 @@ TRAINING_CHARTS = {
 class Dashboards(Callback):
     """Writes three pages of TensorBoard. Without a TensorBoardLogger, the callback does nothing.
 
-    - *Custom scalars*: three charts of scalars that other callbacks log during training.
+    - *Custom scalars*: three charts of scalars that the model and other callbacks log during training.
     - *HParams*: the strategy, the seed, the options of the model that are numbers or strings, and the last value of
       each metric, at the end of a fit or test.
     - *Histograms*: each parameter of the strategy as ``kernels/<name>``, at the start and after each validation.
@@ -59,11 +59,8 @@ class Dashboards(Callback):
         # TensorBoard sorts columns by name; the numbers put these two first
         settings = {"1 strategy": strategy, "2 seed": int(os.environ.get("PL_GLOBAL_SEED", -1))}
         settings |= {"position_parameters": count_position_parameters(pl_module), "max_steps": trainer.max_steps}
-        settings |= {
-            name: value
-            for name, value in pl_module.hparams.items()
-            if isinstance(value, bool | int | float | str) and not name.startswith("_")
-        }
+        options = {name: value for name, value in pl_module.hparams.items() if not name.startswith("_")}
+        settings |= {name: value for name, value in options.items() if isinstance(value, bool | int | float | str)}
         logged = trainer.callback_metrics
         metrics = {k: float(logged[k]) for prefix in prefixes for k in logged if k.startswith(prefix)}
         for logger in trainer.loggers:

@@ -49,9 +49,7 @@ class NonFiniteGuard(Callback):
         finite = torch.stack(self._losses).isfinite().all()
         self._losses = []
         scaled = trainer.precision == "16-mixed"
-        gradients = local_parts(
-            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-        )
+        gradients = local_parts(p.grad for p in pl_module.parameters() if p.grad is not None)
         if gradients and not scaled:  # the norm is the largest entry, because a sum of squares could overflow
             finite = finite & get_total_norm(gradients, math.inf).isfinite()
         if trainer.world_size > 1:  # without strategy.reduce, whose barrier waits for the device

@@ -68,9 +68,8 @@ def resolve_auto(trainer: Namespace, resumed: str | None = None) -> None:
         resumed: Precision of the fit that is resumed, which replaces ``auto``; None for a new fit.
     """
     if trainer.precision == "auto":
-        trainer.precision, reason = (
-            (resumed, "the run was started with it") if resumed else choose_precision(trainer.accelerator)
-        )
+        choice = (resumed, "the run was started with it") if resumed else choose_precision(trainer.accelerator)
+        trainer.precision, reason = choice
         print_once(f"precision {trainer.precision}, because {reason}")
     if emulated(trainer.precision, trainer.accelerator):
         print_once(f"warning: precision {trainer.precision}: {EMULATED}; {SAFE} is faster here")
