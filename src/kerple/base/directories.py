@@ -144,7 +144,7 @@ def _make_and_lock(path: Path) -> str | None:
         path.mkdir(parents=True, exist_ok=True)
         return _lock(path)
     except UnicodeError as error:
-        raise UserError(f"run_dir: {str(path)!r} is not UTF-8, which TensorBoard needs; choose another") from error
+        raise UserError(f"run_dir: {str(path)!r} is not UTF-8, as TensorBoard needs; choose another folder") from error
     except OSError as error:
         if error.errno not in NO_FOLDER and path.parent.is_dir():
             error.filename = str(path)

@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     options = _options(arguments)
     comparison = _comparison(options)
     if options.parallel < 1:
-        raise UserError(f"parallel: got {options.parallel}, expected at least 1 run at a time")
+        raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
     jobs, refused = prepare_jobs(comparison, options.parallel, options.report_only, options.rerun_changed)
     to_do = [job for job in jobs if not records.finished(job)]
     fits = [] if options.report_only else [job.config for job in to_do if job.config]
@@ -120,7 +120,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
     """Write the report of the finished runs, and print its first table."""
     ready = {job.name: job for job in jobs if records.finished(job)}
     if not ready:
-        raise UserError(f"runs: got no finished run of {comparison.name}; run it first, without --report_only")
+        raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first, without --report_only")
     order = list(comparison.strategies)
     finished = sorted(ready.values(), key=lambda job: (order.index(job.label), job.seed))
     labels = [job.label for job in finished]

@@ -82,7 +82,7 @@ def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str,
         print(f"warning: these runs have another configuration and are not in the report:\n{text}")
     elif changed and not rerun_changed:
         advice = "add --rerun_changed to train them again, or choose another folder with --runs"
-        raise UserError(f"runs: existing runs have another configuration; {advice}\n{text}")
+        raise UserError(f"compare: runs: existing runs have another configuration; {advice}\n{text}")
     elif changed:
         for job in changed:
             forget(job)
