@@ -34,8 +34,8 @@ def last_checkpoint(preferred: Path) -> Path | None:
 def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
     """Choose and lock the folder that a fit writes to.
 
-    Of a run with several processes, only the first one locks a folder and looks for an empty one. `AutoTrainer.log_dir`
-    sends its choice to the others.
+    If a run has several processes, only the first process chooses and locks a folder. `AutoTrainer.log_dir` sends the
+    path to the others.
 
     Args:
         preferred: The folder. If it is not empty, a new run gets a new version of it: ``…_v1``, ``…_v2``, …
@@ -153,7 +153,7 @@ def _make_and_lock(path: Path) -> str | None:
 
 
 def this_process() -> str:
-    """Return a line for a lock file: the id, the machine and the time of this process."""
+    """Return a line for a lock file: the id and the machine of this process, and the current time."""
     return f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
 
 

@@ -10,7 +10,7 @@ from kerple.base.errors import UserError
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the content of a file, which is JSON if its name ends in .json, and YAML if not.
+    """Return the content of a JSON or YAML file. Only files whose names end in .json are read as JSON.
 
     Raises:
         UserError: If the file cannot be read, or does not contain a mapping.

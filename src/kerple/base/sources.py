@@ -15,7 +15,7 @@ RECORDED_PACKAGES = ("kerple", "pytorch_lightning", "torch")  # a run records th
 
 
 def own_classes(config: dict[str, Any]) -> list[str]:
-    """Return the import paths of the user's classes in a configuration with keys such as ``model.dim``."""
+    """Return the import paths of the user's classes in a configuration with dotted keys, such as ``model.dim``."""
     named = {str(value) for key, value in config.items() if key.endswith("class_path")}
     return sorted(name for name in named if "." in name and name.partition(".")[0] not in RECORDED_PACKAGES)
 
@@ -23,7 +23,7 @@ def own_classes(config: dict[str, Any]) -> list[str]:
 def source_digests(config: dict[str, Any]) -> dict[str, str]:
     """Return the sha256 of the source code of each of the user's classes and its base classes, by import path.
 
-    Keys of the configuration are such as ``model.position.class_path``.
+    The configuration has dotted keys, such as ``model.position.class_path``.
 
     The source code of a class is its definition and all definitions in its module that it uses, directly or indirectly.
     Comments, formatting, the rest of the module and imported modules are not part of it.

@@ -38,8 +38,8 @@ REMOVED = ("mixture", "sections", "prepare_engine")  # former options in old che
 def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
     """Load a checkpoint. Its tensors are memory-mapped, and so are read from the disk when they are used.
 
-    Every checkpoint must be loaded by this function before Lightning loads it. Lightning would unpickle a folder, the
-    form of sharded checkpoints, and pickles can run code. This function refuses folders.
+    Every checkpoint must be loaded by this function before Lightning loads it. A sharded checkpoint is a folder, whose
+    files Lightning would unpickle, and pickles can run code. This function refuses folders.
 
     Args:
         path: Path of a local file.
@@ -174,7 +174,7 @@ class Classes:
             option: Name of the option, for messages.
 
         Raises:
-            UserError: If the value contains a class or an address that is not accepted, or another type.
+            UserError: If the value contains a class or an address that is not accepted, or a value of another type.
         """
         leaves = list(_leaves(annotation))
         plain = node in leaves or all(leaf in PLAIN or type(leaf) in PLAIN for leaf in leaves)

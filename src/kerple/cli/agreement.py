@@ -102,7 +102,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _with_options(before: Any, now: Any) -> Any:
-    """Return ``before``, with class names replaced by the class and options in ``now`` if they name the same class.
+    """Return ``before``, with each class name replaced by the class and options in ``now`` if both are the same class.
 
     A parser writes a default class as its name. When this configuration is read and written again, for example in a
     test, the class is a mapping with its options.

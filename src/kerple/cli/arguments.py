@@ -76,8 +76,8 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
     Args:
         parser: Parser of the command, with ``exit_on_error=False``.
         arguments: Arguments of the command line.
-        command: The subparser with the command's options, if ``parser`` has subcommands. Its names are suggested for
-            misspelt options.
+        command: The subparser with the command's options, if ``parser`` has subcommands. The names of its options are
+            suggested for misspelt names.
 
     Returns:
         The options. Their classes are not yet built.

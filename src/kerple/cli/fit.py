@@ -27,7 +27,7 @@ def run(arguments: list[str], description: str) -> None:
     """
     configure_torch()
     command = arguments[0]
-    if command != "fit":  # Lightning warns about which checkpoint it uses, but the option ckpt_path is required here
+    if command != "fit":  # Lightning warns that callbacks of the fit are missing, but a test needs only measurements
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
     classes = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
     if (option := arguments[-1]) in classes:  # the parser would show the options of the base class, which has none
@@ -46,7 +46,7 @@ def insert_stored_config(arguments: list[str]) -> list[str]:
         arguments: The command and its arguments.
 
     Returns:
-        The command and its arguments, with an additional ``--config``.
+        The command and its arguments, with an additional ``--config`` if there is a stored model.
 
     Raises:
         UserError: If the checkpoint does not exist or cannot be read, or ``--weights`` is given for `test` or

@@ -31,7 +31,7 @@ def _read(path: str, trust: str) -> Any:
 def insert_architecture(arguments: list[str], path: str, trust: str | None = None) -> list[str]:
     """Insert the architecture of a model between the configuration files and the other arguments.
 
-    It takes precedence over the files, and the other arguments take precedence over it.
+    The architecture takes precedence over the files, and the other arguments take precedence over the architecture.
 
     Args:
         arguments: Arguments of ``fit``, without the command.
@@ -45,7 +45,7 @@ def insert_architecture(arguments: list[str], path: str, trust: str | None = Non
         UserError: If the model cannot be read.
     """
     stored = {key: value for key, value in _read(path, trust or "").model.items() if key not in DATA_OPTIONS}
-    # qk_norm in a configuration file has no effect, because published models have no such norms
+    # a file such as configs/demo.yaml may set qk_norm, but a model whose options do not mention it has no such norms
     model = {"qk_norm": False} | stored
     files, flags = split_options(arguments, "config")
     return [*(f"--config={file}" for file in files.config), "--config", yaml.safe_dump({"model": model}), *flags]

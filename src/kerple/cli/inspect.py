@@ -76,5 +76,5 @@ def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> s
 
 
 def printable(text: str) -> str:
-    """Replace characters that UTF-8 cannot encode by question marks. Such characters stand for bytes of a path."""
+    """Replace characters that UTF-8 cannot encode by question marks. They come from paths that are not UTF-8."""
     return text.encode("utf-8", "replace").decode()

@@ -114,7 +114,7 @@ class CLI(LightningCLI):
         self.write_to(directory)
 
     def write_to(self, directory: Path) -> None:
-        """Make a folder that of the run: for its configuration, checkpoints, results and the events of loggers."""
+        """Use a folder for the run's configuration, checkpoints, results and events of loggers."""
         trainer = self.config[self.subcommand].trainer
         trainer.default_root_dir = str(directory)
         if trainer.logger in (None, True):

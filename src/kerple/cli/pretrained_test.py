@@ -187,7 +187,7 @@ def _parser() -> ArgumentParser:
 
 
 def _load(text: str) -> Any:
-    """Load YAML. The section ``data`` may have ``class_path`` and ``init_args``, as for `fit`. Return ``init_args``."""
+    """Load YAML. A section ``data`` with ``class_path``, as for `fit`, is replaced by its ``init_args``."""
     content = yaml.safe_load(text)
     data = content.get("data") if isinstance(content, dict) else None
     if isinstance(data, dict) and "class_path" in data:

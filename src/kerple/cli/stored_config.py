@@ -18,7 +18,7 @@ from kerple.training.lightning_types import log_directory
 class StoreConfig(SaveConfigCallback):
     """Writes the resolved configuration into each checkpoint, and to ``config.yaml`` in the run's folder.
 
-    If a resumed run has another configuration, it writes ``config-resumed-1.yaml``, and so on.
+    An existing file is kept. A resumed run with another configuration writes ``config-resumed-1.yaml``, and so on.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

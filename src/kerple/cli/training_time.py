@@ -13,11 +13,11 @@ from kerple.model.cost import flops
 
 # speed of a fit relative to a matrix product: 0.2 to 0.5 at width 64 and 128 (fp32 and bf16, a core of an AMD EPYC)
 EFFICIENCY = 0.33
-START = 20.0  # seconds in which a fit and its test start
+START = 20.0  # seconds that the starts of a fit and of its test take together
 
 
 def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | None:
-    """Estimate the time of several fits on this machine. It excludes tests and the work of positional strategies.
+    """Estimate the time of several fits on this machine, without tests and without the work of positional strategies.
 
     Args:
         configs: Resolved configurations, nested.
@@ -49,7 +49,7 @@ def _training_flops(options: str) -> int:
 
 @cache
 def _speed(dtype: torch.dtype) -> float:
-    """Measure for a second how many FLOPs per second a matrix product makes."""
+    """Return the FLOPs per second of a matrix product, measured for one second."""
     x = torch.ones(1024, 1024, dtype=dtype, device="cuda" if torch.cuda.is_available() else "cpu")
     (x @ x)[0, 0].item()  # the first product takes longer
     count, start = 0, time.perf_counter()

@@ -134,7 +134,10 @@ def _validation_ahead(trainer: Trainer) -> bool:
 
 
 def _expect_validation(loops: dict[str, Any]) -> None:
-    """Set the counters in a checkpoint as if its validation was interrupted in the first batch, so that it is run."""
+    """Set the counters in a checkpoint as if a validation was interrupted in its first batch.
+
+    A resumed run then begins with this validation.
+    """
     for counts in ("total", "current"):
         progress = loops["epoch_loop.batch_progress"][counts]
         progress["completed"] = progress["processed"]

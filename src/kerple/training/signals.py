@@ -21,8 +21,8 @@ class Signals:
 
     A second Ctrl-C (SIGINT) ends the process at once. Ignored signals, such as SIGHUP with nohup, stay ignored.
 
-    These handlers replace the handlers of Lightning. Lightning's save in the middle of a step, and wait for other ranks
-    inside a handler. After Ctrl-C, Lightning saves nothing.
+    These handlers replace the handlers of Lightning. Lightning's handlers save in the middle of a step, and wait for
+    other ranks inside the handler. After Ctrl-C, Lightning saves nothing.
     """
 
     def __init__(self) -> None:
