@@ -43,13 +43,13 @@ def prepare_jobs(
         data = _data(job)
         if report_only:  # data is not read; the checksum is that of the first run with the same configuration
             runs = map(records.described, [job.test_folder, *map(job.record, folders)])
-            same = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
-            checksums[str(data)] = checksums.get(str(data)) or next(same, None)
+            equal = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
+            checksums[str(data)] = checksums.get(str(data)) or next(equal, None)
         elif str(data) not in checksums and not records.finished(job):  # data of finished runs is not needed
             checksums[str(data)] = prepare_and_checksum(data)
     jobs = [replace(job, data=checksums.get(str(_data(job))), parallel=parallel) for job in resolved]
     refused = _check(jobs, report_only, rerun_changed)
-    outcomes: dict[str, list[Job]] = {}
+    jobs_by_outcome: dict[str, list[Job]] = {}
     for job in jobs:
         if not records.finished(job) and not job.directory.joinpath("checkpoints").exists():
             for folder, report in folders.items():
@@ -58,15 +58,15 @@ def prepare_jobs(
                 # new runs must have the precision of this machine; a report accepts any precision for `auto`
                 objection = records.reuse(job if report_only else with_precision(job), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
-                outcomes.setdefault(outcome, []).append(job)
+                jobs_by_outcome.setdefault(outcome, []).append(job)
                 if objection is None:
                     break
                 refused[job.name] = objection
         if records.finished(job):
             records.write_record(job, folders)
-    for outcome, of_jobs in outcomes.items():
-        others = f" and {len(of_jobs) - 1} other run{'s' * (len(of_jobs) > 2)}" if of_jobs[1:] else ""
-        print(f"{of_jobs[0].name}{others}: {outcome}")
+    for outcome, (first, *others) in jobs_by_outcome.items():
+        number = f" and {len(others)} other run{'s' * (len(others) > 1)}" if others else ""
+        print(f"{first.name}{number}: {outcome}")
     return jobs, refused
 
 

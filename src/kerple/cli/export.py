@@ -41,18 +41,19 @@ def main(arguments: list[str]) -> None:
     from kerple.hf.exporter import TRAINED_ON, export
     from kerple.hf.pretrained import read_stored_model
 
-    trained, data = load_trained(options.ckpt_path, options.trust)
+    language_model, data = load_trained(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
     model = read_stored_model(options.ckpt_path, allowed_classes(options.trust))
     name = export(model, Path(options.to), tokenizer, end_token(data), options.dtype)
-    about = {"name": Path(options.to).name, "dtype": options.dtype, "length": model.model["length"], "corpus": "a task"}
-    about |= {"parameters": sum(p.numel() for p in trained.parameters()), "position": trained.network.name}
+    card = {"name": Path(options.to).name, "dtype": options.dtype, "length": model.model["length"], "corpus": "a task"}
+    parameters = sum(p.numel() for p in language_model.parameters())
     if isinstance(data, TokenShards):
-        config, about["corpus"] = Path(options.to) / "config.json", data.corpus or data.location
-        text = {"corpus": about["corpus"], "test": data.manifest.splits["test"].sha256}
+        config, card["corpus"] = Path(options.to) / "config.json", data.corpus or data.location
+        text = {"corpus": card["corpus"], "test": data.manifest.splits["test"].sha256}
         write(config, json.dumps(read_mapping(config) | {TRAINED_ON: text}, indent=2))
+    card |= {"parameters": parameters, "position": language_model.network.name}
     steps = trust.load(options.ckpt_path)["global_step"]
-    write(Path(options.to) / "README.md", CARD.format(steps=steps, **about))
+    write(Path(options.to) / "README.md", CARD.format(steps=steps, **card))
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
-    needed = needs.get(name, "without this package")
-    print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needed})")
+    condition = needs.get(name, "without this package")
+    print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({condition})")

@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"length: got {length or None}, expected the training length in tokens; {advice}")
     if options.to <= length:
         raise UserError(f"to: got {options.to}, expected more than the training length, {length}")
-    found, reasons = methods(config, length, options.to)
+    candidates, reasons = methods(config, length, options.to)
     runner, vocabulary = Runner.detect(None, options.precision), vocabulary_size(read_tokenizer(source))
     folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"))
     data = ShardOptions(tokenizer=f"{MODEL_PREFIX}{options.model}", vocabulary=vocabulary, **options.data.as_dict())
@@ -85,12 +85,12 @@ def main(arguments: list[str]) -> None:
     settings |= {"length": length, "target": options.to, **{split: text.digest for split, text in texts.items()}}
     records = folder / "records" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     path = options.model if source.gguf is None else unpack(source, config, folder / "unpacked")
-    search = Search(path, found, length, options.to, options.bound / 100, records, texts, runner)
-    search.network(found[0])
+    search = Search(path, candidates, length, options.to, options.bound / 100, records, texts, runner)
+    search.network(candidates[0])
     # the check counts the weights in memory a second time, for this project's network
     check_memory(config, options.to, runner.device.type)
     blocks, seconds = search.plan(options.minutes)
-    print(f"{len(found)} methods, {blocks} blocks of {options.to:,} tokens: about {duration(seconds)}", flush=True)
+    print(f"{len(candidates)} methods, {blocks} blocks of {options.to:,} tokens: about {duration(seconds)}", flush=True)
     best, *_ = ranked = search.choose(blocks)
     values = {"settings": settings, "found": compare_best(search, ranked, blocks), "reasons": reasons, "blocks": blocks}
     values |= {"bound": options.bound, "k": search.k, "lengths": search.lengths, "effects": search.effects}

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
 
 def show(folder: Folder) -> None:
     """Print the statistics in the manifest of a folder of shards, and the overlap of test text and training text."""
-    manifest, tested = folder.manifest, folder.test_documents()
+    manifest, test = folder.manifest, folder.test_documents()
     rows = []
     for split in manifest.splits.values():
         counts = [f"{number:,}" for number in (split.documents, split.tokens, split.bytes)]
@@ -56,8 +56,8 @@ def show(folder: Folder) -> None:
         f"settings {manifest.settings}",
         f"left out: {manifest.left_out or 'nothing'}",
         f"sha256 of the text {manifest.text}",
-        f"overlap (fraction of runs of 32 tokens that the training text contains): mean {tested.overlap.mean():.2%}, "
-        f"above 50% in {(tested.overlap > 0.5).sum()} of {len(tested)} test documents",
+        f"overlap (fraction of runs of 32 tokens that the training text contains): mean {test.overlap.mean():.2%}, "
+        f"above 50% in {(test.overlap > 0.5).sum()} of {len(test)} test documents",
     ]
     print(printable("\n".join(lines)))
 

@@ -86,11 +86,11 @@ def main(arguments: list[str]) -> None:
 
     configure_torch()
     parser = _parser()
-    built = parser.instantiate_classes(options)
-    measures = built.trainer.callbacks or []
+    objects = parser.instantiate_classes(options)
+    measures = objects.trainer.callbacks or []
     measures = measures if isinstance(measures, list) else [measures]
     directory = test_directory(options.run_dir or str(_run_folder(options) / "test"), "", "test")
-    _measure(options, built.model, measures, directory)
+    _measure(options, objects.model, measures, directory)
     print(f"written to {directory}")
 
 
@@ -131,20 +131,20 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     folder, source = Folder(data.location), find_model(options.hf)
     check_tokenizer(folder, source)
     config = Path(source.location) / "config.json"
-    trained = read_mapping(config).get(TRAINED_ON) if config.is_file() else None
-    if isinstance(trained, dict) and trained.get("test") != folder.manifest.splits["test"].sha256:
-        text = f"the test text of the exported run ({trained.get('corpus')})"
+    exported = read_mapping(config).get(TRAINED_ON) if config.is_file() else None
+    if isinstance(exported, dict) and exported.get("test") != folder.manifest.splits["test"].sha256:
+        text = f"the test text of the exported run ({exported.get('corpus')})"
         print(f"warning: the test text in {folder.directory} differs from {text}")
     shards = ShardText(folder, "test")
     for measure in measures:
         measure.check(network, shards)
-    found = [measure.run(network, shards, runner) for measure in measures]
+    results = [measure.run(network, shards, runner) for measure in measures]
     if runner.rank:
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    writers = [SummaryWriter(str(directory))] if trainer.logger and found else []
-    for result in found:
+    writers = [SummaryWriter(str(directory))] if trainer.logger and results else []
+    for result in results:
         if result.about:
             result.about = {**result.about, "bos": network.bos}
         result.publish(directory, writers)

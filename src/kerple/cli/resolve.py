@@ -32,11 +32,11 @@ def resolve(job: Job) -> Job:
             from kerple.cli.pretrained_test import configuration  # needs optional packages
 
             return replace(job, test_config=_of_run(configuration(job.test_flags)))
-        config, tested, position = _shared(tuple(job.fit_flags), tuple(job.test_flags))
-        own = {"position": _position(position, *job.position_flags)}
-        if tested["model"]["position"] == config["model"]["position"]:  # unless the test replaces the strategy
-            tested = tested | {"model": tested["model"] | own}
-        return replace(job, config=config | {"model": config["model"] | own}, test_config=tested)
+        config, test_config, position = _shared(tuple(job.fit_flags), tuple(job.test_flags))
+        strategy = {"position": _position(position, *job.position_flags)}
+        if test_config["model"]["position"] == config["model"]["position"]:  # unless the test replaces the strategy
+            test_config = test_config | {"model": test_config["model"] | strategy}
+        return replace(job, config=config | {"model": config["model"] | strategy}, test_config=test_config)
     except (ArgumentError, UserError) as error:
         raise UserError(f"compare: {job.name}: {error}") from error
 
@@ -55,10 +55,10 @@ def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any]
     config = _of_run(parser.dump(parse(parser, arguments), skip_none=False))
     position = parser.parse_args(arguments, defaults=False).model.position
     try:
-        tested = parse(parser, ["--config", yaml.safe_dump(config), *test]) if test else None
+        test_options = parse(parser, ["--config", yaml.safe_dump(config), *test]) if test else None
     except UserError as error:
         raise UserError(f"test: {error}") from error
-    test_config = _of_run(parser.dump(tested, skip_none=False)) if tested else config
+    test_config = _of_run(parser.dump(test_options, skip_none=False)) if test_options else config
     return config, test_config, f"{POSITION}={json.dumps(position.as_dict())}"
 
 

@@ -3,7 +3,7 @@
 import signal
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
@@ -64,7 +64,8 @@ class LastCheckpoint(Checkpoint):
         self._signals.connect(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if not _between_steps(trainer):
+        is_last_step = 0 < trainer.max_steps <= trainer.global_step  # `on_train_end` saves after this step
+        if is_last_step or trainer.fit_loop._should_accumulate():
             return
         due = self._obey_signals(trainer)
         every = self.every_n_train_steps
@@ -111,9 +112,6 @@ class LastCheckpoint(Checkpoint):
         rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: saving {self.path}")
         trainer._logger_connector.update_train_step_metrics()  # Lightning does this after this hook
         self.save(trainer)
-        self._leave(trainer, number)
-
-    def _leave(self, trainer: Trainer, number: int) -> NoReturn:
         if number == signal.SIGUSR1 and trainer.is_global_zero:
             requeue()
         # Lightning's launcher kills the first process if another process ends with a code other than 0
@@ -145,9 +143,3 @@ def _expect_validation(loops: dict[str, Any]) -> None:
     loops["epoch_loop.val_loop.batch_progress"].update(
         total={**none, "ready": 1, "started": 1}, current=none, is_last_batch=False
     )
-
-
-def _between_steps(trainer: Trainer) -> bool:
-    """Return whether there are no accumulated gradients and this is not the last step."""
-    last = 0 < trainer.max_steps <= trainer.global_step
-    return not last and not trainer.fit_loop._should_accumulate()
