@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> None:
     parser = command_parser("extend", __doc__)
     parser.add_argument("model", help=f"model to extend: {MODEL_FORMS}")
     parser.add_argument("--to", type=int, required=True, help="context length to reach, in tokens")
-    length = "training length in tokens; null: the length in the model's configuration"
-    parser.add_argument("--length", type=int | None, default=None, help=length)
+    training_length = "training length in tokens; null: the length in the model's configuration"
+    parser.add_argument("--length", type=int | None, default=None, help=training_length)
     bound = "maximum increase of the loss at the training length, in percent"
     parser.add_argument("--bound", type=float, default=0.5, help=bound)
     parser.add_argument("--minutes", type=float, default=60.0, help="time budget; determines the number of text blocks")
