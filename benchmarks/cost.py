@@ -24,7 +24,7 @@ from kerple.compare.run_folders import recorded_runs
 from kerple.compare.runs import read_runs
 from kerple.measure.protocols import full
 from kerple.model import Transformer
-from kerple.training.throughput import position_parameters
+from kerple.training.throughput import count_position_parameters
 
 ROOT = Path(__file__).parents[1]
 TIER = "earlier/beyond-128"
@@ -73,7 +73,7 @@ def rounds(strategies: list[str], count: int) -> pd.DataFrame:
     seconds = in_turn(runs, count)
     rows = []
     for strategy in strategies:
-        parameters = position_parameters(network(strategy))
+        parameters = count_position_parameters(network(strategy))
         turns = zip(seconds[f"step {strategy}"], seconds[f"reading {strategy}"], strict=True)
         for turn, (train, long) in enumerate(turns):
             rows.append((strategy, turn, BATCH * LENGTH / train, train, long, parameters))

@@ -18,7 +18,7 @@ from kerple.positions import ALiBi, KerpleLog, Position
 from kerple.tasks import Addition, TaskData
 from kerple.tasks.task import Example
 from kerple.training.language_model import LanguageModel
-from kerple.training.sharding import ShardedBlocks, whole
+from kerple.training.sharding import ShardedBlocks, full_tensor
 from kerple.training.trainer import AutoTrainer as Trainer
 from tests.toy import QUIET, ToyData
 
@@ -41,7 +41,7 @@ class Kept(LanguageModel):
         self.dtype_of_block = str(layer.weight.dtype)
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
-        self.gradient = {n: whole(p.grad).clone() for n, p in self.named_parameters()}
+        self.gradient = {n: full_tensor(p.grad).clone() for n, p in self.named_parameters()}
         super().configure_gradient_clipping(*args, **kwargs)
 
 
@@ -154,7 +154,7 @@ def test_strategies_stay_in_fp32_if_blocks_are_gathered_in_bf16(tmp_path: Path, 
 
 
 def test_muon_is_refused_with_sharded_matrices(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"model\.optimizer: got muon with sharded parameters"):
+    with pytest.raises(Exception, match=r"model\.optimizer: got muon, which does not support sharded parameters"):
         step(tmp_path, 4, sharded=True, optimizer="muon")
 
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,14 @@ def test_a_file_is_written_with_its_folder_and_replaced(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask  # like a file that is opened for writing
 
 
-def _die(path: Path) -> None:
+def exit_code(target: Callable[[Path], None], path: Path) -> int | None:
+    process = FORK.Process(target=target, args=(path,))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def die(path: Path) -> None:
     with writing(path) as file:
         file.write(b"after")
         file.flush()
@@ -42,10 +50,7 @@ def _die(path: Path) -> None:
 def test_temporary_files_of_killed_processes_are_removed(tmp_path):
     path = tmp_path / "a"
     write(path, "before")
-    process = FORK.Process(target=_die, args=(path,))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert exit_code(die, path) == -signal.SIGKILL
     assert path.read_text() == "before"
     (left_over,) = set(tmp_path.iterdir()) - {path}
     os.utime(left_over, (0, 0))
@@ -65,21 +70,16 @@ def test_concurrent_writers_of_one_file_do_not_interfere(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def value(path: Path) -> float:
-    return torch.load(path, weights_only=True)["weights"][0].item()
-
-
 def state(number: float) -> dict[str, Any]:
     # small, so that torch uses no threads, which do not survive a fork
     return {"weights": torch.full((30_000,), number)}
 
 
 def fill_the_disk(path: Path) -> None:
-    plugin = AtomicCheckpointIO()
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # the kernel refuses longer files
     with pytest.raises(OSError, match=r"File too large: '.*/last.ckpt'"):
-        plugin.save_checkpoint(state(2), path)
+        AtomicCheckpointIO().save_checkpoint(state(2), path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     os._exit(7)
 
@@ -87,11 +87,8 @@ def fill_the_disk(path: Path) -> None:
 def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint(state(1), path)
-    process = FORK.Process(target=fill_the_disk, args=(path,))
-    process.start()
-    process.join()
-    assert process.exitcode == 7
-    assert value(path) == 1
+    assert exit_code(fill_the_disk, path) == 7
+    assert torch.load(path, weights_only=True)["weights"][0] == 1
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -106,15 +103,15 @@ def test_the_recorded_best_checkpoint_exists_after_a_full_disk(tmp_path, monkeyp
     keep = ModelCheckpoint(tmp_path, "{step}", monitor="loss", save_top_k=1)
     often = {"max_steps": 8, "val_check_interval": 2, "num_sanity_val_steps": 0}
     run = trainer(tmp_path, keep, plugins=[AtomicCheckpointIO()], **often)
-    real, calls = checkpoint_io._write, []
+    write_checkpoint, paths = checkpoint_io._write, []
 
-    def full_at_the_third(checkpoint: dict[str, Any], path: Path) -> None:
-        calls.append(path)
-        if len(calls) == 3:
+    def fail_at_the_third(checkpoint: dict[str, Any], path: Path) -> None:
+        paths.append(path)
+        if len(paths) == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(checkpoint, path)
+        write_checkpoint(checkpoint, path)
 
-    monkeypatch.setattr(checkpoint_io, "_write", full_at_the_third)
+    monkeypatch.setattr(checkpoint_io, "_write", fail_at_the_third)
     with pytest.raises(OSError, match="No space left on device"):
         run.fit(Falling(), ToyData())
     kept = list(tmp_path.glob("*.ckpt"))

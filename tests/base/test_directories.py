@@ -16,20 +16,15 @@ from kerple.base.errors import UserError
 
 
 @pytest.fixture(autouse=True)
-def leaving():
+def unlocked():
     yield
     unlock()
 
 
-def write(folder: Path) -> None:
+def finish(run: Path) -> None:
     """Write a file of a run, and end the run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").touch()
+    (run / "config.yaml").touch()
     unlock()
-
-
-def fit(logs: Path, ckpt_path: str | None = None, run_dir: str | None = None) -> Path:
-    return fit_directory(Path(run_dir or logs / "demo" / "RoPE" / "seed-7"), ckpt_path)
 
 
 def with_checkpoint(run: Path) -> str:
@@ -38,22 +33,20 @@ def with_checkpoint(run: Path) -> str:
     return str(run / "checkpoints" / "last.ckpt")
 
 
-@pytest.mark.parametrize("run_dir", [None, "lr[1]"])  # brackets are not a pattern
-def test_new_runs_get_new_versions_and_last_resumes_the_newest_with_a_checkpoint(tmp_path, run_dir):
-    base = tmp_path / run_dir if run_dir else tmp_path / "demo" / "RoPE" / "seed-7"
-    run_dir = run_dir and str(base)
+def test_new_runs_get_new_versions_and_last_resumes_the_newest_with_a_checkpoint(tmp_path):
+    base = tmp_path / "new" / "lr[1]"  # brackets are not a pattern
     for expected in (base, Path(f"{base}_v1"), Path(f"{base}_v2")):
-        assert fit(tmp_path, run_dir=run_dir) == expected
-        write(expected)
-    assert fit(tmp_path, "last", run_dir) == Path(f"{base}_v3")
+        assert fit_directory(base, None) == expected
+        finish(expected)
+    assert fit_directory(base, "last") == Path(f"{base}_v3")
     unlock()
     first, second = with_checkpoint(base), with_checkpoint(Path(f"{base}_v10"))
-    with_checkpoint(tmp_path / "lr1_v20")  # of another run
+    with_checkpoint(base.with_name("lr1_v20"))  # of another run
     Path(f"{base}_v11").mkdir()  # stopped before its first checkpoint
     for path, expected in (("last", Path(f"{base}_v10")), (second, Path(f"{base}_v10")), (first, base)):
-        assert fit(tmp_path, path, run_dir) == expected
+        assert fit_directory(base, path) == expected
         unlock()
-    assert fit(tmp_path, str(tmp_path / "elsewhere.ckpt"), run_dir) == Path(f"{base}_v3")
+    assert fit_directory(base, str(tmp_path / "elsewhere.ckpt")) == Path(f"{base}_v3")
 
 
 def test_a_failed_start_removes_only_its_own_new_folder(tmp_path):
@@ -68,28 +61,28 @@ def test_a_failed_start_removes_only_its_own_new_folder(tmp_path):
             folder.mkdir(exist_ok=True)
             (folder / name).touch()
         resumed = str(folder / "checkpoints" / "x.ckpt") if "checkpoints" in prepared else None
-        assert fit(tmp_path, resumed, str(folder)) == folder
+        assert fit_directory(folder, resumed) == folder
         for name in begun:
             (folder / name).touch()
         unlock(remove_new=True)
         assert sorted(path.name for path in folder.glob("*")) == left
     (tmp_path / "file").touch()
-    for impossible in ("/proc/nowhere/run", tmp_path / "file" / "run"):  # reported before the run starts
+    for impossible in (Path("/proc/nowhere/run"), tmp_path / "file" / "run"):  # reported before the run starts
         with pytest.raises(UserError, match=rf"run_dir: {impossible} cannot be written to \(N"):
-            fit(tmp_path, None, str(impossible))
+            fit_directory(impossible, None)
 
 
 def test_a_test_writes_to_a_folder_inside_its_run(tmp_path):
     checkpoint = with_checkpoint(tmp_path / "run")
     assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test"
-    write(tmp_path / "run" / "test")
+    finish(tmp_path / "run" / "test")
     assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test_v1"
     assert folder_of_a_test(None, str(tmp_path / "loose.ckpt"), "validate") == tmp_path / "validate"
     assert folder_of_a_test(str(tmp_path / "there"), checkpoint, "test") == tmp_path / "there"
 
 
 FIT = """
-import sys, time
+import sys
 from pathlib import Path
 from kerple.base.directories import fit_directory
 print(fit_directory(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None), flush=True)
@@ -98,7 +91,7 @@ sys.stdin.read()
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """A process that locks a folder, prints its path, and waits for the end of its input."""
+    """Start a process that locks a folder, prints its path, and waits for the end of its input."""
     command = [sys.executable, "-c", FIT, *map(str, arguments)]
     return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
 
@@ -112,20 +105,21 @@ def test_fits_started_at_once_each_get_a_folder(tmp_path):
 
 
 def test_a_running_fit_cannot_be_resumed(tmp_path):
-    checkpoint = with_checkpoint(tmp_path / "run")
-    first = start(tmp_path / "run", checkpoint)
-    assert first.stdout.readline().strip() == str(tmp_path / "run")  # type: ignore[union-attr]
-    for wanted in (checkpoint, "last"):
+    run = tmp_path / "run"
+    checkpoint = with_checkpoint(run)
+    first = start(run, checkpoint)
+    assert first.stdout.readline().strip() == str(run)  # type: ignore[union-attr]
+    for ckpt_path in (checkpoint, "last"):
         with pytest.raises(UserError, match=rf"run_dir: .*run is in use by process {first.pid} on .* since 20\d\d-"):
-            fit(tmp_path, wanted, run_dir=str(tmp_path / "run"))
+            fit_directory(run, ckpt_path)
     first.kill()
     first.communicate()
-    assert fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run")) == tmp_path / "run"
+    assert fit_directory(run, checkpoint) == run
 
 
 def test_a_child_process_does_not_keep_the_lock(tmp_path):
     checkpoint = with_checkpoint(tmp_path / "run")
-    fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run"))
+    fit_directory(tmp_path / "run", checkpoint)
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -135,7 +129,7 @@ def test_a_child_process_does_not_keep_the_lock(tmp_path):
     try:
         os.read(reading, 1)
         unlock()
-        assert fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run")) == tmp_path / "run"
+        assert fit_directory(tmp_path / "run", checkpoint) == tmp_path / "run"
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -143,5 +137,5 @@ def test_a_child_process_does_not_keep_the_lock(tmp_path):
 
 def test_only_the_first_process_of_a_run_makes_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "2")
-    assert fit(tmp_path, run_dir=str(tmp_path / "run")) == tmp_path / "run"
+    assert fit_directory(tmp_path / "run", None) == tmp_path / "run"
     assert not (tmp_path / "run").exists()

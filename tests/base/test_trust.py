@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from kerple.base.errors import UserError
 from kerple.base.trust import CONFIG, Classes, load
-from kerple.cli.classes import classes
+from kerple.cli.classes import allowed_classes
 from tests.toy import entries
 
-OFFERED = classes()
+OFFERED = allowed_classes()
 PATHS = {f"{kind.__module__}.{kind.__qualname__}" for kind in OFFERED.classes}
 
 
@@ -62,7 +62,7 @@ def test_names_are_looked_up_without_imports(tmp_path):
 
 
 def test_trust_covers_the_classes_of_a_package_but_not_its_imports(tmp_path):
-    trusting = classes("tests,https://example.org/shards")
+    trusting = allowed_classes("tests,https://example.org/shards")
     assert trusting.find("tests.toy.ToyData", "data").__name__ == "ToyData"
     for name in ("tests.toy.Tensor", "tests.toy.torch", "tests.toy.os.system", "tests.nowhere.X", "os.system"):
         with pytest.raises(UserError):

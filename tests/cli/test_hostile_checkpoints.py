@@ -18,9 +18,12 @@ Config = dict[str, Any]
 @pytest.fixture
 def stranger(genuine, tmp_path, monkeypatch):
     """A function that changes the configuration of a checkpoint and returns the option with its path."""
-    (tmp_path / "here").mkdir()
-    (tmp_path / "kept").mkdir()
+    for name in ("here", "kept", "hostile"):
+        (tmp_path / name).mkdir()
     (tmp_path / "kept" / "thesis.txt").write_text("years of work")
+    (tmp_path / "hostile" / "hubconf.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef f(*a): pass")
+    run = {"class_path": "os.system", "init_args": {"command": f"touch {tmp_path}/ran"}}
+    (tmp_path / "hostile" / "more.yaml").write_text(yaml.safe_dump(run))
     monkeypatch.chdir(tmp_path / "here")
 
     def change(change: Callable[[Config, Path], object]) -> list[str]:
@@ -30,7 +33,7 @@ def stranger(genuine, tmp_path, monkeypatch):
         return ["--ckpt_path", "theirs.ckpt"]
 
     yield change
-    assert {path.name for path in tmp_path.iterdir()} <= {"here", "kept", "hub"}  # written by the tests
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "kept", "hostile"}
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["thesis.txt"]
 
 
@@ -45,34 +48,20 @@ def data(**options: Any) -> Callable[[Config, Path], object]:
     return lambda config, folder: config["data"]["init_args"].update(options)
 
 
-def hub(config: Config, folder: Path) -> None:
-    (folder / "hub").mkdir()
-    (folder / "hub" / "hubconf.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\ndef f(*a): pass")
-    options = {"repo_or_dir": str(folder / "hub"), "model": "f", "source": "local"}
-    config["model"]["position"] = {"class_path": "torch.hub.load", "init_args": options}
-
-
-def further(config: Config, folder: Path) -> None:
-    run = {"class_path": "os.system", "init_args": {"command": f"touch {folder}/ran"}}
-    Path("more.yaml").write_text(yaml.safe_dump(run))
-    config["model"]["position"] = "more.yaml"
-
-
 RUN = {"command": "touch {folder}/ran"}
+SYSTEM = {"class_path": "os.system", "init_args": RUN}
 WAYS_IN = {
     "a module's own import": position("torch.serialization.os.system", **RUN),
-    "a hub on this disk": hub,
+    "a hub on this disk": position("torch.hub.load", repo_or_dir="{folder}/hostile", model="f", source="local"),
     "a function of ours": position("kerple.base.atomic.write", path="{folder}/kept/thesis.txt"),
-    "a file of configuration": further,
+    "a file of configuration": position("../hostile/more.yaml"),
     "configuration as text": position("{class_path: os.system, init_args: {command: touch {folder}/ran}}"),
     "a class of another kind": position("LastCheckpoint"),
     "a strategy as data": lambda config, folder: config.update(data="kerple.positions.RoPE"),
     "a precision that is a class": lambda config, folder: config["trainer"].update(precision={"class_path": "os.abc"}),
     "a key with dots": lambda config, folder: config["model"].update({"position.class_path": "os.system"}),
-    "a class within options": data(task={"class_path": "os.system", "init_args": RUN}),
-    "a class within a strategy": position(
-        "RandomizedPositions", position={"class_path": "os.system", "init_args": RUN}
-    ),
+    "a class within options": data(task=SYSTEM),
+    "a class within a strategy": position("RandomizedPositions", position=SYSTEM),
 }
 
 

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tokenizers import Tokenizer, decoders, models
 
 from kerple.cli import PROGRAM
-from kerple.cli.continuation import pieces
+from kerple.cli.continuation import decode_pieces
 from kerple.cli.main import main
 from kerple.cli.trained import load_trained
 from kerple.positions import Shape, names, strategies
@@ -221,4 +221,4 @@ def test_pieces_are_whole_characters_with_the_spaces_of_the_text():
     tokenizer = Tokenizer(models.WordLevel({"▁all": 0, "▁work": 1, "<0xC3>": 2, "<0xBC>": 3}, "▁all"))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     data = SimpleNamespace(folder=SimpleNamespace(tokenizer=lambda: tokenizer))
-    assert list(pieces(data, [0], [1, 2, 3])) == [" work", "ü"]  # a text does not begin with a space
+    assert list(decode_pieces(data, [0], [1, 2, 3])) == [" work", "ü"]  # a text does not begin with a space

@@ -95,7 +95,7 @@ def test_mistakes_in_configuration_files(sections, part, tmp_path, capsys):
         (["check", "--model.position=0"], "model.position"),
         (["check", "my_file.Root"], "got my_file.Root, expected an option: --model.position my_file.Root"),
         (["plan", "--config=configs/paper.yaml", "--chips=TPU"], "chips: got 'TPU'"),
-        (["plan", "--config=configs/paper.yaml", "--devices=8,64"], "devices: got 64, expected at most 32"),
+        (["plan", "--config=configs/paper.yaml", "--devices=8,64"], "devices: got 64, expected at most the 32"),
         (["inspect", "data/none", "--token=3"], "did you mean tokens?"),
         (["predikt"], "did you mean predict?"),
         (["test", "--ckpt_path=https://example.org/a.ckpt"], "which is not a file"),

@@ -10,7 +10,7 @@ from kerple.cli.plan import NETWORK
 PAPER = ["plan", "--config", "configs/paper.yaml"]
 
 
-def printed(capsys, *arguments):
+def plan_rows(capsys, *arguments):
     """The cells of each row, by its first cell."""
     main([*PAPER, *arguments])
     rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines() if line]
@@ -18,7 +18,7 @@ def printed(capsys, *arguments):
 
 
 def test_plan_of_the_papers_configuration(capsys):
-    rows = printed(capsys, "--devices", "1,8,32")
+    rows = plan_rows(capsys, "--devices", "1,8,32")
     assert rows["parameters"] == ["162,322,968"]
     assert rows["tokens"] == ["819,200,000"]
     assert rows["weights"] == ["0.60 GiB"]
@@ -32,7 +32,7 @@ def test_plan_of_the_papers_configuration(capsys):
     compute, exchange = per_token * 16_384 / 32 / (312e12 * 0.4), 2 * 4 * 162_322_968 * 31 / 32 / NETWORK
     # DDP sends the parameters that layers share first, but their gradients are ready last: no overlap
     assert hours["A100"][2] == pytest.approx(50_000 * (compute + exchange) / 3600, abs=0.01)
-    without = printed(capsys, "--devices", "1,8,32", "--model.position", "RoPE")["A100"]
+    without = plan_rows(capsys, "--devices", "1,8,32", "--model.position", "RoPE")["A100"]
     assert float(without[2]) == pytest.approx(float(without[1]) / 8, abs=0.01)  # the exchange overlaps
     assert float(without[3]) == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)  # exchange > compute
 
@@ -44,7 +44,7 @@ def test_plan_takes_the_architecture_of_weights(capsys, tmp_path):
     transformers.LlamaForCausalLM(sizes).save_pretrained(tmp_path)
     (tmp_path / "norms.yaml").write_text("model: {qk_norm: true}")  # as in configs/demo.yaml; a Llama has no such norms
     files = ["--config", str(tmp_path / "norms.yaml")]
-    rows = printed(capsys, *files, "--weights", str(tmp_path), "--model.position", "NoPE")
+    rows = plan_rows(capsys, *files, "--weights", str(tmp_path), "--model.position", "NoPE")
     vocabulary = 2 * 32 * 50304  # embedding and output matrix, whose size is the vocabulary of the data
     layers = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32)
     assert rows["parameters"] == [f"{vocabulary + layers + 32:,}"]

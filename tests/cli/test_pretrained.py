@@ -167,5 +167,5 @@ def test_a_warning_if_the_text_is_not_that_of_the_exported_run(here, capsys):
         folder = broken(here, "exported", kerple_trained_on={"corpus": "code", "test": test})
         capsys.readouterr()
         run(here, folder, "--trainer.callbacks", "[]", "--run_dir", f"said-{said}", "--data.corpus", "null")
-        line = "the text in shards is not that of the exported run: code"
+        line = "the test text in shards differs from the test text of the exported run (code)"
         assert (line in capsys.readouterr().out) == said

@@ -37,7 +37,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def found(folder):
+def probe_results(folder):
     return json.loads((folder / "probe.json").read_text())
 
 
@@ -47,7 +47,7 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys):
         (here / f"{i}.txt").write_text(words[i:])
     parts = ["--gap", "true", "--window", "true", "--blocks", "2", "--text", str(here / "*.txt")]
     main(["probe", str(here / "llama"), *parts])
-    content, page = found(here / "logs/probe/llama"), (here / "logs/probe/llama/probe.html").read_text()
+    content, page = probe_results(here / "logs/probe/llama"), (here / "logs/probe/llama/probe.html").read_text()
     assert {layer["verdict"] for layer in content["layers"]} == {"agrees"}
     assert {i["verdict"] for i in content["invariances"]} == {"holds"}
     assert [result["name"] for result in content["results"]] == ["gap", "window", "window"]
@@ -68,7 +68,7 @@ def test_invariances_judge_an_unknown_family_whose_code_needs_permission(here, c
     with pytest.raises(SystemExit) as ended:
         main(["probe", str(folder), "--trust_remote_code", "true"])
     assert ended.value.code == 1
-    content = found(here / "logs/probe/alive")
+    content = probe_results(here / "logs/probe/alive")
     assert {i["name"] for i in content["invariances"] if i["verdict"] == "broken"} == {
         "cached against uncached",
         "prefill against decoding",
@@ -78,7 +78,7 @@ def test_invariances_judge_an_unknown_family_whose_code_needs_permission(here, c
 
 def test_a_checkpoint_is_probed(here):
     main(["probe", str(fit(here)), "--to", str(here / "page")])
-    assert {layer["expected"] for layer in found(here / "page")["layers"]} == {"no rotation"}
+    assert {layer["expected"] for layer in probe_results(here / "page")["layers"]} == {"no rotation"}
 
 
 def test_unknown_architectures_and_too_little_memory_are_refused(here, capsys, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kerple.cli.classes import classes
+from kerple.cli.classes import allowed_classes
 from kerple.hf.exporter import export
 from kerple.hf.pretrained import read_stored_model
 from kerple.hf.translation import read_family, read_options
@@ -76,7 +76,7 @@ def test_weights_fit_a_larger_vocabulary_and_no_other_size():
 
 def test_a_file_names_only_strategies_of_this_project():
     options = read_options(configuration("llama")) | {"position": {"class_path": "os.system"}}
-    with pytest.raises(ValueError, match=r"position: names the class os.system, not one of this project"):
+    with pytest.raises(ValueError, match=r"position: names the class os.system, expected a class of this project"):
         build_transformer(options)
 
 
@@ -87,4 +87,4 @@ def test_a_checkpoint_without_a_model_is_an_error(tmp_path):
     for damage in ({"state_dict": {}}, {"state_dict": whole["state_dict"] | {"network.norm.weight": "x"}}):
         torch.save(whole | damage, tmp_path / "last.ckpt")
         with pytest.raises(ValueError, match=r"last\.ckpt is not a checkpoint"):
-            read_stored_model(str(tmp_path / "last.ckpt"), classes())
+            read_stored_model(str(tmp_path / "last.ckpt"), allowed_classes())

@@ -160,14 +160,14 @@ def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.Monk
 def test_places_of_two_rules_or_without_a_task_are_errors(parts: tuple[type[Position], ...], message: str) -> None:
     model = LanguageModel(partial(positions.Combined, parts=parts), 9, 8, layers=1, dim=16, heads=2)
     with pytest.raises(UserError, match=rf"^model\.position: {message}"):
-        model.attach({})
+        model.set_places({})
 
 
 @pytest.mark.parametrize("strategy", [Coupled, Abacus, partial(Abacus, position=positions.FIRE)])
 def test_places_are_equal_with_and_without_a_cache(strategy: object) -> None:
     data = TaskData(Addition(order="reversed"), 30, 6, test_lengths=[6], test_examples=8)
     model = LanguageModel(strategy, data.vocabulary, data.length, layers=2, dim=16, heads=2)
-    model.attach(data)
+    model.set_places(data)
     network = model.network.eval()
     batch = collate(data.test_problems[0])
     tokens = batch["tokens"][:, :-1]

@@ -89,34 +89,29 @@ class Noise(Line):
 
 
 def test_draws_between_batches_do_not_change_training(tmp_path: Path) -> None:
-    alone, disturbed = Noise(), Noise()
-    for model, others in ((alone, []), (disturbed, [Draws()])):
+    undisturbed, disturbed = Noise(), Noise()
+    for model, others in ((undisturbed, []), (disturbed, [Draws()])):
         seed_everything(5, verbose=False)
         fit(tmp_path / str(len(others)), model, RandomState(), *others)
-    assert alone.seen == disturbed.seen
-    assert len(set(alone.seen)) == 3 * 12
+    assert undisturbed.seen == disturbed.seen
+    assert len(set(undisturbed.seen)) == 3 * 12
 
 
-@pytest.fixture
-def scontrol(tmp_path, monkeypatch):
-    program = tmp_path / "scontrol"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
+def test_requeue_names_the_job_or_the_task_of_an_array(tmp_path, monkeypatch):
+    program, calls = tmp_path / "scontrol", tmp_path / "calls"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
         monkeypatch.delenv(name, raising=False)
-    return tmp_path / "told"
-
-
-def test_requeue_names_the_job_or_the_task_of_an_array(scontrol, monkeypatch):
     requeue()
-    assert not scontrol.exists()  # without SLURM there is no job
+    assert not calls.exists()  # without SLURM there is no job
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     requeue()
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     requeue()
-    assert scontrol.read_text().splitlines() == ["requeue 17", "requeue 12_3"]
+    assert calls.read_text().splitlines() == ["requeue 17", "requeue 12_3"]
 
 
 def test_signals_are_recorded_and_earlier_handlers_restored(capfd):

@@ -24,7 +24,7 @@ def test_orthogonalised_matrices_have_the_singular_vectors_of_the_input(shape: t
     assert values[clear].max() < 1.25
 
 
-def trained(optimiser: torch.optim.Optimizer, steps: int, first: int = 0) -> None:
+def train(optimiser: torch.optim.Optimizer, steps: int, first: int = 0) -> None:
     """Make steps whose gradients depend only on the number of the step and on the parameter."""
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step)
@@ -45,9 +45,9 @@ def muon(of: list[torch.Tensor], **options: float) -> Muon:
 def test_updates_equal_those_of_torchs_muon_and_adamw() -> None:
     options = {"lr": 0.02, "weight_decay": 0.1}
     start, ours, theirs, adamw = (parameters() for _ in range(4))
-    trained(muon(ours, **options), 5)
-    trained(torch.optim.Muon(theirs[:3], adjust_lr_fn="match_rms_adamw", **options), 5)  # iterates in bf16: 3 digits
-    trained(torch.optim.AdamW(adamw, **options), 5)
+    train(muon(ours, **options), 5)
+    train(torch.optim.Muon(theirs[:3], adjust_lr_fn="match_rms_adamw", **options), 5)  # iterates in bf16: 3 digits
+    train(torch.optim.AdamW(adamw, **options), 5)
     for mine, other, before in zip(ours[:3], theirs[:3], start, strict=False):
         assert (mine - other).norm() < 0.02 * (other - before).norm()
     assert torch.equal(ours[3], adamw[3])
@@ -58,7 +58,7 @@ def test_hooks_run_once_per_step() -> None:
     ours, calls = muon(parameters()), []
     ours.register_step_pre_hook(lambda *_: calls.append("before"))
     ours.register_step_post_hook(lambda *_: calls.append("after"))
-    trained(ours, 2)
+    train(ours, 2)
     assert calls == ["before", "after"] * 2
 
 
@@ -74,11 +74,11 @@ def test_a_failed_step_keeps_all_groups() -> None:
 
 def test_a_stored_state_continues_exactly() -> None:
     whole, halves = parameters(), parameters()
-    trained(muon(whole), 4)
+    train(muon(whole), 4)
     first, second = muon(halves), muon(halves)
-    trained(first, 2)
+    train(first, 2)
     second.load_state_dict(first.state_dict())
-    trained(second, 2, first=2)
+    train(second, 2, first=2)
     assert all(torch.equal(a, b) for a, b in zip(whole, halves, strict=True))
 
 

@@ -1,1 +1,1 @@
-"""Functions for every layer: errors, files, folders of runs, precision, clusters, safe reading of checkpoints."""
+"""Functions that all other packages use: errors, files, folders of runs, precision, safe reading of checkpoints."""

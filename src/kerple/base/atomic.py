@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-STALE_AFTER = 3600.0  # seconds after which an unchanged temporary file counts as abandoned
+STALE_AFTER = 3600.0  # seconds without a change after which a temporary file counts as abandoned
 
 
 @contextmanager
@@ -20,13 +20,15 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
     Args:
         path: Path of the file. Its folder is made if it is missing.
-        durable: Whether this also holds after a power cut. The function then waits for the disk twice.
+        durable: Whether the file also survives a power cut. If true, the function waits twice for the disk.
 
     Raises:
-        OSError: The file cannot be written. The previous file is intact.
+        OSError: If the file cannot be written. The previous file is then intact, unless only the final
+            synchronisation of the folder failed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for other in path.parent.glob(f".{escape(path.name)}.*.part"):  # another process may still be writing it
+    # files that killed processes left behind; another process may still be writing a recent one
+    for other in path.parent.glob(f".{escape(path.name)}.*.part"):
         with suppress(FileNotFoundError):
             if time.time() - other.stat().st_mtime > STALE_AFTER:
                 other.unlink()
@@ -52,6 +54,6 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def write(path: Path, content: bytes | str, durable: bool = True) -> None:
-    """Write a file with this content, text as UTF-8. Arguments and errors are those of `writing`."""
+    """Write ``content`` to a file, a string as UTF-8. See `writing` for the other arguments and errors."""
     with writing(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)

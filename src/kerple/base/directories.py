@@ -8,14 +8,15 @@ import time
 from contextlib import suppress
 from glob import escape
 from itertools import chain, count
+from os.path import abspath, realpath
 from pathlib import Path
 from typing import TextIO
 
 from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
-LAST = Path("checkpoints", "last.ckpt")  # the checkpoint from which a fit resumes, in its folder
-# the names of files that a run writes before its first step begin with one of these
+LAST = Path("checkpoints", "last.ckpt")  # path in the folder of a fit: the checkpoint from which the fit resumes
+# beginnings of the names of files and folders that a run writes before its first step
 FIRST_FILES = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")
 # launchers set one or more of these variables to the number of the process
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
@@ -25,7 +26,7 @@ _new_folders: set[Path] = set()  # the folders that this process has made
 
 
 def last_checkpoint(preferred: Path) -> Path | None:
-    """The last checkpoint of a folder: that of its newest version with a last checkpoint, or None."""
+    """Return the path of ``last.ckpt`` in the newest version of a folder that has this file, or None."""
     paths = (path / LAST for path in reversed(_versions(preferred)))
     return next(filter(Path.is_file, paths), None)
 
@@ -33,27 +34,39 @@ def last_checkpoint(preferred: Path) -> Path | None:
 def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
     """Choose and lock the folder that a fit writes to.
 
+    If a run has several processes, only the first process chooses and locks a folder. `AutoTrainer.log_dir` sends the
+    path to the others.
+
     Args:
-        preferred: The folder. If it is not empty, the run gets a new version of it: ``…_v1``, ``…_v2``, …
+        preferred: The folder. If it is not empty, a new run gets a new version of it: ``…_v1``, ``…_v2``, …
         ckpt_path: ``last`` resumes in the newest version that has a last checkpoint. The path of a checkpoint inside
-            a version resumes in that version. Any other value starts a new version.
+            a version resumes in that version. Any other value starts a new run.
 
     Returns:
-        The folder to resume in, or one to which no run has written. It stays locked until `unlock`.
+        The folder to resume in, or a folder to which no run has written. It stays locked until `unlock`.
 
     Raises:
-        UserError: Another process has locked the folder to resume in, or a new folder cannot be made.
+        UserError: If another process has locked the folder to resume in, or a new folder cannot be made.
     """
     checkpoint = (last_checkpoint(preferred) if ckpt_path == "last" else ckpt_path) or ""
     for path in _versions(preferred) if checkpoint else []:
-        # with links and with resolved links, because `checkpoints` or the folder may be a link
-        if any(Path(form(checkpoint)).is_relative_to(form(path)) for form in (os.path.abspath, os.path.realpath)):
+        # `checkpoints` or the folder may be a link, so both the written and the resolved paths are compared
+        if any(Path(absolute(checkpoint)).is_relative_to(absolute(path)) for absolute in (abspath, realpath)):
             return resume_directory(path)
     return _new_version(preferred)
 
 
 def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
-    """Choose and lock the folder that a test or validation writes to: ``test``, ``test_v1``, … in the run's folder."""
+    """Choose and lock the folder that a test or validation writes to.
+
+    Args:
+        run_dir: The preferred folder, or None for the folder ``command`` inside the run's folder.
+        ckpt_path: Path of the checkpoint, which is in the run's folder or in its folder ``checkpoints``.
+        command: ``test`` or ``validate``.
+
+    Returns:
+        The preferred folder, or a new version of it (``test_v1``, …) if it is not empty.
+    """
     if run_dir:
         return _new_version(Path(run_dir))
     checkpoints = Path(ckpt_path).parent
@@ -65,7 +78,8 @@ def unlock(remove_new: bool = False) -> None:
     """Unlock the folders that this process has locked, and remove those that it has made and left empty.
 
     Args:
-        remove_new: Whether to also remove the folders that it has made and that hold only files of `FIRST_FILES`.
+        remove_new: Whether to also remove the folders that this process has made if they contain only what a run writes
+            before its first step (`FIRST_FILES`).
     """
     for folder in _new_folders:
         if _is_empty(folder) or (remove_new and all(path.name.startswith(FIRST_FILES) for path in folder.glob("*"))):
@@ -80,21 +94,21 @@ os.register_at_fork(after_in_child=_new_folders.clear)
 
 
 def _versions(preferred: Path) -> list[Path]:
-    """The versions of a folder that exist, oldest first."""
+    """Return the folder and its versions ``…_v1``, ``…_v2``, … as far as they exist, oldest first."""
     later = preferred.parent.glob(f"{escape(preferred.name)}_v*")
-    return [*filter(Path.exists, [preferred]), *sorted(later, key=lambda path: _version(path.name))]
+    return [*filter(Path.exists, [preferred]), *sorted(later, key=_version_number)]
 
 
-def _version(name: str) -> int:
-    number = name.rpartition("_v")[2]
+def _version_number(path: Path) -> int:
+    number = path.name.rpartition("_v")[2]
     return int(number) if number.isdigit() else -1
 
 
 def resume_directory(path: Path) -> Path:
-    """Make a folder if it is missing, and lock it.
+    """Make a folder if it is missing, and lock it. Do nothing in other processes than the first one of a run.
 
     Raises:
-        UserError: Another process has locked the folder, or it cannot be made.
+        UserError: If another process has locked the folder, or the folder cannot be made.
     """
     if _is_first_process() and (holder := _make_and_lock(path)):
         raise UserError(f"run_dir: {path} is in use by {holder}; wait for its end or stop it, then resume")
@@ -110,7 +124,7 @@ def _new_version(preferred: Path) -> Path:
             continue
         with suppress(FileNotFoundError):  # another run has removed the folder
             if _make_and_lock(path) is None:
-                # if another run has written to it or removed it in the meantime, the next version is tried
+                # another run may have written to the folder or removed its lock file before this process locked it
                 if _is_empty(path) and os.fstat(_lock_files[-1].fileno()).st_nlink:
                     if not existed:
                         _new_folders.add(path.absolute())
@@ -130,7 +144,7 @@ def _make_and_lock(path: Path) -> str | None:
         path.mkdir(parents=True, exist_ok=True)
         return _lock(path)
     except UnicodeError as error:
-        raise UserError(f"run_dir: {str(path)!r} is not UTF-8, which TensorBoard needs; choose another") from error
+        raise UserError(f"run_dir: {str(path)!r} is not UTF-8, as TensorBoard needs; choose another folder") from error
     except OSError as error:
         if error.errno not in NO_FOLDER and path.parent.is_dir():
             error.filename = str(path)
@@ -139,15 +153,15 @@ def _make_and_lock(path: Path) -> str | None:
 
 
 def this_process() -> str:
-    """A line that names this process, for a lock file."""
+    """Return a line for a lock file: the id and the machine of this process, and the current time."""
     return f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
 
 
 def _lock(path: Path) -> str | None:
     """Lock a folder. Return None, or the process that already holds the lock.
 
-    The lock file names the process that holds the lock. `filelock` empties this file before it has the lock, so it is
-    not used here.
+    The lock file names the process that holds the lock. The package `filelock` is not used, because it empties this
+    file before it has the lock.
     """
     file = (path.absolute() / LOCK).open("a+", encoding="utf-8", errors="replace")
     try:
@@ -165,5 +179,5 @@ def _lock(path: Path) -> str | None:
 
 
 def _is_first_process() -> bool:
-    """Whether this is the first process of a run, which chooses the folder for all processes."""
+    """Return whether this is the first process of a run. It chooses the folder for all processes of the run."""
     return all(os.environ.get(name, "0") == "0" for name in RANKS)

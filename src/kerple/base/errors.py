@@ -19,31 +19,31 @@ class UserError(ValueError):
     """An error in the user's input: one line with the option, its value, the accepted values and what to do.
 
     A command prints it without a traceback and ends with status 2. Other exceptions that are raised in the user's code
-    are printed in one line too, with file and line. All others have a traceback, because they are bugs of this project
-    or of a library.
+    are also printed in one line, with file and line number. All remaining exceptions have a traceback, because they are
+    bugs of this project or of a library.
     """
 
 
 def unknown(option: str, name: str, names: Collection[str]) -> UserError:
-    """The error about an unknown name. It suggests the most similar of the known names, or lists all of them."""
+    """Return the error about an unknown name. It suggests the most similar name, or lists all if none is similar."""
     nearest = get_close_matches(name, names, 1)
     accepted = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(names)}"
     return UserError(f"{option}: got {name}, {accepted}")
 
 
 def user_location(error: BaseException) -> str:
-    """``file:line`` of the user's code in the traceback of an error or of its causes; empty if there is none.
+    """Return ``file:line`` of the user's code from the traceback of an error or of its causes, or an empty string.
 
-    It is the innermost call that is not in this package, an installed package or the standard library. If several
-    errors of the chain have such a call, that of the original cause is returned.
+    The location is the innermost call that is not in this package, an installed package or the standard library. If
+    several errors in the chain of causes have such a call, the location is from the one that was raised first.
     """
     cause: BaseException | None = error
     location = ""
     while cause is not None:
-        places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
+        calls = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
         if isinstance(cause, SyntaxError):  # no frame of its traceback is in the file
-            places.append((str(cause.filename), cause.lineno))
-        for file, line in places:
+            calls.append((str(cause.filename), cause.lineno))
+        for file, line in calls:
             if not file.startswith(NOT_OF_THE_USER) and not PACKAGES & set(Path(file).parts):
                 location = f"{file}:{line}"
         cause = cause.__cause__ or cause.__context__
@@ -51,7 +51,7 @@ def user_location(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: its location in the user's code, its type and the first line of its message.
+    """Return an error as one line: its location in the user's code, its type and the first line of its message.
 
     The type is left out for assertions and `UserError`.
     """

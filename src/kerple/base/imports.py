@@ -10,6 +10,6 @@ from kerple.base.errors import UserError
 def import_modules(package: str, skip: tuple[str, ...] = ()) -> None:
     """Import the modules of a package, except those in ``skip`` and those whose optional dependencies are missing."""
     for module in iter_modules(import_module(package).__path__):
-        with suppress(UserError):
+        with suppress(UserError):  # a module raises it if an optional dependency is missing
             if module.name not in skip:
                 import_module(f"{package}.{module.name}")

@@ -1,4 +1,4 @@
-"""Reading of JSON and YAML files that hold a mapping."""
+"""Reading of JSON and YAML files that contain a mapping."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,16 @@ from kerple.base.errors import UserError
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The content of a file, which is read as JSON if its name ends in .json, and else as YAML.
+    """Return the content of a JSON or YAML file. Only files whose names end in .json are read as JSON.
 
     Raises:
-        UserError: The file cannot be read, or does not hold a mapping.
+        UserError: If the file cannot be read, or does not contain a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
+        raise UserError(f"{path}: cannot be read ({error}); correct the file, or give another one") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a {type(content).__name__}, expected a mapping, such as `name: value`")
+        raise UserError(f"{path}: got {text!r:.60}, expected a mapping of names to values, such as `name: value`")
     return content

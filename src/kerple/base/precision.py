@@ -10,6 +10,7 @@ AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply
 INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF16", "sve_bf16": "SVE BF16"}
 # environment variable that limits the instructions of oneDNN, which multiplies matrices on the CPU
 LIMIT = "ONEDNN_MAX_CPU_ISA"
+# beginnings of its values that allow bf16 instructions
 LIMITS_WITH_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX10", "ALL", "DEFAULT")
 EMULATED = "this processor emulates bf16, and a step takes 1.7 to 10 times as long as in fp32"
 
@@ -17,13 +18,15 @@ EMULATED = "this processor emulates bf16, and a step takes 1.7 to 10 times as lo
 def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
     """Choose the precision for a device. Return it and the reason in a few words.
 
-    On a CPU, bf16 is chosen only if the processor has bf16 instructions. Without them, bf16 is emulated.
-    On an AMD Zen 4, the time of a training step of the demo in bf16, relative to fp32, was 0.54 to 0.63 with
-    AVX512-BF16, 1.7 with AVX-512, and 10 with AVX2 (measured once, without a record). ``ONEDNN_MAX_CPU_ISA`` can
-    switch these instructions off; ``ATEN_CPU_CAPABILITY`` cannot.
+    With several CUDA devices, the device with the lowest compute capability decides. On a CPU, bf16 is chosen only if
+    the processor has bf16 instructions. Without these instructions, bf16 is emulated. On an AMD Zen 4, the time of a
+    training step of the demo in bf16, relative to fp32, was 0.54 to 0.63 with AVX512-BF16, 1.7 with AVX-512, and 10
+    with AVX2 (measured once, without a record). ``ONEDNN_MAX_CPU_ISA`` can switch bf16 instructions off;
+    ``ATEN_CPU_CAPABILITY`` cannot.
 
     Args:
-        accelerator: The Trainer's option. With ``auto`` and ``gpu``, a CUDA device is used if there is one.
+        accelerator: Value of ``trainer.accelerator``. With ``auto``, ``gpu`` and ``cuda``, CUDA devices are used if
+            there are any.
     """
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         oldest = min(range(torch.cuda.device_count()), key=torch.cuda.get_device_capability)
@@ -32,20 +35,19 @@ def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
         return (FAST if capability >= AMPERE else SAFE), f"the device is {device}"
     if accelerator not in ("auto", "cpu"):
         return SAFE, f"the accelerator is {accelerator}"
-    instructions = _bf16_instructions()
-    if instructions:
+    if instructions := _bf16_instructions():
         return FAST, f"the processor has {instructions}"
     return SAFE, "the processor does not multiply bf16 in hardware"
 
 
 def emulated(precision: Any, accelerator: Any = "auto") -> bool:
-    """Whether a CPU has to emulate bf16 with this precision."""
+    """Return whether training with this precision and accelerator runs on a CPU that emulates bf16."""
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
     return on_cpu and str(precision).startswith("bf16") and not _bf16_instructions()
 
 
 def _bf16_instructions() -> str:
-    """Name of the instructions that multiply bf16 on this CPU, empty if it has none or they are switched off."""
+    """Return the name of this CPU's bf16 instructions, or an empty string if it has none or they are switched off."""
     limit = os.environ.get(LIMIT, "DEFAULT").upper()
     if not limit.startswith(LIMITS_WITH_BF16) or not torch.backends.mkldnn.is_available():
         return ""

@@ -1,7 +1,6 @@
 """Progress of a run: lines on the terminal, and a small JSON file that `compare` reads."""
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -40,8 +39,8 @@ class Progress:
 
         Args:
             done: Number of completed steps or blocks.
-            more: Function of the seconds since `begin` that returns further entries, such as the loss. It is
-                called only if the progress is written or printed.
+            more: Function that receives the seconds since `begin` and returns further entries of the file, such as the
+                loss. It is called only when ``file_every`` seconds have passed, or at the end.
         """
         now, last = time.monotonic(), done >= self._total
         if not (last or now - self._written >= self.file_every):
@@ -62,26 +61,26 @@ class Progress:
     def count(self, items: Sequence[T]) -> Iterator[T]:
         """Yield the blocks of a test and count them."""
         self.begin("testing", len(items))
-        for number, item in enumerate(items):
+        for number, item in enumerate(items, 1):
             yield item
-            self.advance(number + 1)
+            self.advance(number)
 
 
 def write_progress(path: Path, **content: Any) -> None:
-    """Replace the content of the file atomically. Errors of the disk are ignored, because a run does not need the file.
+    """Replace the content of a progress file atomically. Errors of the disk are ignored, because no run needs the file.
 
     Args:
         path: The file.
-        **content: ``stage``, such as training; the numbers ``done`` and ``total`` of steps or blocks; the number
-            ``done_since_start`` and the ``seconds`` since `Progress.begin`; if known, ``seconds_left``, ``loss`` and
-            ``tokens_per_second``.
+        **content: ``stage`` (starting, training or testing); ``done`` and ``total``, numbers of steps or blocks;
+            ``done_since_start`` and ``seconds``, the number of steps or blocks and the time since `Progress.begin`; if
+            known, ``seconds_left``, ``loss`` and ``tokens_per_second``.
     """
     with suppress(OSError):
         write(path, json.dumps(content), durable=False)
 
 
 def read_progress(path: Path) -> dict[str, Any]:
-    """The content of the file, empty if it cannot be read."""
+    """Return the content of a progress file, or an empty mapping if the file cannot be read."""
     try:
         return read_mapping(path)
     except UserError:
@@ -89,7 +88,7 @@ def read_progress(path: Path) -> dict[str, Any]:
 
 
 def duration(seconds: float) -> str:
-    """A duration as text, such as 45 s, 3 min or 2 h 05 min."""
+    """Return a duration as text, such as 45 s, 3 min or 2 h 05 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -97,13 +96,12 @@ def duration(seconds: float) -> str:
 
 
 def progress_line(content: dict[str, Any]) -> str:
-    """The content of the progress file as one line of text."""
+    """Return the content of a progress file as one line of text."""
     if "done" not in content:
         return str(content.get("stage", "starting"))
     unit = "step" if content["stage"] == "training" else "block"
-    position = math.ceil(content["done"])  # a block that is read in part counts as a fraction
     parts = [content["stage"]]
-    parts += [f"{unit} {position:,} of {content['total']:,}"] if content["total"] > 0 else []
+    parts += [f"{unit} {content['done']:,} of {content['total']:,}"] if content["total"] > 0 else []
     left = content.get("seconds_left", 0)
     parts += [f"{duration(left)} left"] if left >= 0.5 else []  # not shown at the end
     parts += [f"loss {content['loss']:.3f}"] if "loss" in content else []

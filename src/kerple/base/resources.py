@@ -4,5 +4,5 @@ import os
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

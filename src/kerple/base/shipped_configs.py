@@ -1,5 +1,6 @@
-"""Paths of the configurations in this package, which can be named from any working folder."""
+"""Paths of the configurations in this package, such as ``configs/demo.yaml``, for commands in any working folder."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import kerple
@@ -8,7 +9,7 @@ FILE_OPTIONS = ("--config", "-c", "--model", "--data", "--trainer")  # their val
 
 
 def config_path(path: str) -> str:
-    """Path of a configuration: the user's file if it exists, else the file of this package, else ``path`` itself.
+    """Return ``path`` if this file exists, else the file of this package with this path, else ``path``.
 
     For example, ``configs/demo.yaml`` is the demo of this package in any folder without such a file.
     """
@@ -22,14 +23,12 @@ def config_path(path: str) -> str:
 
 
 def with_shipped_configs(arguments: list[str]) -> list[str]:
-    """The arguments of a command line, in which each FILE of ``--config FILE`` is replaced by `config_path`."""
-    replaced: list[str] = []
-    for argument in arguments:
+    """Return the arguments of a command line, with the values of `FILE_OPTIONS` replaced by `config_path`."""
+    replaced = []
+    for previous, argument in pairwise(["", *arguments]):
         option, equals, value = argument.partition("=")
-        if replaced and replaced[-1] in FILE_OPTIONS:
+        if previous in FILE_OPTIONS:
             replaced.append(config_path(argument))
-        elif equals and option in FILE_OPTIONS:
-            replaced.append(f"{option}={config_path(value)}")
         else:
-            replaced.append(argument)
+            replaced.append(f"{option}={config_path(value)}" if equals and option in FILE_OPTIONS else argument)
     return replaced

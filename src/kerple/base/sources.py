@@ -15,13 +15,15 @@ RECORDED_PACKAGES = ("kerple", "pytorch_lightning", "torch")  # a run records th
 
 
 def own_classes(config: dict[str, Any]) -> list[str]:
-    """Import paths of the user's classes in a configuration with dotted keys."""
+    """Return the import paths of the user's classes in a configuration with dotted keys, such as ``model.dim``."""
     named = {str(value) for key, value in config.items() if key.endswith("class_path")}
     return sorted(name for name in named if "." in name and name.partition(".")[0] not in RECORDED_PACKAGES)
 
 
 def source_digests(config: dict[str, Any]) -> dict[str, str]:
-    """sha256 of the source code of each of the user's classes and its base classes, by import path.
+    """Return the sha256 of the source code of each of the user's classes and its base classes, by import path.
+
+    The configuration has dotted keys, such as ``model.position.class_path``.
 
     The source code of a class is its definition and all definitions in its module that it uses, directly or indirectly.
     Comments, formatting, the rest of the module and imported modules are not part of it.
@@ -35,6 +37,7 @@ def source_digests(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _source(kind: type) -> str:
+    """Return the definitions that belong to a class; an empty string for classes of libraries and of this project."""
     if kind.__module__.partition(".")[0] in {*RECORDED_PACKAGES, *sys.stdlib_module_names}:
         return ""
     definitions: dict[str, list[ast.stmt]] = {}
@@ -54,7 +57,7 @@ def _source(kind: type) -> str:
 
 
 def package_digest() -> str:
-    """sha256 of the source files of this package and their paths."""
+    """Return the sha256 of the source files of this package and their paths."""
     root = Path(kerple.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

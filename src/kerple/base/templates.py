@@ -6,12 +6,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 
 def render_template(package: str, template: str, /, **values: Any) -> str:
-    """Fill in a template.
+    """Render a template.
 
     Args:
         package: The package whose folder contains the template.
-        template: Name of its file. In ``.html.jinja`` files, values are escaped.
-        values: Its variables.
+        template: File name of the template. In ``.html.jinja`` files, values are escaped.
+        **values: Variables of the template. An undefined variable is an error.
     """
     loader, escape = PackageLoader(package, "."), select_autoescape(("html.jinja",))
     environment = Environment(

@@ -1,4 +1,4 @@
-"""Checks, before a test or a resumed training, that the configuration agrees with that of the checkpoint."""
+"""Checks that the configuration of a test or a resumed training agrees with the configuration in the checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def check_tested_model(path: str, content: dict[str, Any], config: dict[str, Any
     """
     changes = _changes({"model": content[CONFIG]["model"]}, {"model": config["model"]})
     if others := [change for change in changes if not change.startswith("model.position.")]:
-        raise UserError(f"{'; '.join(others)}: a test uses the architecture of {path}; leave these options out")
+        raise UserError(f"{'; '.join(others)}: expected the architecture of {path}; leave these options out of a test")
     check_weights(path, content, model, other_strategy=bool(changes))
     if changes:
         model.strict_loading = False  # weights of the replaced strategy are not loaded
@@ -46,7 +46,14 @@ def check_tested_model(path: str, content: dict[str, Any], config: dict[str, Any
 
 
 def check_weights(path: str, content: dict[str, Any], model: LightningModule, other_strategy: bool = False) -> None:
-    """Check that a checkpoint has all weights of the model and, with the same strategy, no others.
+    """Check that a checkpoint has all weights of the model and no others.
+
+    Args:
+        path: Path of the checkpoint, for messages.
+        content: The loaded checkpoint.
+        model: The model.
+        other_strategy: Whether the model has another strategy than the checkpoint. The checkpoint may then have more
+            weights than the model.
 
     Raises:
         UserError: If a weight is missing, has another shape, or is not in the model.
@@ -55,8 +62,10 @@ def check_weights(path: str, content: dict[str, Any], model: LightningModule, ot
     mismatched = [name for name, value in expected.items() if getattr(weights.get(name), "shape", None) != value.shape]
     mismatched += [] if other_strategy else [name for name in weights if name not in expected]
     if mismatched:
-        reason = f"{mismatched[0]} is missing, unexpected, or has another shape; check the options of the model"
-        raise UserError(f"ckpt_path: the weights in {path} do not fit the model. {reason}")
+        stored, built = (getattr(part.get(mismatched[0]), "shape", "missing") for part in (weights, expected))
+        difference = f"{mismatched[0]} is {stored} in the checkpoint and {built} in the model"
+        advice = "use the options of the fit, or a strategy without parameters"
+        raise UserError(f"ckpt_path: the weights in {path} do not fit the model: {difference}; {advice}")
 
 
 def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str, Any], samples: int | None) -> None:
@@ -66,7 +75,7 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
         path: Path of the checkpoint, for messages.
         content: The loaded checkpoint.
         config: The configuration of the command, nested.
-        samples: Samples per step over all devices; None if the data has no batch size.
+        samples: Samples per step over all devices and micro-batches; None if the data has no batch size.
 
     Raises:
         UserError: If the seed, the length, the order of the data, the samples per step, the model, its optimiser or
@@ -93,7 +102,11 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _with_options(before: Any, now: Any) -> Any:
-    """``before`` with the class and options of ``now`` in place of a class name, if the class is the same."""
+    """Return ``before``, with each class name replaced by the class and options in ``now`` if both are the same class.
+
+    A parser writes a default class as its name. When this configuration is read and written again, for example in a
+    test, the class is a mapping with its options.
+    """
     if isinstance(before, dict) and isinstance(now, dict):
         return {key: _with_options(value, now.get(key)) for key, value in before.items()}
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):

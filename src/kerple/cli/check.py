@@ -1,4 +1,4 @@
-"""`python run.py check --model.position my_file.Mine`: checks the properties of a strategy."""
+"""`python run.py check --model.position my_file.Mine`: checks the properties of a positional strategy."""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +12,7 @@ OUTCOMES = {True: "holds", False: "FAILS", None: "does not apply"}
 
 
 def main(arguments: list[str]) -> None:
-    """Check the properties in order, and print a line for each.
+    """Check the properties of a strategy, and print a line for each.
 
     Args:
         arguments: Arguments of the command line.
@@ -24,12 +24,12 @@ def main(arguments: list[str]) -> None:
     if arguments and not arguments[0].startswith("-"):
         raise UserError(f"check: got {arguments[0]}, expected an option: --model.position {arguments[0]}")
     parser = command_parser("check", __doc__)
-    text = "positional strategy, by class name or import path; its options are below it"
+    text = "positional strategy, by class name or import path; its options are --model.position.OPTION"
     parser.add_argument("--model.position", type=Callable[[Shape], Position], required=True, help=text)
     build = parser.instantiate_classes(parse(parser, arguments)).model.position
     failed = 0
     for outcome in outcomes(build):
-        if outcome.error and not isinstance(outcome.error, AssertionError):  # it would occur in most properties
+        if outcome.error and not isinstance(outcome.error, AssertionError):  # it would occur in most later properties
             raise UserError(outcome.why) from outcome.error
         lengths = f" ({', '.join(map(str, outcome.lengths))} tokens)" if outcome.lengths else ""
         reason = f": {outcome.why}" if outcome.why else ""

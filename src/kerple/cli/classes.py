@@ -19,15 +19,18 @@ for package in ("kerple.measure", "kerple.training"):  # a measure or callback h
     import_modules(package)
 
 
-def classes(trust: str = "") -> Classes:
-    """Allowed classes: strategies, tasks, data, measures and callbacks of this project, and optimisers of torch.
+def allowed_classes(trust: str = "") -> Classes:
+    """Return the classes that a checkpoint may name.
+
+    They are the strategies, tasks, data modules, measures and callbacks of this project, the optimisers and schedules
+    of torch, and the classes of trusted packages.
 
     Args:
         trust: Further packages and URLs that the user trusts, separated by commas.
     """
     bases: tuple[type, ...] = (Position, Task, LightningDataModule, Callback, Measure, Optimizer, LRScheduler)
-    ours = [kind for base in bases for kind in _subclasses(base) if kind.__module__.startswith(("kerple.", "torch."))]
-    return Classes(ours, tuple(filter(None, trust.split(","))), LanguageModel)
+    kinds = [kind for base in bases for kind in _subclasses(base) if kind.__module__.startswith(("kerple.", "torch."))]
+    return Classes(kinds, tuple(filter(None, trust.split(","))), LanguageModel)
 
 
 def _subclasses(base: type[Any]) -> Iterator[type]:

@@ -36,13 +36,13 @@ RUN = ["-m", compared_run.__name__]
 
 
 def main(arguments: list[str]) -> None:
-    """Fit and test the missing runs and report all runs, or report only the finished ones.
+    """Fit and test the missing runs and write a report of all runs, or write only a report of the finished runs.
 
     Args:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If an option or a configuration is wrong. No run has been started then.
+        UserError: If an option or a configuration is wrong, before any run is started.
         SystemExit: With status 1 if runs failed, with status 130 after a signal. Finished runs are kept.
     """
     if any(argument.startswith("--directories") for argument in arguments):
@@ -79,7 +79,7 @@ def _comparison(options: Namespace) -> Comparison:
 
 
 def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: int) -> None:
-    """Finish the runs and show their progress.
+    """Fit and test the runs ``to_do``, and show their progress.
 
     Raises:
         SystemExit: If runs failed, or after a signal.
@@ -108,7 +108,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
 
 
 def _row(run: Run) -> str:
-    """The results of a run with its first protocol in one line, with a number for each length."""
+    """Return one line with the results of a run for its first metric and protocol, a number for each length."""
     results = read_runs([run]).results
     metric, protocol = results[["metric", "protocol"]].iloc[0]
     first = results[(results["metric"] == metric) & (results["protocol"] == protocol)].sort_values("length")
@@ -120,7 +120,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
     """Write the report of the finished runs, and print its first table."""
     ready = {job.name: job for job in jobs if records.finished(job)}
     if not ready:
-        raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first")
+        raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first, without --report_only")
     order = list(comparison.strategies)
     finished = sorted(ready.values(), key=lambda job: (order.index(job.label), job.seed))
     labels = [job.label for job in finished]
@@ -133,7 +133,8 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
         [job.as_run for job in finished],
         comparison.report_folder,
         name=comparison.name,
-        baseline=comparison.baseline if comparison.baseline in labels else labels[0],  # before the baseline is finished
+        # until a run of the baseline is finished, the first strategy takes its place
+        baseline=comparison.baseline if comparison.baseline in labels else labels[0],
         printed=printed,
         **texts,
     )
@@ -142,7 +143,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
 
 
 def _report_directories(options: Namespace) -> None:
-    """Write the report of finished runs without the file of a comparison, and print its first table."""
+    """Write a report of finished runs in any folders, without a configuration of a comparison."""
     runs, output = find_runs(map(Path, options.directories), options.test_folder), Path(options.output)
     _write_report(runs, output, name=options.name, baseline=options.baseline, printed=_printed(options))
 
@@ -151,7 +152,7 @@ def _write_report(finished: list[Run], folder: Path, **options: Any) -> None:
     """Warn of inconsistencies between the runs, write their report, and print its first table.
 
     Args:
-        finished: The runs.
+        finished: The finished runs.
         folder: Folder of the report.
         **options: Other arguments of `write_comparison`.
     """
@@ -164,18 +165,18 @@ def _write_report(finished: list[Run], folder: Path, **options: Any) -> None:
 
 
 def _printed(options: Namespace) -> list[str] | None:
-    """Strategies in the figures for print: an empty list for all, or None without figures."""
+    """Return the strategies in the figures for print: an empty list for all strategies, or None for no figures."""
     return options.figure_strategies or ([] if options.figure else None)
 
 
 def _parser() -> ArgumentParser:
     about = "Train and test the missing runs of strategies × seeds, and write one report."
-    about += " With --directories DIR ... --baseline NAME --output DIR: a report of finished runs in any folders."
+    about += " With --directories DIR ... --baseline NAME --output DIR: write a report of finished runs in any folders."
     parser = command_parser("compare", about)
-    parser.add_argument("--config", action="config", help="the comparison; see configs/compare")
+    parser.add_argument("--config", action="config", help="file that defines the comparison; see configs/compare")
     parser.add_class_arguments(Comparison)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with an equal part of the cores")
-    parser.add_argument("--yes", action="store_true", help="start without a question, however long it takes")
+    parser.add_argument("--yes", action="store_true", help="do not ask before a training of more than half an hour")
     changed, only = "train runs again whose configuration changed", "report the finished runs, train nothing"
     parser.add_argument("--rerun_changed", "--rerun-changed", action="store_true", help=changed)
     parser.add_argument("--report_only", "--report-only", action="store_true", help=only)
@@ -186,7 +187,7 @@ def _parser() -> ArgumentParser:
 def _directories_parser() -> ArgumentParser:
     parser = command_parser("compare --report_only")
     parser.add_argument("--report_only", "--report-only", action="store_true", help="implied")
-    folders = "folders with runs in or below them; the label of a run is the folder above seed-<n>, or its own folder"
+    folders = "folders that are or contain runs; a run is named by the folder above seed-<n>, or by its own folder"
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
     parser.add_argument("--test_folder", "--test-folder", type=str, default="test", help="folder of the test in a run")
     parser.add_argument("--baseline", type=str, required=True, help="strategy with which the others are compared")
@@ -197,6 +198,6 @@ def _directories_parser() -> ArgumentParser:
 
 
 def _add_figure(parser: ArgumentParser) -> None:
-    parser.add_argument("--figure", type=Literal["paper"] | None, help="also write PDFs with the width of a column")
+    parser.add_argument("--figure", type=Literal["paper"] | None, help="also write figures for print, as PDFs")
     names = "strategies in these PDFs; default: all"
     parser.add_argument("--figure_strategies", "--figure-strategies", type=str, nargs="+", help=names)

@@ -1,4 +1,4 @@
-"""The jobs of a comparison: their configurations, existing runs, and records that are reused."""
+"""The jobs (runs) of a comparison: their configurations, existing results, and records that are reused."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,19 +18,21 @@ from kerple.compare.run_process import forget
 def prepare_jobs(
     comparison: Comparison, parallel: int, report_only: bool, rerun_changed: bool
 ) -> tuple[list[Job], dict[str, str]]:
-    """Resolve all runs of a comparison, and reuse records of the same runs.
+    """Resolve the configurations of all runs, prepare their data, and reuse records of equal runs.
 
     Args:
         comparison: The comparison.
         parallel: Number of runs at a time.
-        report_only: Whether nothing is trained. Data is then not prepared, and runs that differ are left out.
-        rerun_changed: Whether runs with another configuration are removed, so that they are trained again.
+        report_only: Whether nothing is trained. Data is then not prepared, and existing runs with another configuration
+            are left out of the report.
+        rerun_changed: Whether existing runs with another configuration are removed, so that they are trained again.
 
     Returns:
-        The runs; and the reasons why existing runs and records were refused, by the name of the run.
+        The runs, and the reasons why existing runs and records were refused, by the name of the run.
 
     Raises:
-        UserError: If options are wrong, or runs with another configuration exist.
+        UserError: If an option is wrong. With neither ``report_only`` nor ``rerun_changed``, also if runs with another
+            configuration exist.
     """
     with Console(stderr=True).status(f"reading the options of {comparison.name}'s runs"):
         plan = digests(comparison)
@@ -41,13 +43,13 @@ def prepare_jobs(
         data = _data(job)
         if report_only:  # data is not read; the checksum is that of the first run with the same configuration
             runs = map(records.described, [job.test_folder, *map(job.record, folders)])
-            same = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
-            checksums[str(data)] = checksums.get(str(data)) or next(same, None)
+            equal = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
+            checksums[str(data)] = checksums.get(str(data)) or next(equal, None)
         elif str(data) not in checksums and not records.finished(job):  # data of finished runs is not needed
             checksums[str(data)] = prepare_and_checksum(data)
     jobs = [replace(job, data=checksums.get(str(_data(job))), parallel=parallel) for job in resolved]
     refused = _check(jobs, report_only, rerun_changed)
-    outcomes: dict[str, list[Job]] = {}
+    jobs_by_outcome: dict[str, list[Job]] = {}
     for job in jobs:
         if not records.finished(job) and not job.directory.joinpath("checkpoints").exists():
             for folder, report in folders.items():
@@ -56,15 +58,15 @@ def prepare_jobs(
                 # new runs must have the precision of this machine; a report accepts any precision for `auto`
                 objection = records.reuse(job if report_only else with_precision(job), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
-                outcomes.setdefault(outcome, []).append(job)
+                jobs_by_outcome.setdefault(outcome, []).append(job)
                 if objection is None:
                     break
                 refused[job.name] = objection
         if records.finished(job):
             records.write_record(job, folders)
-    for outcome, of_jobs in outcomes.items():
-        others = f" and {len(of_jobs) - 1} other run{'s' * (len(of_jobs) > 2)}" if of_jobs[1:] else ""
-        print(f"{of_jobs[0].name}{others}: {outcome}")
+    for outcome, (first, *others) in jobs_by_outcome.items():
+        number = f" and {len(others)} other run{'s' * (len(others) > 1)}" if others else ""
+        print(f"{first.name}{number}: {outcome}")
     return jobs, refused
 
 
@@ -73,14 +75,14 @@ def _data(job: Job) -> dict[str, Any] | None:
 
 
 def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:
-    """Refuse, remove or leave out existing runs with another configuration; return their differences by name."""
+    """Refuse, remove or report existing runs with another configuration. Return their differences by name."""
     changed = {job: "; ".join(changes) for job in jobs if (changes := records.changes(job))}
     text = "\n".join(f"  {job.name}: {changes}" for job, changes in changed.items())
     if changed and report_only:
         print(f"warning: these runs have another configuration and are not in the report:\n{text}")
     elif changed and not rerun_changed:
         advice = "add --rerun_changed to train them again, or choose another folder with --runs"
-        raise UserError(f"compare: existing runs have another configuration; {advice}\n{text}")
+        raise UserError(f"compare: runs: existing runs have another configuration; {advice}\n{text}")
     elif changed:
         for job in changed:
             forget(job)

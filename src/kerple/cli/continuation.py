@@ -1,4 +1,4 @@
-"""The continuation of a prompt by a trained model, printed during generation."""
+"""`print_continuation`: generates the continuation of a prompt and prints it token by token."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -17,13 +17,13 @@ from kerple.tasks import TaskData
 
 
 def print_continuation(options: Namespace) -> None:
-    """Print a prompt, followed by each generated token.
+    """Print a prompt, followed by each token as soon as it is generated.
 
     Args:
         options: Options of `kerple.cli.predict`.
 
     Raises:
-        UserError: If the checkpoint cannot be read, the prompt cannot be encoded or a number is out of range.
+        UserError: If the checkpoint cannot be read, the prompt cannot be encoded, or a number is out of range.
     """
     configure_torch()
     if options.tokens < 1:
@@ -32,8 +32,7 @@ def print_continuation(options: Namespace) -> None:
     model, data = load_trained(options.ckpt_path, options.trust, device)
     random = torch.Generator(device)
     random.seed() if options.seed is None else random.manual_seed(options.seed)
-    temperature = options.temperature
-    if temperature is None:
+    if (temperature := options.temperature) is None:
         temperature = 0.0 if isinstance(data, TaskData) else 0.8
     end = end_token(data)
     try:
@@ -51,23 +50,23 @@ def print_continuation(options: Namespace) -> None:
         stop=end,
         generator=random,
     )
-    following = pieces(data, start, takewhile(lambda token: token != end, map(int, new)))
-    first = next(following, "")  # invalid options raise an error here, before any output
+    continuation = decode_pieces(data, start, takewhile(lambda token: token != end, map(int, new)))
+    first = next(continuation, "")  # invalid options raise an error here, before any output
     try:
-        for piece in chain([options.prompt + first], following):
+        for piece in chain([options.prompt + first], continuation):
             sys.stdout.write(piece)
             sys.stdout.flush()
     finally:
         sys.stdout.write("\n")
 
 
-def pieces(data: TextData, start: list[int], tokens: Iterable[int]) -> Iterator[str]:
+def decode_pieces(data: TextData, start: list[int], tokens: Iterable[int]) -> Iterator[str]:
     """Yield the text of tokens in pieces of complete characters.
 
     Args:
         data: Data module that decodes the tokens.
-        start: Ids of the prompt, because the text of a token may depend on earlier tokens.
-        tokens: Ids of the continuation.
+        start: Token ids of the prompt. The text of a token may depend on earlier tokens.
+        tokens: Token ids of the continuation.
     """
     if isinstance(data, TaskData):  # a token is a character
         yield from (data.decode([token]) for token in tokens)

@@ -1,4 +1,4 @@
-"""`python run.py export --ckpt_path … --to FOLDER`: exports a checkpoint as a model of transformers."""
+"""`python run.py export --ckpt_path … --to FOLDER`: exports a checkpoint as a model of Hugging Face transformers."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from kerple.base import trust
 from kerple.base.atomic import write
 from kerple.base.mapping import read_mapping
 from kerple.cli.arguments import add_checkpoint_arguments, command_parser, parse
-from kerple.cli.classes import classes
+from kerple.cli.classes import allowed_classes
 from kerple.cli.trained import end_token, load_trained
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
@@ -22,37 +22,38 @@ extrapolation: {steps:,} steps at {length} tokens on {corpus}. Its weights are {
 
 
 def main(arguments: list[str]) -> None:
-    """Write a checkpoint as safetensors, configuration, tokenizer and README.md.
+    """Write the weights of a checkpoint as safetensors, with config.json, tokenizer and README.md.
 
     Args:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If the checkpoint cannot be read, the folder is not empty, or the strategy needs the places of a
-            task.
+        UserError: If the checkpoint cannot be read, the folder is not empty, or the strategy embeds places that a task
+            assigns to tokens.
     """
     parser = command_parser("export", __doc__)
     add_checkpoint_arguments(parser)
-    parser.add_argument("--to", type=str, required=True, help="new folder for AutoModelForCausalLM")
+    parser.add_argument("--to", type=str, required=True, help="new or empty folder, for AutoModelForCausalLM")
     dtype = Literal["float32", "float16"]
-    parser.add_argument("--dtype", type=dtype, default="float32", help="dtype of the weights except the strategy's")
+    parser.add_argument("--dtype", type=dtype, default="float32", help="dtype of all weights except the strategy's")
     options = parse(parser, arguments)
     need()
     from kerple.hf.exporter import TRAINED_ON, export
     from kerple.hf.pretrained import read_stored_model
 
-    trained, data = load_trained(options.ckpt_path, options.trust)
+    language_model, data = load_trained(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
-    model = read_stored_model(options.ckpt_path, classes(options.trust))
+    model = read_stored_model(options.ckpt_path, allowed_classes(options.trust))
     name = export(model, Path(options.to), tokenizer, end_token(data), options.dtype)
-    about = {"name": Path(options.to).name, "dtype": options.dtype, "length": model.model["length"], "corpus": "a task"}
-    about |= {"parameters": sum(p.numel() for p in trained.parameters()), "position": trained.network.name}
+    card = {"name": Path(options.to).name, "dtype": options.dtype, "length": model.model["length"], "corpus": "a task"}
+    parameters = sum(p.numel() for p in language_model.parameters())
     if isinstance(data, TokenShards):
-        config, about["corpus"] = Path(options.to) / "config.json", data.corpus or data.location
-        text = {"corpus": about["corpus"], "test": data.manifest.splits["test"].sha256}
+        config, card["corpus"] = Path(options.to) / "config.json", data.corpus or data.location
+        text = {"corpus": card["corpus"], "test": data.manifest.splits["test"].sha256}
         write(config, json.dumps(read_mapping(config) | {TRAINED_ON: text}, indent=2))
+    card |= {"parameters": parameters, "position": language_model.network.name}
     steps = trust.load(options.ckpt_path)["global_step"]
-    write(Path(options.to) / "README.md", CARD.format(steps=steps, **about))
+    write(Path(options.to) / "README.md", CARD.format(steps=steps, **card))
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
-    needed = needs.get(name, "without this package")
-    print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needed})")
+    condition = needs.get(name, "without this package")
+    print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({condition})")

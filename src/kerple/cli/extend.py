@@ -9,13 +9,15 @@ from kerple.base.directories import resume_directory
 from kerple.base.errors import UserError
 from kerple.base.progress import duration
 from kerple.base.templates import render_template
-from kerple.cli.arguments import command_parser, parse
+from kerple.cli.arguments import MODEL_FORMS, command_parser, parse
 from kerple.data.options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 
 
 def main(arguments: list[str]) -> None:
-    """Choose a method on validation text, compare it on test text, and write a page, its numbers and a configuration.
+    """Choose a method on validation text, measure it on test text, and write a page and its numbers.
+
+    If the method is a scaling of RoPE, a folder with the model and its new configuration is written too.
 
     Args:
         arguments: Arguments after the command.
@@ -25,13 +27,14 @@ def main(arguments: list[str]) -> None:
             the memory is too small.
     """
     parser = command_parser("extend", __doc__)
-    parser.add_argument("model", help="a folder, a .gguf file, smollm2-135m, or a name on the hub")
-    parser.add_argument("--to", type=int, required=True, help="number of tokens N to reach")
-    parser.add_argument("--length", type=int | None, default=None, help="training length L; null: the configuration's")
+    parser.add_argument("model", help=f"model to extend: {MODEL_FORMS}")
+    parser.add_argument("--to", type=int, required=True, help="context length to reach, in tokens")
+    training_length = "training length in tokens; null: the length in the model's configuration"
+    parser.add_argument("--length", type=int | None, default=None, help=training_length)
     bound = "maximum increase of the loss at the training length, in percent"
     parser.add_argument("--bound", type=float, default=0.5, help=bound)
-    parser.add_argument("--minutes", type=float, default=60.0, help="time budget; determines the number of blocks")
-    parser.add_argument("--precision", default="auto", help="of arithmetic: auto, 32-true, bf16-mixed, 16-mixed")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time budget; determines the number of text blocks")
+    parser.add_argument("--precision", default="auto", help="auto, 32-true, bf16-mixed or 16-mixed")
     run_dir = "folder of the results; null: logs/extend/<model>-<N>"
     parser.add_argument("--run_dir", type=str | None, default=None, help=run_dir)
     parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"})  # from the model
@@ -64,10 +67,12 @@ def main(arguments: list[str]) -> None:
     length = options.length or config_length(config) or 0
     if options.bound < 0:
         raise UserError(f"bound: got {options.bound:g}, expected 0 or more percent")
-    if not 1 < length < options.to:
-        given = f"{options.to} with a training length of {length or None}"
-        raise UserError(f"to: got {given}, expected more than the training length; set length if it is unknown")
-    found, reasons = methods(config, length, options.to)
+    if length < 2:
+        advice = "if the model's configuration does not state it, add --length N"
+        raise UserError(f"length: got {length or None}, expected the training length in tokens; {advice}")
+    if options.to <= length:
+        raise UserError(f"to: got {options.to}, expected more than the training length, {length}")
+    candidates, reasons = methods(config, length, options.to)
     runner, vocabulary = Runner.detect(None, options.precision), vocabulary_size(read_tokenizer(source))
     folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"))
     data = ShardOptions(tokenizer=f"{MODEL_PREFIX}{options.model}", vocabulary=vocabulary, **options.data.as_dict())
@@ -80,12 +85,12 @@ def main(arguments: list[str]) -> None:
     settings |= {"length": length, "target": options.to, **{split: text.digest for split, text in texts.items()}}
     records = folder / "records" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     path = options.model if source.gguf is None else unpack(source, config, folder / "unpacked")
-    search = Search(path, found, length, options.to, options.bound / 100, records, texts, runner)
-    search.network(found[0])
+    search = Search(path, candidates, length, options.to, options.bound / 100, records, texts, runner)
+    search.network(candidates[0])
     # the check counts the weights in memory a second time, for this project's network
     check_memory(config, options.to, runner.device.type)
     blocks, seconds = search.plan(options.minutes)
-    print(f"{len(found)} methods, {blocks} blocks of {options.to:,} tokens: about {duration(seconds)}", flush=True)
+    print(f"{len(candidates)} methods, {blocks} blocks of {options.to:,} tokens: about {duration(seconds)}", flush=True)
     best, *_ = ranked = search.choose(blocks)
     values = {"settings": settings, "found": compare_best(search, ranked, blocks), "reasons": reasons, "blocks": blocks}
     values |= {"bound": options.bound, "k": search.k, "lengths": search.lengths, "effects": search.effects}

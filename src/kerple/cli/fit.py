@@ -6,8 +6,8 @@ import yaml
 
 from kerple.base.errors import UserError
 from kerple.base.precision import SAFE, emulated
-from kerple.cli.arguments import peek
-from kerple.cli.classes import classes
+from kerple.cli.arguments import split_options
+from kerple.cli.classes import allowed_classes
 from kerple.cli.lightning import CLI
 from kerple.cli.torch_settings import configure_torch
 from kerple.positions import names
@@ -23,40 +23,49 @@ def run(arguments: list[str], description: str) -> None:
         description: Description of the program, for its help.
 
     Raises:
-        UserError: If the model, its data or its trainer cannot be built from the options.
+        UserError: If an option is wrong, so that the model, its data or the Trainer cannot be built.
     """
     configure_torch()
     command = arguments[0]
-    if command != "fit":  # this warning is redundant, because the commands print their checkpoint
+    if command != "fit":  # Lightning warns that callbacks of the fit are missing, but a test needs only measurements
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
-    kinds = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
-    if arguments[-1] in kinds:  # the parser would show the options of the base class, which has none
-        raise UserError(f"{arguments[-1]}: got no class, expected one of {', '.join(kinds[arguments[-1]])}")
-    CLI(LanguageModel, checkpoint_first(arguments), description)
+    classes = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
+    if (option := arguments[-1]) in classes:  # the parser would show the options of the base class, which has none
+        accepted = ", ".join(classes[option])
+        raise UserError(f"{option}: got no class, expected {option} CLASS with one of {accepted}")
+    CLI(LanguageModel, insert_stored_config(arguments), description)
 
 
-def checkpoint_first(arguments: list[str]) -> list[str]:
-    """Insert the configuration of a checkpoint before the arguments, which replace it.
+def insert_stored_config(arguments: list[str]) -> list[str]:
+    """Insert options that a stored model determines. Arguments of the user take precedence over them.
 
-    For `test` and `validate` it is that of ``--ckpt_path``; for `fit` it is the architecture of ``--weights``.
+    For `test` and `validate`, they are the configuration in the checkpoint ``--ckpt_path``. For `fit`, they are the
+    architecture of the model ``--weights``, if this option is given.
+
+    Args:
+        arguments: The command and its arguments.
+
+    Returns:
+        The command and its arguments, with an additional ``--config`` if there is a stored model.
 
     Raises:
-        UserError: If the checkpoint does not exist or cannot be read, or ``--weights`` is an option of a test.
+        UserError: If the checkpoint does not exist or cannot be read, or ``--weights`` is given for `test` or
+            `validate`.
     """
     command, *rest = arguments
-    options, _ = peek(rest, "ckpt_path", "weights", "trust")
+    options, _ = split_options(rest, "ckpt_path", "weights", "trust")
     if command == "fit" and options.weights is not None:
-        from kerple.cli.weights import architecture_first  # needs optional packages
+        from kerple.cli.initial_weights import insert_architecture  # needs optional packages
 
-        return [command, *architecture_first(rest, options.weights, options.trust)]
+        return [command, *insert_architecture(rest, options.weights, options.trust)]
     if command == "fit" or {"-h", "--help"} & set(rest):
         return arguments
     if options.weights is not None:
         raise UserError(f"weights: got {options.weights}, expected --ckpt_path instead; --weights is for `fit` only")
     if options.ckpt_path is None:
         raise UserError(f"ckpt_path: got none, expected a checkpoint to {command}; add --ckpt_path FILE")
-    # has no devices and no parallel strategy, which depend on the machine
-    config = classes(options.trust or "").config(options.ckpt_path)
+    # this configuration has no devices and no parallel strategy, because they depend on the machine
+    config = allowed_classes(options.trust or "").config(options.ckpt_path)
     if emulated(precision := config["trainer"].get("precision")):
         config["trainer"]["precision"] = SAFE
         print_once(f"precision {SAFE}, because this machine emulates {precision}, in which the run was trained")

@@ -25,8 +25,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--split", default="train", choices=SPLITS, help="split of the sample")
     parser.add_argument("--tokens", type=int, default=200, help="number of tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="seed of the sample; default: a random one")
-    parser.add_argument("--documents", action="store_true", help="list the test documents with their overlap")
-    parser.add_argument("--no-verify", action="store_true", help="do not verify checksums, which reads all shards")
+    parser.add_argument("--documents", action="store_true", help="list test documents and their overlap with training")
+    parser.add_argument("--no-verify", action="store_true", help="skip the checksums, for which all shards are read")
     options = parse(parser, arguments)
     if options.tokens < 0:
         raise UserError(f"tokens: got {options.tokens}, expected 0 or more")
@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> None:
 
 
 def show(folder: Folder) -> None:
-    """Print the statistics of a folder's manifest, and the overlap of its test text with the training text."""
-    manifest, tested = folder.manifest, folder.test_documents()
+    """Print the statistics in the manifest of a folder of shards, and the overlap of test text and training text."""
+    manifest, test = folder.manifest, folder.test_documents()
     rows = []
     for split in manifest.splits.values():
         counts = [f"{number:,}" for number in (split.documents, split.tokens, split.bytes)]
@@ -56,14 +56,17 @@ def show(folder: Folder) -> None:
         f"settings {manifest.settings}",
         f"left out: {manifest.left_out or 'nothing'}",
         f"sha256 of the text {manifest.text}",
-        f"overlap (fraction of runs of 32 tokens that the training text contains): mean {tested.overlap.mean():.2%}, "
-        f"above 50% in {(tested.overlap > 0.5).sum()} of {len(tested)} test documents",
+        f"overlap (fraction of runs of 32 tokens that the training text contains): mean {test.overlap.mean():.2%}, "
+        f"above 50% in {(test.overlap > 0.5).sum()} of {len(test)} test documents",
     ]
     print(printable("\n".join(lines)))
 
 
 def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> str:
-    """Decode ``count`` tokens from a random position in a split, after a line with the position."""
+    """Return the text of ``count`` tokens from a random position in a split, after a line with the position.
+
+    A split with fewer tokens is decoded completely.
+    """
     stream, documents = folder.stream(split), folder.documents(split)
     count = min(count, len(stream))
     start = random.Random(seed).randint(0, len(stream) - count)
@@ -73,5 +76,5 @@ def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> s
 
 
 def printable(text: str) -> str:
-    """The text with question marks for characters that UTF-8 cannot encode, such as bytes of a path."""
+    """Replace characters that UTF-8 cannot encode by question marks. They come from paths that are not UTF-8."""
     return text.encode("utf-8", "replace").decode()

@@ -41,7 +41,7 @@ class CLI(LightningCLI):
 
     Args:
         model: Class of the model.
-        arguments: The command and its arguments, after `kerple.cli.fit.checkpoint_first`.
+        arguments: The command and its arguments, as `kerple.cli.fit.insert_stored_config` returns them.
         description: Description of the program, for its help.
     """
 
@@ -79,18 +79,18 @@ class CLI(LightningCLI):
             raise UserError(f"seed_everything: got {seed}, expected a number from 0 to {2**32 - 1}")
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: in Lightning, options of a checkpoint replace those of the command line."""
+        """Do nothing. Lightning's method replaces options of the command line by options in the checkpoint."""
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         if self.subcommand == "fit":
             strategy, seed = config.model.position.class_path.rpartition(".")[2], config.seed_everything
-            named = (config.run_dir,) if config.run_dir else (config.logs, config.experiment, strategy, f"seed-{seed}")
-            directory = fit_directory(Path(*named), config.ckpt_path)
+            names = (config.run_dir,) if config.run_dir else (config.logs, config.experiment, strategy, f"seed-{seed}")
+            directory = fit_directory(Path(*names), config.ckpt_path)
             last = directory / LAST
-            if config.ckpt_path is None and (earlier := last_checkpoint(Path(*named))):
-                self._mention(earlier)
-            # a requeued job can always use "last": the run starts at step 0 if there is no last checkpoint
+            if config.ckpt_path is None and (earlier := last_checkpoint(Path(*names))):
+                _mention_earlier_fit(earlier)
+            # "last" is not an error in a new run, so that a requeued job can always use it
             if config.ckpt_path == "last":
                 if not last.is_file():
                     print_once(f"ckpt_path: {last} does not exist, so the run starts at step 0")
@@ -105,30 +105,30 @@ class CLI(LightningCLI):
                 length = self.checkpoint["hyper_parameters"]["length"]
                 if self.subcommand == "fit":
                     resumed = str(stored["trainer"]["precision"])
-                else:  # any data.length is accepted, and the training length is that of the checkpoint
+                else:  # a test accepts any data.length, but the training length is that of the checkpoint
                     config.model.length = int(length)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise not_a_checkpoint(config.ckpt_path, error) from error
         resolve_auto(config.trainer, resumed)
-        config.weights_only = True  # prevents that code in a checkpoint runs
+        config.weights_only = True  # Lightning then runs no code in a checkpoint
         self.write_to(directory)
 
     def write_to(self, directory: Path) -> None:
-        """Set the folder of the run's configuration, checkpoints, results and TensorBoard events."""
+        """Use a folder for the run's configuration, checkpoints, results and events of loggers."""
         trainer = self.config[self.subcommand].trainer
         trainer.default_root_dir = str(directory)
         if trainer.logger in (None, True):
-            # without name and version, so that events are in the run's folder and not in a subfolder
+            # empty name and version, so that events are written to the run's folder and not to a subfolder
             self.logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
         for logger in _listed(trainer.logger):
             options = getattr(logger, "init_args", {})
-            # relative folders are inside the run's folder; those of its stored configuration already are
+            # relative folders are inside the run's folder; in its stored configuration they begin with this folder
             if "save_dir" in options and not Path(save_dir := options["save_dir"] or "").is_relative_to(directory):
                 options["save_dir"] = str(directory / save_dir)
 
     def instantiate_classes(self) -> None:
         data = self.config[self.subcommand].data
-        # reported before the model is built, which takes time
+        # an error in data.corpus is reported before the model is built, which takes time
         if self.subcommand == "fit" and data.class_path.endswith(".TokenShards"):
             check_corpus(ShardOptions(**data.init_args.as_dict()))
         with original_errors(self.parser):
@@ -152,16 +152,16 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         config = self.config[self.subcommand]
         if config.weights is not None and config.ckpt_path is None:  # a resumed run has its own weights
-            from kerple.cli.weights import start_from  # needs optional packages
+            from kerple.cli.initial_weights import load_initial_weights  # needs optional packages
 
-            start_from(self.model.network, self.datamodule, config.weights, config.trust)
+            load_initial_weights(self.model.network, self.datamodule, config.weights, config.trust)
         count = sum(parameter.numel() for parameter in self.model.parameters())
         rank_zero_info(f"model: {count:,} parameters, position {config.model.position.class_path.rpartition('.')[2]}")
 
     def _run_subcommand(self, subcommand: str) -> None:
         directory, config = Path(self.trainer.default_root_dir), self.config[subcommand]
         last = directory / LAST
-        # no table of Lightning after a test, because measures print tables
+        # after a test, Lightning prints no table of metrics, because measures print tables
         self.config_init[subcommand]["verbose"] = subcommand != "test"
         try:
             super()._run_subcommand(subcommand)
@@ -172,29 +172,21 @@ class CLI(LightningCLI):
                 print_once(f"to test it: {PROGRAM} {shlex.join(['test', '--ckpt_path', str(last), *trust])}")
         except SystemExit as end:  # by a signal
             if subcommand == "fit" and last.is_file():
-                print_once(f"to continue it: {_continuation(last)}")
-            # Lightning exits with status 1 after Ctrl-C
+                print_once(f"to continue it: {_resume_command(last)}")
+            # Lightning's status after Ctrl-C is 1
             raise SystemExit(130 if isinstance(end.__context__, KeyboardInterrupt) else end.code) from end
         except Exception as error:
             if subcommand != "fit" or not self.trainer.global_step:
-                unlock(remove_new=True)  # so that the next run is not a second version
+                unlock(remove_new=True)  # so that the next run gets the same folder
             if isinstance(error, UserError | MisconfigurationException):
                 raise as_user_error(error) from error
             if isinstance(error, OSError) and error.errno in NO_ROOM and not error.filename:
                 error.filename = str(directory)  # TensorBoard's writer does not set it
             if self.trainer._checkpoint_connector._loaded_checkpoint:  # set only while a checkpoint is restored
                 reason = f"{type(error).__name__}: {error}"
-                raise UserError(f"ckpt_path: {config.ckpt_path} cannot be restored: {reason}") from error
+                advice = "give another checkpoint, or start a new training from its weights with --weights"
+                raise UserError(f"ckpt_path: {config.ckpt_path} cannot be restored ({reason}); {advice}") from error
             raise
-
-    def _mention(self, earlier: Path) -> None:
-        """Print how to continue the fit of an earlier checkpoint, if it was stopped before its last step."""
-        with suppress(UserError, LookupError, TypeError):  # damaged, but not needed by this run
-            content = load(earlier, "meta")
-            step, steps = content["global_step"], content[CONFIG]["trainer"]["max_steps"]
-            if step < steps:
-                where = f"{earlier.parents[1]} has a fit that was stopped at step {step:,} of {steps:,}"
-                print_once(f"{where}. This is a new fit; to continue that one: {_continuation(earlier)}")
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         trainer = self._get(self.config_init, "trainer")
@@ -203,25 +195,36 @@ class CLI(LightningCLI):
         options["plugins"] = [*_listed(trainer["plugins"]), AtomicCheckpointIO()]
         callbacks = _listed(trainer["callbacks"])
         if self.subcommand == "fit":
-            callbacks = _with_safety(callbacks, trainer["enable_checkpointing"])
+            callbacks = _with_required_callbacks(callbacks, trainer["enable_checkpointing"])
         # Lightning's summary is off by default, because `before_fit` prints the number of parameters
         options["enable_model_summary"] = bool(trainer["enable_model_summary"])
-        shown = trainer["enable_progress_bar"]
-        # a file cannot show a bar, and Lightning's bar does not include measures
-        if shown is not False and (self.subcommand == "test" or not sys.stdout.isatty()):
-            options["enable_progress_bar"] = False
-            callbacks = [*(c for c in callbacks if not isinstance(c, ProgressBar)), ProgressLines()]
-        elif self.subcommand == "fit" and shown is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
-            # an update of the bar waits for the GPU
-            callbacks = [*callbacks, TQDMProgressBar(refresh_rate=trainer["log_every_n_steps"] or 50)]
+        others = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
+        if trainer["enable_progress_bar"] is not False:
+            # a file cannot show a bar, and Lightning's bar does not include measures
+            if self.subcommand == "test" or not sys.stdout.isatty():
+                options["enable_progress_bar"] = False
+                callbacks = [*others, ProgressLines()]
+            elif self.subcommand == "fit" and callbacks == others:
+                # each update of the bar waits for the GPU
+                callbacks = [*callbacks, TQDMProgressBar(refresh_rate=trainer["log_every_n_steps"] or 50)]
         try:
             return super().instantiate_trainer(**options, callbacks=callbacks)
         except (MisconfigurationException, ValueError, TypeError) as error:  # these errors are about options
             raise as_user_error(error) from error
 
 
-def _continuation(last: Path) -> str:
-    """The command that continues a fit from its last checkpoint, with the options that are stored in its folder."""
+def _mention_earlier_fit(last: Path) -> None:
+    """Print how to continue the fit with this last checkpoint, if it was stopped before its last step."""
+    with suppress(UserError, LookupError, TypeError):  # the checkpoint is damaged, but this run does not need it
+        content = load(last, "meta")
+        step, steps = content["global_step"], content[CONFIG]["trainer"]["max_steps"]
+        if step < steps:
+            earlier = f"{last.parents[1]} has a fit that was stopped at step {step:,} of {steps:,}"
+            print_once(f"{earlier}. This is a new fit; to continue that one: {_resume_command(last)}")
+
+
+def _resume_command(last: Path) -> str:
+    """Return the command that continues a fit from its last checkpoint, with the options stored in its folder."""
     options = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
     return f"{PROGRAM} {shlex.join(['fit', *options])}"
 
@@ -230,7 +233,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _with_safety(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
-    """Add the missing callbacks that make a fit resumable and documented."""
-    safety = [RandomState, NonFiniteGuard, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
-    return callbacks + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in callbacks)]
+def _with_required_callbacks(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
+    """Add the callbacks that every fit needs, if they are missing. Without checkpoints, add no LastCheckpoint."""
+    required = [RandomState, NonFiniteGuard, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
+    return callbacks + [kind() for kind in required if not any(isinstance(callback, kind) for callback in callbacks)]

@@ -1,4 +1,4 @@
-"""The entry point of `python run.py` and `kerple`. The modules of a command are imported when it is called."""
+"""The entry point of `python run.py` and `kerple`. The module of a command is imported when the command is called."""
 
 import io
 import locale
@@ -21,12 +21,12 @@ COMMANDS = {
     "demo": "train four strategies for a minute or two each, and compare them beyond the training length",
     "prepare": "build the token shards of a configuration",
     "fit": "train a model",
-    "test": "measure a checkpoint: perplexity at each length, accuracies, analyses",
+    "test": "measure a checkpoint or a pretrained model: perplexity at each length, accuracies, analyses",
     "validate": "compute the validation loss of a checkpoint",
     "probe": "check the position encoding of a pretrained model or a checkpoint",
     "compare": "train and test strategies × seeds, and write one report",
     "extend": "select an extension of the context of a pretrained model",
-    "export": "export a checkpoint as a model of transformers, as a Llama if possible",
+    "export": "export a checkpoint as a model of Hugging Face transformers, as a Llama if possible",
     "predict": "continue a prompt with a trained model",
     "plan": "compute parameters, FLOPs, memory and hours of a fit before it runs",
     "inspect": "print statistics and a sample of token shards, and verify their checksums",
@@ -34,18 +34,16 @@ COMMANDS = {
 }
 PRINTING = {"predict", "inspect", "plan", "check"}  # their output is their result, so a failed write is an error
 LIGHTNING = ("fit", "test", "validate")
-HELP = "\n".join(
-    [
-        f"usage: {PROGRAM} COMMAND [options]",
-        "",
-        "Length extrapolation of transformers.",
-        "",
-        *(f"  {name:9} {text}" for name, text in COMMANDS.items()),
-        "",
-        f"{PROGRAM} COMMAND --help lists the options of a command.",
-        "--debug, at any position, shows the traceback of every error.",
-    ]
-)
+DESCRIPTION = "Length extrapolation of transformers."
+COMMAND_LINES = "\n".join(f"  {name:9} {text}" for name, text in COMMANDS.items())
+HELP = f"""usage: {PROGRAM} COMMAND [options]
+
+{DESCRIPTION}
+
+{COMMAND_LINES}
+
+{PROGRAM} COMMAND --help lists the options of a command.
+--debug, at any position, shows the traceback of every error."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,21 +53,14 @@ def main(arguments: list[str] | None = None) -> None:
     error and exit status 2. Any other error is a bug and has a traceback. With ``--debug``, each error has a traceback.
 
     Args:
-        arguments: The command and its arguments; None for those of the process.
+        arguments: The command and its arguments; None for the arguments of the process, whose streams and excepthook
+            are then changed.
     """
-    if arguments is None and not sys.flags.utf8_mode and locale.getencoding().upper() != "UTF-8":
-        # libraries use the encoding of the locale, which cannot represent most characters
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
     if arguments is None:
-        threading.excepthook = _report_thread_error
-    for name in ("stdout", "stderr") if arguments is None and not {*sys.argv[1:2]} & PRINTING else ():
-        if stream := getattr(sys, name):
-            file = io.BufferedWriter(_LenientFile(stream.fileno(), "w", closefd=False))
-            options = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
-            setattr(sys, name, io.TextIOWrapper(file, **options))
-    if os.getcwd() not in sys.path:  # for users' own strategies; with `python run.py` it is in the path
+        arguments = sys.argv[1:]
+        _prepare_process()
+    if os.getcwd() not in sys.path:  # for users' own strategies; `python run.py` has the folder in the path already
         sys.path.append(os.getcwd())  # at the end, so that its files do not replace libraries
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["demo"]:
         arguments = DEMO + arguments[1:]
     arguments = with_shipped_configs(arguments)
@@ -95,8 +86,21 @@ def main(arguments: list[str] | None = None) -> None:
         unlock()
 
 
+def _prepare_process() -> None:
+    """Use UTF-8. Ignore closed pipes and full disks, except in commands whose output is their result."""
+    if not sys.flags.utf8_mode and locale.getencoding().upper() != "UTF-8":
+        # libraries would use the encoding of the locale, which cannot represent most characters
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
+    threading.excepthook = _report_thread_error
+    for name in () if {*sys.argv[1:2]} & PRINTING else ("stdout", "stderr"):
+        if stream := getattr(sys, name):
+            file = io.BufferedWriter(_LenientFile(stream.fileno(), "w", closefd=False))
+            options = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+            setattr(sys, name, io.TextIOWrapper(file, **options))
+
+
 class _LenientFile(io.FileIO):
-    """A file that drops output without an error if a pipe or terminal is closed or a disk is full."""
+    """A file that drops output without an error if the pipe or terminal is closed or the disk is full."""
 
     def write(self, content: Any) -> int:
         with suppress(OSError):
@@ -105,25 +109,25 @@ class _LenientFile(io.FileIO):
 
 
 def _report_thread_error(failure: threading.ExceptHookArgs) -> None:
-    """Print a traceback, except for a full disk, which TensorBoard's writer also raises in the main thread."""
+    """Print a traceback, except if the disk is full: TensorBoard's writer raises this error in the main thread too."""
     if getattr(failure.exc_value, "errno", None) not in NO_ROOM:
         threading.__excepthook__(failure)
 
 
 def _run_command(arguments: list[str]) -> None:
     command = arguments[0] if arguments else "nothing"
-    flat = [part for argument in arguments for part in argument.split("=", 1)]
-    for option, value in pairwise(flat):  # checked before imports that take seconds
+    parts = [part for argument in arguments for part in argument.split("=", 1)]
+    for option, value in pairwise(parts):  # checked before imports that take seconds
         if option in FILE_OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
-            raise UserError(f"{option.lstrip('-')}: got {value}, which does not exist")
+            raise UserError(f"{option}: got {value}, which does not exist; expected the path of a configuration file")
         if option == "--model.position" and value.isidentifier():
             names = import_module("kerple.positions").names()
             if value not in names:
                 raise unknown(option[2:], value, names)
-    if command == "test" and any(part == "--hf" for part in flat):
+    if command == "test" and "--hf" in parts:
         import_module("kerple.cli.pretrained_test").main(arguments[1:])
     elif command in LIGHTNING:
-        import_module("kerple.cli.fit").run(arguments, HELP.split("\n")[2])
+        import_module("kerple.cli.fit").run(arguments, DESCRIPTION)
     elif command in COMMANDS:
         import_module(f"kerple.cli.{command}").main(arguments[1:])
     else:
@@ -131,7 +135,7 @@ def _run_command(arguments: list[str]) -> None:
 
 
 def _user_message(error: Exception) -> str | None:
-    """The message of an error that the user can correct, or None for a bug."""
+    """Return the message of an error that the user can correct, or None for a bug."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("kerple"):
         package = error.name.partition(".")[0]
         return f"{package} is not installed, but this command needs it; install it with: pip install {package}"

@@ -19,7 +19,7 @@ SEED = 1235
 
 
 def fit_parser() -> LightningArgumentParser:
-    """A parser of the options of `fit`, which resolves the configuration of a run without building its objects.
+    """Return a parser with the options of `fit`, which resolves a configuration without building its objects.
 
     It has the options of `LightningCLI`'s parser except ``ckpt_path``, which is not part of a configuration.
     """
@@ -33,20 +33,20 @@ def fit_parser() -> LightningArgumentParser:
 
 
 def add_model_and_data(parser: LightningArgumentParser) -> None:
-    """Add the options ``model`` and ``data``. The model has the vocabulary and length of the data."""
+    """Add the options ``model`` and ``data``, and link the model's vocabulary and length to those of the data."""
     parser.add_lightning_class_args(LanguageModel, "model")
     parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
     link_model_to_data(parser)
 
 
 def link_model_to_data(parser: LightningArgumentParser) -> None:
-    """Set the vocabulary and training length of the model to those of the data."""
+    """Let the parser set the vocabulary and training length of the model to those of the data."""
     parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
     parser.link_arguments("data.init_args.length", "model.length")
 
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
-    """Add the options of a run other than model, data and trainer: its folder, ``trust`` and ``weights``."""
+    """Add the options of a run except model, data and trainer: those of its folder, ``trust`` and ``weights``."""
     add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
     trust = "Further packages whose classes a checkpoint may use, and URLs that it may read: a,b,c."
     weights = "For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file."
@@ -55,7 +55,7 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
 
 
 def as_user_error(error: Exception) -> UserError:
-    """The error itself if it is a UserError, or a UserError about the Trainer with its message."""
+    """Return the error itself if it is a UserError, or a UserError about the Trainer with its message."""
     return error if isinstance(error, UserError) else UserError(f"trainer: {error}")
 
 
@@ -63,7 +63,7 @@ def as_user_error(error: Exception) -> UserError:
 def original_errors(parser: ArgumentParser) -> Iterator[None]:
     """Context in which errors of classes that the parser builds are raised unchanged.
 
-    Without it, the parser raises an error with the messages of all types of an option.
+    Outside this context, the parser raises one error with a message for each type that the option accepts.
     """
     mistakes: list[Exception] = []
 

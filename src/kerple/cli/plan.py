@@ -10,19 +10,19 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.base.errors import UserError
 from kerple.cli import PROGRAM
 from kerple.cli.arguments import parse
-from kerple.cli.fit import checkpoint_first
+from kerple.cli.fit import insert_stored_config
 from kerple.cli.parser import fit_parser
 from kerple.model.cost import CHIPS, Chip, count_parameters, flops, memory
 from kerple.training.language_model import LanguageModel
 
-PEAK_FRACTION = 0.4  # fraction of a chip's peak: the goal for an H100 (docs/gpu-kernels.md), not a measurement
-NODE = 8  # devices in a node
-NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s each
+PEAK_FRACTION = 0.4  # fraction of a chip's peak FLOP/s: the goal for an H100 (docs/gpu-kernels.md), not a measurement
+NODE = 8  # devices per node
+NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s for each device
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def main(arguments: list[str]) -> None:
-    """Print parameters, steps, tokens, FLOPs, memory by part, and hours.
+    """Print the parameters, steps, tokens, FLOPs, memory by part, and hours of a fit.
 
     Args:
         arguments: Arguments of the command.
@@ -32,10 +32,10 @@ def main(arguments: list[str]) -> None:
     """
     parser = fit_parser()
     parser.prog, parser.description = f"{PROGRAM} plan", __doc__
-    parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="kinds of devices: A100,H100")
+    parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="kinds of devices, such as A100,H100")
     parser.add_argument("--devices", type=str, default="", help=f"numbers of devices; default: 1,{NODE},{8 * NODE}")
-    parser.add_argument("--efficiency", type=float, default=PEAK_FRACTION, help="measured fraction of a chip's peak")
-    _, *arguments = checkpoint_first(["fit", *arguments])  # the architecture of --weights
+    parser.add_argument("--efficiency", type=float, default=PEAK_FRACTION, help="fraction of the peak that is reached")
+    _, *arguments = insert_stored_config(["fit", *arguments])  # inserts the architecture of --weights
     options = parse(parser, arguments)
     if not 0 < options.efficiency <= 1:
         raise UserError(f"efficiency: got {options.efficiency}, expected a fraction of the peak in (0, 1]")
@@ -63,11 +63,21 @@ def build_model(options: dict[str, Any]) -> LanguageModel:
 
 
 def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency: float) -> list[str]:
-    """The tables of work, memory of a device, and hours. Without numbers of devices, the hours are for 1, 8 and 64."""
+    """Return three tables: the work, the memory of a device, and the hours.
+
+    Args:
+        config: Resolved options of `fit`.
+        chips: Kinds of devices in the table of hours.
+        devices: Numbers of devices in the table of hours; empty for 1, 8 and 64, up to the number of segments per step.
+        efficiency: Fraction of a chip's peak FLOP/s that training reaches.
+
+    Raises:
+        UserError: If an option has no value that `plan` needs, or a step has fewer segments than devices.
+    """
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
         if not isinstance(data.get(name), int):
-            raise UserError(f"data.{name}: got none in {config.data.class_path}, expected a number")
+            raise UserError(f"data.{name}: got {data.get(name)} in {config.data.class_path}, expected a number")
     if trainer.max_steps < 1:
         raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected the number of steps")
     with torch.device("meta"):
@@ -79,9 +89,8 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     step = micro * trainer.accumulate_grad_batches * devices_per_node * trainer.num_nodes
     segments = step // data.length
     if max(devices, default=1) > segments:
-        raise UserError(
-            f"devices: got {max(devices)}, expected at most {segments}, because a step has {segments} segments"
-        )
+        advice = "or increase data.batch_size"
+        raise UserError(f"devices: got {max(devices)}, expected at most the {segments} segments of a step; {advice}")
     devices = devices or [n for n in (1, NODE, 8 * NODE) if n <= segments]
     tokens = step * trainer.max_steps
     total = work.training * tokens
@@ -99,7 +108,8 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
     sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
     sharding = ", without sharding" if "shard" in str(trainer.strategy).lower() else ""
-    # if all layers share a strategy, there is no overlap: DDP sends its gradients first, but they are ready last
+    # DDP overlaps the exchange of gradients with the backward pass, except if all layers share a strategy: it sends
+    # the gradients of the strategy first, but they are ready last
     overlap = not (shared and count.get("positions"))
     return [
         _text("Work", rows),
@@ -109,13 +119,13 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
 
 
 def device_count(devices: Any) -> int:
-    """Number of devices per node in the option ``trainer.devices``; 1 if the option is automatic."""
+    """Return the number of devices per node in the option ``trainer.devices``; 1 for ``auto``."""
     numbers = devices if isinstance(devices, list) else str(devices).rstrip(",").split(",")
     return max(len(numbers), int(devices) if str(devices).isdecimal() else 1)
 
 
 def moments(model: LanguageModel) -> float:
-    """Mean number of optimiser moments per parameter: 2 with AdamW, 1 for matrices of blocks with Muon."""
+    """Return the mean number of optimiser moments per parameter: 2, but 1 for the matrices that Muon updates."""
     if not model.muon:
         return 2.0
     matrices = sum(p.numel() for group in model._muon_groups() for p in group["params"])
@@ -129,7 +139,16 @@ def _text(title: str, rows: dict[str, str]) -> str:
 def _hours(
     total: float, needed: dict[str, int], steps: int, chips: list[Chip], devices: list[int], overlap: bool
 ) -> str:
-    """The table of hours: whether a training step fits in memory, and the time on each number of devices."""
+    """Return the table of hours: whether a training step fits in memory, and the time on each number of devices.
+
+    Args:
+        total: FLOPs of the fit, divided by the efficiency.
+        needed: Bytes on a device, by part.
+        steps: Number of optimiser steps.
+        chips: Kinds of devices, the rows.
+        devices: Numbers of devices, the columns.
+        overlap: Whether the exchange of gradients overlaps with the backward pass.
+    """
     table = pd.DataFrame(index=[chip.name for chip in chips])
     table["fits"] = [
         "yes" if needed["total"] < 0.9 * chip.memory else "no: use gradient accumulation" for chip in chips
@@ -140,7 +159,7 @@ def _hours(
             compute = total / steps / n / chip.flops  # seconds per step
             rate = chip.link if n <= NODE else NETWORK
             exchange = 2 * needed["gradients"] * (n - 1) / n / rate  # a ring sends (n - 1) / n of the gradients twice
-            hidden = overlap * compute * 2 / 3  # the backward pass
-            hours.append(f"{steps * (compute + max(0.0, exchange - hidden)) / 3600:.2f}")
+            backward = overlap * compute * 2 / 3  # seconds of the backward pass in which the exchange costs no time
+            hours.append(f"{steps * (compute + max(0.0, exchange - backward)) / 3600:.2f}")
         table[f"{n} × = {-(-n // NODE)} node{'s' if n > NODE else ''}"] = hours
     return f"Hours, with tokens divided over all devices\n{table.to_string()}"

@@ -1,27 +1,27 @@
-"""`python run.py predict --ckpt_path … --prompt …`: continues a prompt and prints tokens during generation."""
+"""`python run.py predict --ckpt_path … --prompt …`: continues a prompt, and prints each token when it is generated."""
 
 from kerple.cli.arguments import add_checkpoint_arguments, command_parser, parse
 
 
 def main(arguments: list[str]) -> None:
-    """Parse the options, and then import the modules that take seconds.
+    """Print a prompt and its continuation by a trained model.
 
     Args:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If the checkpoint cannot be read, the prompt cannot be encoded or a number is out of range.
+        UserError: If the checkpoint cannot be read, the prompt cannot be encoded, or a number is out of range.
     """
     parser = command_parser("predict", __doc__)
     add_checkpoint_arguments(parser)
-    parser.add_argument("--prompt", type=str, default="", help="text to continue; empty: a new document")
-    parser.add_argument("--tokens", type=int, default=200, help="largest number of tokens")
+    parser.add_argument("--prompt", type=str, default="", help="text to continue; empty: begin a new document")
+    parser.add_argument("--tokens", type=int, default=200, help="maximum number of tokens to generate")
     parser.add_argument("--temperature", type=float, default=None, help="0: greedy; default: 0 for tasks, 0.8 for text")
     parser.add_argument("--top_k", type=int | None, default=None, help="sample from the k most probable tokens")
-    parser.add_argument("--top_p", type=float | None, default=None, help="sample from tokens of this total probability")
+    parser.add_argument("--top_p", type=float | None, help="sample from the top tokens of this total probability")
     parser.add_argument("--window", type=int | None, default=None, help="window of attention in tokens; null: all")
-    parser.add_argument("--seed", type=int | None, default=None, help="seed of the sampling; default: a random one")
-    options = parse(parser, arguments)
+    parser.add_argument("--seed", type=int | None, default=None, help="seed of sampling; default: a random one")
+    options = parse(parser, arguments)  # reports wrong options before an import that takes seconds
     from kerple.cli.continuation import print_continuation
 
     print_continuation(options)

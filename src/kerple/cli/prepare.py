@@ -1,4 +1,4 @@
-"""`python run.py prepare --config …`: prepares the shards of a configuration without training."""
+"""`python run.py prepare --config …`: prepares the token shards of a configuration without training."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import yaml
 
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
-from kerple.cli.arguments import command_parser, parse, peek
+from kerple.cli.arguments import command_parser, parse, split_options
 from kerple.cli.inspect import show
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import prepare
@@ -26,17 +26,18 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments of the command. Of a configuration, only the section `data` is used.
 
     Raises:
-        UserError: If a configuration cannot be read or has no section `data`, or its data is not `TokenShards`.
+        UserError: If a configuration cannot be read or has no section `data`, its data is not `TokenShards`, or the
+            shards cannot be prepared.
     """
     parser = command_parser("prepare", __doc__)
     parser.add_argument("-c", "--config", action="config", help="file with a section `data`; later options replace it")
     parser.add_class_arguments(ShardOptions, "data")
-    named, rest = peek(arguments, "config", "data", "data.class_path")
-    sections = [_data_section(path) for path in named.config]
-    kinds = [kind for kind in (named.data, vars(named)["data.class_path"]) if kind]
-    for kind in kinds or [section.get("class_path", DATA) for section in sections]:
-        if str(kind).rpartition(".")[2] != DATA:
-            raise UserError(f"data: got {kind}, which has no shards to prepare; expected {DATA}")
+    known, rest = split_options(arguments, "config", "data", "data.class_path")
+    sections = [_data_section(path) for path in known.config]
+    class_paths = [path for path in (known.data, vars(known)["data.class_path"]) if path]
+    for path in class_paths or [section.get("class_path", DATA) for section in sections]:
+        if str(path).rpartition(".")[2] != DATA:
+            raise UserError(f"data: got {path}, which has no shards to prepare; expected {DATA}")
     configs = [f"--config={yaml.safe_dump({'data': section.get('init_args', {})})}" for section in sections]
     rest = [argument.replace("--data.init_args.", "--data.", 1) for argument in rest]
     options = parser.instantiate_classes(parse(parser, [*configs, *rest])).data

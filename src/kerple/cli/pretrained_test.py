@@ -1,4 +1,4 @@
-"""`python run.py test --hf MODEL`: measures a pretrained model of transformers, without Lightning."""
+"""`python run.py test --hf MODEL`: measures a pretrained model of Hugging Face transformers, without Lightning."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from kerple.base.errors import UserError
 from kerple.base.imports import import_modules
 from kerple.base.mapping import read_mapping
 from kerple.base.progress import FILE, Progress
-from kerple.cli.arguments import add_folder_arguments, parse
+from kerple.cli.arguments import MODEL_FORMS, add_folder_arguments, parse
 from kerple.data.options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.measure.measure import Measure
@@ -26,19 +26,19 @@ SHARDS = "TokenShards"
 
 @dataclass
 class ModelOptions:
-    """Options to read a causal language model of transformers.
+    """Options for reading a causal language model of Hugging Face transformers.
 
     Args:
         length: Training length in tokens; null for the length in the model's configuration.
         scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk``, ``yarn`` or ``llama3``; null for the
             scaling in the model's configuration.
         factor: Target length of the scaling, as a multiple of the training length.
-        position: Strategy that replaces the model's own; it must add no parameters. The model is then tested as a
-            network of this project in fp32, like an exported model.
-        dtype: Dtype of the weights in memory. Logits and losses have at least fp32.
+        position: Strategy that replaces the model's own; it must add no parameters. The model is then converted to
+            `kerple.model.Transformer` and tested in fp32.
+        dtype: Dtype of the weights in memory. Logits and losses are at least fp32.
         trust_remote_code: Whether code in the model's folder may run.
-        bos: Whether every segment begins with a BOS token if the tokenizer adds one to a text. The BOS token is not
-            scored, is in every window, and does not count towards lengths.
+        bos: Whether to put a BOS token before every segment. Has no effect if the tokenizer adds none to a text. The
+            BOS token is not scored, is visible in every window, and does not count towards lengths.
     """
 
     length: int | None = None
@@ -56,11 +56,12 @@ class RunnerOptions:
 
     Args:
         accelerator: Device; ``auto`` is a GPU if one is available.
-        devices: Number of devices of this process, 1. With torchrun, several processes share the work.
+        devices: ``auto`` or 1, because each process uses one device. To use several, start several processes by
+            torchrun.
         precision: Precision of arithmetic; ``auto`` selects it for the device.
         callbacks: The measurements.
         logger: Whether TensorBoard events are written.
-        use_distributed_sampler: Has no effect; accepted because configurations of Lightning have it.
+        use_distributed_sampler: Has no effect. It is accepted because configurations for `fit` have it.
     """
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
@@ -72,10 +73,10 @@ class RunnerOptions:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure a pretrained model.
+    """Measure a pretrained model and write the results.
 
     Args:
-        arguments: Arguments after the command, ``--hf MODEL`` among them.
+        arguments: Arguments after the command, including ``--hf MODEL``.
 
     Raises:
         UserError: If the model does not exist, or it does not support an option.
@@ -85,16 +86,16 @@ def main(arguments: list[str]) -> None:
 
     configure_torch()
     parser = _parser()
-    built = parser.instantiate_classes(options)
-    measures = built.trainer.callbacks or []
+    objects = parser.instantiate_classes(options)
+    measures = objects.trainer.callbacks or []
     measures = measures if isinstance(measures, list) else [measures]
     directory = test_directory(options.run_dir or str(_run_folder(options) / "test"), "", "test")
-    _measure(options, built.model, measures, directory)
+    _measure(options, objects.model, measures, directory)
     print(f"written to {directory}")
 
 
 def configuration(arguments: list[str]) -> str:
-    """The resolved configuration of `main` as YAML, without loading the model.
+    """Return the configuration that `main` resolves, as YAML, without loading the model.
 
     Raises:
         UserError: If the model does not exist, or it does not support an option.
@@ -116,7 +117,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
     precision = "32-true" if trainer.precision == 32 else trainer.precision
     runner = Runner.detect(device, precision)
-    if runner.rank == 0:  # other ranks may have another version of the folder in ``directory``
+    if runner.rank == 0:  # only rank 0 writes; on other ranks, ``directory`` may be another version of the folder
         runner = replace(runner, progress=Progress(directory / FILE).count)
         # a report reads the configuration in the parent folder
         for path in (directory / "config.yaml", directory.parent / "config.yaml"):
@@ -130,19 +131,20 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     folder, source = Folder(data.location), find_model(options.hf)
     check_tokenizer(folder, source)
     config = Path(source.location) / "config.json"
-    trained = read_mapping(config).get(TRAINED_ON) if config.is_file() else None
-    if isinstance(trained, dict) and trained.get("test") != folder.manifest.splits["test"].sha256:
-        print(f"warning: the text in {folder.directory} is not that of the exported run: {trained.get('corpus')}")
+    exported = read_mapping(config).get(TRAINED_ON) if config.is_file() else None
+    if isinstance(exported, dict) and exported.get("test") != folder.manifest.splits["test"].sha256:
+        text = f"the test text of the exported run ({exported.get('corpus')})"
+        print(f"warning: the test text in {folder.directory} differs from {text}")
     shards = ShardText(folder, "test")
     for measure in measures:
         measure.check(network, shards)
-    found = [measure.run(network, shards, runner) for measure in measures]
+    results = [measure.run(network, shards, runner) for measure in measures]
     if runner.rank:
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    writers = [SummaryWriter(str(directory))] if trainer.logger and found else []
-    for result in found:
+    writers = [SummaryWriter(str(directory))] if trainer.logger and results else []
+    for result in results:
         if result.about:
             result.about = {**result.about, "bos": network.bos}
         result.publish(directory, writers)
@@ -154,12 +156,12 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
 
 
 def _parse(arguments: list[str]) -> Namespace:
-    """The options; tokenizer, vocabulary and length of the model are defaults."""
+    """Return the options. The model's tokenizer, vocabulary and length are the defaults of the options ``data``."""
     import_modules("kerple.measure", skip=("task_accuracy",))  # it needs a task
     parser = _parser()
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     if not options.hf:
-        raise UserError("hf: got none, expected a folder, a .gguf file or a name on the hub")
+        raise UserError(f"hf: got none, expected {MODEL_FORMS}")
     from kerple.hf import need
     from kerple.hf.adapter import config_length
     from kerple.hf.source import find_model, read_model_config, read_tokenizer
@@ -167,12 +169,8 @@ def _parse(arguments: list[str]) -> Namespace:
     source = find_model(options.hf)
     need()
     length = config_length(read_model_config(source, options.model.trust_remote_code))
-    data: dict[str, Any] = {
-        "tokenizer": f"{MODEL_PREFIX}{source.name}",
-        "vocabulary": vocabulary_size(read_tokenizer(source)),
-    }
-    if length is not None:
-        data["length"] = length
+    data = {"tokenizer": f"{MODEL_PREFIX}{source.name}", "vocabulary": vocabulary_size(read_tokenizer(source))}
+    data |= {} if length is None else {"length": length}
     return parse(parser, ["--config", yaml.safe_dump({"data": data}), *arguments])
 
 
@@ -180,7 +178,7 @@ def _parser() -> ArgumentParser:
     set_loader("kerple", _load, (yaml.YAMLError, UserError))
     parser = ArgumentParser(prog="run.py test", description=__doc__, exit_on_error=False, parser_mode="kerple")
     parser.add_argument("-c", "--config", action="config")
-    parser.add_argument("--hf", default="", help="A folder, a .gguf file, smollm2-135m or a name on the hub.")
+    parser.add_argument("--hf", default="", help=f"Model: {MODEL_FORMS}.")
     parser.add_class_arguments(ModelOptions, "model")
     parser.add_class_arguments(ShardOptions, "data")
     parser.add_class_arguments(RunnerOptions, "trainer")
@@ -189,18 +187,19 @@ def _parser() -> ArgumentParser:
 
 
 def _load(text: str) -> Any:
-    """Load YAML. The data may be a class with options, as for `fit`, but only `TokenShards` has text."""
+    """Load YAML. A section ``data`` with ``class_path``, as for `fit`, is replaced by its ``init_args``."""
     content = yaml.safe_load(text)
     data = content.get("data") if isinstance(content, dict) else None
     if isinstance(data, dict) and "class_path" in data:
         if str(data["class_path"]).rpartition(".")[2] != SHARDS:
-            raise UserError(f"data.class_path: got {data['class_path']}, expected {SHARDS}, which has text")
+            reason = "because pretrained models are tested on text"
+            raise UserError(f"data.class_path: got {data['class_path']}, expected {SHARDS}, {reason}")
         content["data"] = data.get("init_args") or {}
     return content
 
 
 def _dump(options: Namespace) -> str:
-    """The resolved configuration as YAML, with the keys of a configuration of `fit`."""
+    """Return the resolved configuration as YAML, with the keys of a configuration of `fit`."""
     config = yaml.safe_load(_parser().dump(options, skip_none=False))
     config["model"] = {"path": config.pop("hf")} | config["model"]
     config["data"] = {"class_path": f"kerple.data.{SHARDS}", "init_args": config["data"]}

@@ -1,14 +1,14 @@
-"""`python run.py probe MODEL`: checks the position encoding of a model, and writes a page and JSON."""
+"""`python run.py probe MODEL`: checks the position encoding of a model, and writes the results as a page and JSON."""
 
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from kerple.cli.arguments import command_parser, parse
+from kerple.cli.arguments import MODEL_FORMS, command_parser, parse
 
 
 def main(arguments: list[str]) -> None:
-    """Check a model.
+    """Check a model, write the results, and print a summary.
 
     Args:
         arguments: Arguments of the command.
@@ -18,15 +18,17 @@ def main(arguments: list[str]) -> None:
         UserError: If the model does not exist, cannot be read, or does not fit into memory.
     """
     parser = command_parser("probe", __doc__)
-    parser.add_argument("model", type=str, help="a folder, a .gguf file, a name on the hub or a checkpoint of `fit`")
+    invariances = "check that logits do not depend on shifts, later tokens, cache, padding, batch and attention kernel"
+    length = "length for --window, a multiple of the training length; null: twice the training length"
+    parser.add_argument("model", type=str, help=f"model to check: a checkpoint of `fit`, {MODEL_FORMS}")
     parser.add_argument("--layers", type=bool, default=True, help="compare configuration and forward pass of layers")
-    parser.add_argument("--invariances", type=bool, default=True, help="shift, prefix, cache, padding, batch, sdpa")
-    parser.add_argument("--gap", type=bool, default=False, help="loss after a jump of positions, in about a minute")
-    parser.add_argument("--window", type=bool, default=False, help="distance beyond which text does not lower the loss")
-    parser.add_argument("--length", type=int | None, default=None, help="longest length; null: twice that of training")
-    parser.add_argument("--blocks", type=int, default=4, help="number of documents that --window reads")
-    parser.add_argument("--text", type=str, default="modules", help="the text: a name, file or folder, as data.corpus")
-    parser.add_argument("--to", type=str, default="", help="folder of the page; default: logs/probe/<model>")
+    parser.add_argument("--invariances", type=bool, default=True, help=invariances)
+    parser.add_argument("--gap", type=bool, default=False, help="measure the loss after a jump of positions (a minute)")
+    parser.add_argument("--window", type=bool, default=False, help="measure up to which distance text lowers the loss")
+    parser.add_argument("--length", type=int | None, default=None, help=length)
+    parser.add_argument("--blocks", type=int, default=4, help="number of documents for --window")
+    parser.add_argument("--text", type=str, default="modules", help="text for --gap and --window, as in data.corpus")
+    parser.add_argument("--to", type=str, default="", help="folder of the results; default: logs/probe/<model>")
     parser.add_argument("--trust_remote_code", type=bool, default=False, help="run code in the model's folder")
     parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
     options = parse(parser, arguments)
@@ -56,7 +58,7 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
     """Read a model as a `transformers.PreTrainedModel` in fp32, and the configuration of its text model.
 
     Args:
-        path: Folder, GGUF file, name on the hub, or a checkpoint of `fit`.
+        path: A checkpoint of `fit`, or a name that `kerple.hf.source.find_model` accepts.
         trust_remote_code: Whether code in the model's folder may run.
         trust: Packages whose classes a checkpoint may use, separated by commas.
 
@@ -64,11 +66,11 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
         UserError: If the model does not exist, cannot be read, or does not fit into memory.
     """
     if is_zipfile(path):
-        from kerple.cli.classes import classes
+        from kerple.cli.classes import allowed_classes
         from kerple.hf.exporter import hugging_face_model
         from kerple.hf.pretrained import read_stored_model
 
-        model = hugging_face_model(read_stored_model(path, classes(trust)))
+        model = hugging_face_model(read_stored_model(path, allowed_classes(trust)))
         return model, model.config
     from kerple.hf.memory import check_memory
     from kerple.hf.source import find_model, read_model, read_model_config
@@ -80,7 +82,13 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
 
 
 def network_and_text(model: Any, path: str, corpus: str) -> tuple[Any, Any]:
-    """The model as a `Network`, and a corpus in its tokens; for a checkpoint, its test text."""
+    """Return a model as a `Network`, and the text on which it is measured.
+
+    Args:
+        model: A model that `read_fp32_model` returned.
+        path: Path from which the model was read.
+        corpus: Text for a pretrained model, as ``data.corpus``. For a checkpoint, its test text is used.
+    """
     from kerple.hf.adapter import hugging_face_network
 
     network = model.network if hasattr(model, "network") else hugging_face_network(model)

@@ -22,7 +22,7 @@ POSITION = "--model.position"
 
 
 def resolve(job: Job) -> Job:
-    """The run with the resolved configurations of fit and test; a pretrained model has only that of the test.
+    """Return the run with the resolved configurations of its fit and test. A pretrained model has no fit.
 
     Raises:
         UserError: If an argument of the run is wrong.
@@ -32,36 +32,39 @@ def resolve(job: Job) -> Job:
             from kerple.cli.pretrained_test import configuration  # needs optional packages
 
             return replace(job, test_config=_of_run(configuration(job.test_flags)))
-        config, tested, position = _shared(tuple(job.fit_flags), tuple(job.test_flags))
-        own = {"position": _position(position, *job.position_flags)}
-        if tested["model"]["position"] == config["model"]["position"]:  # unless the test replaces the strategy
-            tested = tested | {"model": tested["model"] | own}
-        return replace(job, config=config | {"model": config["model"] | own}, test_config=tested)
+        config, test_config, position = _shared(tuple(job.fit_flags), tuple(job.test_flags))
+        strategy = {"position": _position(position, *job.position_flags)}
+        if test_config["model"]["position"] == config["model"]["position"]:  # unless the test replaces the strategy
+            test_config = test_config | {"model": test_config["model"] | strategy}
+        return replace(job, config=config | {"model": config["model"] | strategy}, test_config=test_config)
     except (ArgumentError, UserError) as error:
         raise UserError(f"compare: {job.name}: {error}") from error
 
 
 @cache
 def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Configurations of fit and test of runs that differ only in their strategy, and the flag of the strategy."""
-    from kerple.cli.fit import checkpoint_first
+    """Return the configurations of fit and test with these flags, and the flag of their strategy.
+
+    Runs that differ only in their strategy have the same flags, so the configurations are resolved only once.
+    """
+    from kerple.cli.fit import insert_stored_config
     from kerple.cli.parser import fit_parser
 
     parser = fit_parser()
-    _, *arguments = checkpoint_first(["fit", f"{POSITION}=NoPE", *fit])  # for files without a strategy
+    _, *arguments = insert_stored_config(["fit", f"{POSITION}=NoPE", *fit])  # for files without a strategy
     config = _of_run(parser.dump(parse(parser, arguments), skip_none=False))
-    given = parser.parse_args(arguments, defaults=False).model.position
+    position = parser.parse_args(arguments, defaults=False).model.position
     try:
-        tested = parse(parser, ["--config", yaml.safe_dump(config), *test]) if test else None
+        test_options = parse(parser, ["--config", yaml.safe_dump(config), *test]) if test else None
     except UserError as error:
         raise UserError(f"test: {error}") from error
-    dumped = _of_run(parser.dump(tested, skip_none=False)) if tested else config
-    return config, dumped, f"{POSITION}={json.dumps(given.as_dict())}"
+    test_config = _of_run(parser.dump(test_options, skip_none=False)) if test_options else config
+    return config, test_config, f"{POSITION}={json.dumps(position.as_dict())}"
 
 
 @cache
 def _position(*flags: str) -> dict[str, Any]:
-    """The resolved strategy of these flags. This takes a tenth of the time of a whole configuration."""
+    """Return the resolved strategy of these flags. This takes a tenth of the time for a whole configuration."""
     from kerple.positions import Position, Shape
 
     parser = ArgumentParser(exit_on_error=False)
@@ -71,13 +74,14 @@ def _position(*flags: str) -> dict[str, Any]:
 
 
 def _of_run(text: str) -> dict[str, Any]:
+    """Return a configuration in YAML without the options that locate a run, except ``trust``."""
     from kerple.cli.agreement import LOCATION
 
     return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in LOCATION}
 
 
 def with_inputs(job: Job) -> Job:
-    """The run with digests of the models and the user's own classes in its configuration."""
+    """Return the run with digests of the models and of the user's own classes that its configuration names."""
     models = {str(job.training[key]) for key in ("weights", "model.path") if job.training.get(key)}
     of_test = {f"{records.OF_TEST}{name}": digest for name, digest in source_digests(flat(job.test)).items()}
     return replace(job, inputs={path: _digest(path) for path in models} | source_digests(job.training) | of_test)
@@ -85,7 +89,7 @@ def with_inputs(job: Job) -> Job:
 
 @cache
 def _digest(path: str) -> str:
-    """sha256 of a checkpoint, or of a model of `kerple.hf.source.find_model`."""
+    """Return the sha256 of a checkpoint, or of a model that `kerple.hf.source.find_model` finds."""
     if Path(path).is_file():
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -95,7 +99,7 @@ def _digest(path: str) -> str:
 
 
 def with_precision(job: Job) -> Job:
-    """The run with the precision of this machine in place of ``auto``."""
+    """Return the run with the precision that ``auto`` selects on this machine in place of ``auto``."""
     from kerple.base.precision import choose_precision
 
     trainer = job.config.get("trainer", {})
@@ -108,8 +112,11 @@ def with_precision(job: Job) -> Job:
 def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     """Prepare the data of a configuration, before several runs read it.
 
+    Args:
+        data: The section ``data`` of a configuration: ``class_path`` and ``init_args``.
+
     Returns:
-        The checksum of the data; None for a task.
+        The checksum of the data, or None if the data module has no checksum, as for a task.
 
     Raises:
         UserError: If the data module cannot be built, or its data cannot be prepared.

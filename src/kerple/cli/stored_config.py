@@ -16,7 +16,10 @@ from kerple.training.lightning_types import log_directory
 
 
 class StoreConfig(SaveConfigCallback):
-    """Writes the resolved configuration into each checkpoint and the run's folder; an existing file is kept."""
+    """Writes the resolved configuration into each checkpoint, and to ``config.yaml`` in the run's folder.
+
+    An existing file is kept. A resumed run with another configuration writes ``config-resumed-1.yaml``, and so on.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         directory = log_directory(trainer)  # on every rank
@@ -36,11 +39,19 @@ class StoreConfig(SaveConfigCallback):
 
     @cached_property
     def text(self) -> str:
-        """The configuration as YAML."""
+        """The resolved configuration as YAML."""
         return self.parser.dump(self.config, skip_none=False)
 
 
 def samples_per_step(trainer: Trainer, data: Any = None) -> int | None:
-    """Training samples per step over all devices and micro-batches; None if the data has no ``batch_size``."""
+    """Return the number of training samples per step over all devices and micro-batches.
+
+    Args:
+        trainer: The Trainer.
+        data: The data module; None for that of the Trainer.
+
+    Returns:
+        The number, or None if the data has no ``batch_size``.
+    """
     size = getattr(data or cast(Any, trainer).datamodule, "batch_size", None)
     return None if size is None else size * trainer.accumulate_grad_batches * trainer.world_size

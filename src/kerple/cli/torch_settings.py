@@ -17,12 +17,12 @@ HARMLESS = (
 
 
 def configure_torch() -> None:
-    """Set TF32 on a GPU and deterministic products on a CPU, and filter warnings and log messages.
+    """Set TF32 on a GPU and deterministic matrix products on a CPU, and filter warnings and log messages.
 
     Exact resuming needs deterministic matrix products. MKL provides them only in its reproducible mode, and only with a
-    fixed number of threads. Only rank 0 logs information.
+    fixed number of threads. On ranks other than 0, this project logs only warnings.
     """
-    if torch.cuda.is_available():  # TF32; on a CPU "high" is slower, four times at width 64
+    if torch.cuda.is_available():  # "high" allows TF32; on a CPU it is up to four times slower (at width 64)
         torch.set_float32_matmul_precision("high")
     os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL reads it at the first product
     torch.set_num_threads(torch.get_num_threads())  # MKL then does not choose a number for each product
@@ -34,4 +34,4 @@ def configure_torch() -> None:
         warnings.filterwarnings("ignore", message)
     logger = logging.getLogger("kerple")
     logger.setLevel(logging.WARNING if getattr(rank_zero_only, "rank", 0) else logging.INFO)
-    logger.handlers = [logging.StreamHandler()]  # the current standard error, because notebooks and tests replace it
+    logger.handlers = [logging.StreamHandler()]  # a new handler, because notebooks and tests replace sys.stderr

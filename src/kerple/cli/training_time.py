@@ -1,8 +1,7 @@
-"""Estimate of the training time of a comparison from the FLOPs of `plan` and the speed of a matrix product."""
+"""`training_seconds`: estimates the training time of a comparison from its FLOPs and the speed of a matrix product."""
 
 import json
 import time
-from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -12,22 +11,22 @@ from kerple.base.precision import choose_precision
 from kerple.cli.plan import build_model
 from kerple.model.cost import flops
 
-# ratio to the speed of a matrix product: 0.2 to 0.5 in fits of width 64 and 128 (fp32 and bf16, a core of an AMD EPYC)
+# speed of a fit relative to a matrix product: 0.2 to 0.5 at width 64 and 128 (fp32 and bf16, a core of an AMD EPYC)
 EFFICIENCY = 0.33
-START = 20.0  # seconds for the start of a fit and of its test, together
+START = 20.0  # seconds that the starts of a fit and of its test take together
 
 
 def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | None:
-    """Estimate the time of several fits on this machine, without tests and the additional work of strategies.
+    """Estimate the time of several fits on this machine, without tests and without the work of positional strategies.
 
     Args:
         configs: Resolved configurations, nested.
-        parallel: Number of fits at a time, which share the machine.
+        parallel: Number of fits at a time, which share the processor.
 
     Returns:
-        Seconds, or None if a configuration has no number of steps or no batch size, length or vocabulary.
+        Seconds, or None if a configuration lacks the number of steps, the batch size, the length or the vocabulary.
     """
-    seconds, work = START * len(configs) / parallel, Counter[bool]()
+    seconds = START * len(configs) / parallel
     for config in configs:
         data, trainer = config["data"].get("init_args", {}), config["trainer"]
         if trainer["max_steps"] < 1 or not {"batch_size", "length", "vocabulary"} <= data.keys():
@@ -35,20 +34,22 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
         options = config["model"] | {"length": data["length"], "vocabulary": data["vocabulary"], "position": "NoPE"}
         tokens = trainer["max_steps"] * trainer["accumulate_grad_batches"] * data["batch_size"] * data["length"]
         bf16 = "bf16" in str(trainer["precision"]).replace("auto", choose_precision(trainer["accelerator"])[0])
-        work[bf16] += tokens * _training_flops(json.dumps(options))
-    return seconds + sum(work[bf16] / _speed(torch.bfloat16 if bf16 else torch.float32) for bf16 in work) / EFFICIENCY
+        speed = EFFICIENCY * _speed(torch.bfloat16 if bf16 else torch.float32)
+        seconds += tokens * _training_flops(json.dumps(options)) / speed
+    return seconds
 
 
 @cache
 def _training_flops(options: str) -> int:
-    """FLOPs per token of training a model with these options, which are JSON."""
+    """Return the FLOPs per token for training a model with these options in JSON, which `cache` can hash."""
     with torch.device("meta"):
         model = build_model(json.loads(options))
     return flops(model.network, model.network.shape.length).training
 
 
+@cache
 def _speed(dtype: torch.dtype) -> float:
-    """FLOPs per second of a matrix product, measured for a second."""
+    """Return the FLOPs per second of a matrix product, measured for one second."""
     x = torch.ones(1024, 1024, dtype=dtype, device="cuda" if torch.cuda.is_available() else "cpu")
     (x @ x)[0, 0].item()  # the first product takes longer
     count, start = 0, time.perf_counter()

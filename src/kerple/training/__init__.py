@@ -1,1 +1,1 @@
-"""Training: the LightningModule, optimisers, and callbacks that monitor and save a run."""
+"""Training with Lightning: the module, the Trainer, an optimiser, and callbacks that monitor and save a run."""

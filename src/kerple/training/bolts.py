@@ -1,8 +1,8 @@
 """The data monitors of lightning-bolts, an optional dependency, made importable with Lightning 2.
 
 lightning-bolts 0.7.0, its last release, requires pytorch-lightning < 2, imports a module that Lightning 2 has moved,
-and imports torchvision. The monitors need none of these. Empty modules therefore replace the packages that contain the
-monitors. They have the search paths of the packages and run no code.
+and imports torchvision. The monitors need none of these. Therefore, empty modules replace the packages that contain the
+monitors. The empty modules have the search paths of these packages, but run none of their code.
 """
 
 import sys
@@ -20,7 +20,8 @@ __all__ = ["ModuleDataMonitor", "TrainingDataMonitor"]
 if "pl_bolts" not in sys.modules:
     spec = find_spec("pl_bolts")  # finds the package without importing it
     if spec is None or spec.origin is None:
-        raise UserError("trainer.callbacks: needs lightning-bolts; `pip install --no-deps lightning-bolts==0.7.0`")
+        advice = "install it with `pip install --no-deps lightning-bolts==0.7.0`"
+        raise UserError(f"trainer.callbacks: the data monitors need lightning-bolts; {advice}")
     for package in ("pl_bolts", "pl_bolts.utils", "pl_bolts.callbacks"):
         module = ModuleType(package)
         module.__path__ = [str(Path(spec.origin).parent.joinpath(*package.split(".")[1:]))]

@@ -20,10 +20,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint.
 
         Raises:
-            OSError: It cannot be written. Earlier checkpoints are intact. The run ends, because `ModelCheckpoint` would
-                remove another checkpoint in exchange for the missing one.
+            OSError: If the checkpoint cannot be written. Earlier checkpoints are intact. The error must end the run,
+                because `ModelCheckpoint` would remove an earlier checkpoint in exchange for the missing one.
         """
-        if "://" in str(path):  # object stores write whole files
+        if "://" in str(path):  # an object store replaces files atomically
             super().save_checkpoint(checkpoint, path, storage_options)
         else:
             _write(checkpoint, Path(path))
@@ -35,16 +35,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return super().load_checkpoint(path, map_location, weights_only=True)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint, but only from a folder that this run has written to.
+        """Remove a checkpoint, but only from a folder to which this object has written a checkpoint.
 
-        A resumed run reads the paths of earlier checkpoints from a checkpoint. They could be paths of any files.
+        `ModelCheckpoint` reads the paths to remove from the checkpoint from which a run resumes. A forged checkpoint
+        could name any files or folders.
         """
         if _folder(path) in self._folders and not os.path.isdir(path):
             super().remove_checkpoint(path)
 
 
 def _folder(path: str | Path) -> str:
-    return os.path.realpath(os.path.dirname(path))  # of an object in an object store, a path that does not exist
+    # for an address in an object store, this is a local path that does not exist, but still identifies the folder
+    return os.path.realpath(os.path.dirname(path))
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:

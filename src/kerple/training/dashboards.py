@@ -1,4 +1,4 @@
-"""`Dashboards`: the layout of TensorBoard's pages."""
+"""`Dashboards`: charts of the training, hyperparameters and histograms of the strategy's parameters in TensorBoard."""
 
 import os
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 
 from kerple.positions import Position
 from kerple.training.lightning_types import tensorboard_writers
-from kerple.training.sharding import whole
-from kerple.training.throughput import position_parameters
+from kerple.training.sharding import full_tensor
+from kerple.training.throughput import count_position_parameters
 
 TRAINING_CHARTS = {
     "loss": ["Multiline", ["train/loss", "val/loss"]],
@@ -20,14 +20,14 @@ TRAINING_CHARTS = {
 
 
 class Dashboards(Callback):
-    """Sets the layout of TensorBoard's pages and writes their content, apart from the scalars of other callbacks.
+    """Writes three pages of TensorBoard. Without a TensorBoardLogger, the callback does nothing.
 
-    - *Custom scalars*: three charts of the training.
-    - *HParams*: the strategy, the seed, the options of the model, and the last value of each metric.
-    - *Histograms*: each parameter of the strategy as ``kernels/<name>``, after each validation.
+    - *Custom scalars*: three charts of scalars that the model and other callbacks log during training.
+    - *HParams*: the strategy, the seed, the options of the model that are numbers or strings, and the last value of
+      each metric, at the end of a fit or test.
+    - *Histograms*: each parameter of the strategy as ``kernels/<name>``, at the start and after each validation.
 
-    Measurements against length are figures among the images, because TensorBoard smooths scalars over steps. Without a
-    TensorBoardLogger, the callback does nothing.
+    Measurements against length are not scalars but figures, because TensorBoard smooths scalars over steps.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -47,7 +47,8 @@ class Dashboards(Callback):
 
     def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # copies, because TensorBoard makes numpy arrays of them, and FSDP cannot free the memory of numpy arrays
-        parameters = {name: whole(p.detach()).float().cpu().clone() for name, p in _parameters(pl_module)}
+        named = _strategy_parameters(pl_module)
+        parameters = {name: full_tensor(p.detach()).float().cpu().clone() for name, p in named}
         for writer in tensorboard_writers(trainer):
             for name, parameter in parameters.items():
                 if torch.isfinite(parameter).all():  # TensorBoard would raise an error before `NonFiniteGuard`
@@ -57,12 +58,9 @@ class Dashboards(Callback):
         strategy = next((type(m).__name__ for m in pl_module.modules() if isinstance(m, Position)), "none")
         # TensorBoard sorts columns by name; the numbers put these two first
         settings = {"1 strategy": strategy, "2 seed": int(os.environ.get("PL_GLOBAL_SEED", -1))}
-        settings |= {"position_parameters": position_parameters(pl_module), "max_steps": trainer.max_steps}
-        settings |= {
-            name: value
-            for name, value in pl_module.hparams.items()
-            if isinstance(value, bool | int | float | str) and not name.startswith("_")
-        }
+        settings |= {"position_parameters": count_position_parameters(pl_module), "max_steps": trainer.max_steps}
+        options = {name: value for name, value in pl_module.hparams.items() if not name.startswith("_")}
+        settings |= {name: value for name, value in options.items() if isinstance(value, bool | int | float | str)}
         logged = trainer.callback_metrics
         metrics = {k: float(logged[k]) for prefix in prefixes for k in logged if k.startswith(prefix)}
         for logger in trainer.loggers:
@@ -70,8 +68,8 @@ class Dashboards(Callback):
                 logger.log_hyperparams(settings, metrics, step=trainer.global_step)
 
 
-def _parameters(pl_module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, parameter) of all strategies. If there are several strategies, the name begins with their number."""
+def _strategy_parameters(pl_module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, parameter) for all strategies. With several strategies, a name begins with the strategy's number."""
     strategies = list(dict.fromkeys(m for m in pl_module.modules() if isinstance(m, Position)))
     for i, strategy in enumerate(strategies):
         for name, parameter in strategy.named_parameters():

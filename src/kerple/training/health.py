@@ -17,27 +17,28 @@ from kerple.training.sharding import local_parts
 class NonFiniteGuard(Callback):
     """Checks all losses and gradients on all ranks before each step of the optimiser.
 
-    A check by the host waits for the device. On a GPU, the host therefore checks only every few steps and before each
-    checkpoint. Until then, the fused optimiser skips a bad step and all later steps by its flag ``found_inf``. With
-    another optimiser, the host checks every step.
+    A check by the host (the Python process) waits for the device. On a GPU, the host therefore checks only every few
+    steps, and before each validation and checkpoint. Until then, the fused Adam or AdamW of torch skips a bad step and
+    all later steps, because this callback sets its flag ``found_inf``. With other optimisers, the host checks every
+    step.
 
-    With ``precision: 16-mixed`` only the loss is checked, because the loss scaler skips steps whose gradients overflow.
-    Weights are checked after a bad step, before each checkpoint, and at the end.
+    With ``precision: 16-mixed`` the host also checks every step, but only the loss. The loss scaler skips steps whose
+    gradients overflow. Weights are checked after a bad step, before each checkpoint, and at the end.
 
     Args:
-        every_n_steps: Number of steps between two checks by the host; null for 1 on a CPU, and for
-            ``trainer.log_every_n_steps`` on a GPU.
+        every_n_steps: Number of steps between two checks by the host with a fused optimiser. null means 1 on a CPU,
+            and ``trainer.log_every_n_steps`` on a GPU.
 
     Raises:
-        UserError: If a loss, a gradient or a weight is not finite. The weights are those before the bad step. The
-            message names the step and the last good checkpoint.
+        UserError: If a loss, a gradient or a weight is not finite. After a bad loss or gradient, the weights are those
+            before the bad step. The message names the step and the last good checkpoint.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
         super().__init__()
         self.every_n_steps = every_n_steps
         self._losses: list[Tensor] = []  # of the micro-batches since the last step
-        self._unchecked: list[tuple[int, Tensor]] = []  # step; () bool on the device: finite on all ranks
+        self._unchecked: list[tuple[int, Tensor]] = []  # step, and () bool on the device: whether it is finite
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.append(loss.detach())
@@ -48,9 +49,7 @@ class NonFiniteGuard(Callback):
         finite = torch.stack(self._losses).isfinite().all()
         self._losses = []
         scaled = trainer.precision == "16-mixed"
-        gradients = local_parts(
-            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-        )
+        gradients = local_parts(p.grad for p in pl_module.parameters() if p.grad is not None)
         if gradients and not scaled:  # the norm is the largest entry, because a sum of squares could overflow
             finite = finite & get_total_norm(gradients, math.inf).isfinite()
         if trainer.world_size > 1:  # without strategy.reduce, whose barrier waits for the device
@@ -60,8 +59,8 @@ class NonFiniteGuard(Callback):
         self._unchecked.append((trainer.global_step, finite))
         every = 1
         if not scaled and _can_skip_steps(optimizer):
-            good = torch.stack([one for _, one in self._unchecked]).all()
-            optimizer.found_inf = 1 - good.float()  # type: ignore[attr-defined]
+            all_finite = torch.stack([step_finite for _, step_finite in self._unchecked]).all()
+            optimizer.found_inf = 1 - all_finite.float()  # type: ignore[attr-defined]
             every = self.every_n_steps or (untyped(trainer).log_every_n_steps if finite.is_cuda else 1)
         if len(self._unchecked) >= every:
             self._check(trainer)
@@ -84,14 +83,11 @@ class NonFiniteGuard(Callback):
             return
         _check_weights(trainer)
         step = next(step for step, finite in unchecked if not finite)
-        raise UserError(
-            f"step {step}: the loss or a gradient is not finite. The weights are those before this step; "
-            f"{_last_good(trainer)}. Lower model.lr or trainer.gradient_clip_val"
-        )
+        raise _non_finite(trainer, step, "the loss or a gradient is not finite, and the step was not made")
 
 
 def _can_skip_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimiser can skip a step on the device. Subclasses are excluded, because their steps may differ."""
+    """Return whether the optimiser has a flag to skip steps. Subclasses may ignore the flag, so they are excluded."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return fused and type(optimizer) in (torch.optim.AdamW, torch.optim.Adam)
 
@@ -99,10 +95,12 @@ def _can_skip_steps(optimizer: torch.optim.Optimizer) -> bool:
 def _check_weights(trainer: Trainer) -> None:
     weights = local_parts(p.detach() for p in trainer.lightning_module.parameters())
     if not trainer.strategy.reduce_boolean_decision(bool(get_total_norm(weights, math.inf).isfinite()), all=True):
-        advice = "Lower model.lr or trainer.gradient_clip_val, and start again from it"
-        raise UserError(f"step {trainer.global_step}: weights are not finite; {_last_good(trainer)}. {advice}")
+        raise _non_finite(trainer, trainer.global_step, "weights are not finite")
 
 
-def _last_good(trainer: Trainer) -> str:
+def _non_finite(trainer: Trainer, step: int, reason: str) -> UserError:
+    advice = "lower model.lr or trainer.gradient_clip_val, and start a new run"
     paths = [c.path for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint) and c.path is not None]
-    return f"the last good checkpoint is {paths[0]}" if paths and paths[0].is_file() else "there is no checkpoint yet"
+    if paths and paths[0].is_file():
+        advice += f", from the last good weights with --weights {paths[0]}"
+    return UserError(f"step {step}: {reason}; {advice}")

@@ -1,4 +1,4 @@
-"""`Kernels`: records each head's bias and the strategy's parameters during a fit."""
+"""`Kernels`: a callback that records each head's bias and the strategy's parameters during a fit."""
 
 from typing import Any
 
@@ -14,21 +14,24 @@ from kerple.measure.result import Result
 from kerple.training.lightning_types import network_of, refuse_shards
 from kerple.training.measure_callback import publish, runner
 
-MAX_RECORDS = 400  # in a checkpoint
+MAX_RECORDS = 400  # they are part of each checkpoint
 
 
 class Kernels(Callback):
-    """Records the bias of each head, and its weight if the strategy has one, against distance.
+    """Records the bias of each head by distance, and the weight by which a strategy multiplies its scores, if any.
 
-    At the end of `test`, the callback runs `KernelCurves`. During `fit`, it records the parameters of the strategy and
-    the bias at a few distances. At the end of `fit`, it writes the records as ``kernels_trajectory.csv`` (step, layer,
-    head, name, value) and draws them. If there are more than `MAX_RECORDS` records, every second one is dropped and
-    ``every`` is doubled. A strategy whose bias is not a function of the distance is skipped with a message.
+    During `fit`, the callback records the bias and the weight at a few distances, and each parameter of the strategy
+    that has one number for each head. Without parameters, it records the buffers of this shape. At the end of `fit`, it
+    writes the records as ``kernels_trajectory.csv`` (step, layer, head, name, value), and draws those of the first
+    layer. At the end of `test`, it runs `KernelCurves`.
+
+    When there are more than `MAX_RECORDS` records, every second one is dropped and ``every`` is doubled. Strategies
+    whose bias and weight are not functions of the distance are not recorded.
 
     Args:
-        length: Number of distances, 0..length-1; None for 32 × the training length.
+        length: Number of distances of `KernelCurves`, 0..length-1; null for 32 × the training length.
         every: Initial number of steps between two records during `fit`.
-        distances: Distances at which the bias is recorded during `fit`.
+        distances: Distances at which bias and weight are recorded during `fit`.
 
     Raises:
         UserError: If a number is too small.
@@ -44,7 +47,7 @@ class Kernels(Callback):
                 raise UserError(f"Kernels: {name}: got {value}, expected {lowest} or more")
         self.length, self.every, self.distances = length, every, tuple(distances)
         self.steps: list[int] = []
-        self.records: list[Tensor] = []  # at each of these steps, (curves, H)
+        self.records: list[Tensor] = []  # for each of these steps, (curves, heads)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_shards(trainer, "Kernels", "leave it out of the fit")
@@ -59,7 +62,7 @@ class Kernels(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.steps:
             return
-        curves, values = list(self._curves(pl_module)), torch.stack(self.records)  # (steps, curves, H)
+        curves, values = list(self._curves(pl_module)), torch.stack(self.records)  # (steps, curves, heads)
         rows = [
             {"step": step, "layer": layer, "head": head, "name": name, "value": value}
             for step, of_step in zip(self.steps, values.tolist(), strict=True)
@@ -90,10 +93,9 @@ class Kernels(Callback):
             self.steps, self.records, self.every = self.steps[::2], self.records[::2], 2 * self.every
 
     def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
-        """The recorded values of each head, (H,), by layer and name.
+        """Return the current values to record, (heads,), by layer and name.
 
-        The layer is that of `kernel_tables`. A name is that of a parameter with one number for each head, or such as
-        ``bias at 10`` and ``weight at 10``.
+        `kernel_tables` describes the layer. The name is the name of a parameter, or ``bias at 10`` for distance 10.
         """
         curves: dict[tuple[str, str], Tensor] = {}
         for layer, position, tables in kernel_tables(network_of(pl_module), max(self.distances, default=0) + 1):
@@ -113,7 +115,7 @@ def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: 
     Args:
         steps: Steps of the records.
         curves: Layer and name of each curve.
-        values: The records, (steps, curves, H).
+        values: The records, (steps, curves, heads).
         strategy: Name of the strategy, for the title.
     """
     first = [i for i, (layer, _) in enumerate(curves) if layer == curves[0][0]]  # curves of the first layer

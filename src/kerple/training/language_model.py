@@ -1,4 +1,4 @@
-"""`LanguageModel`: the LightningModule with the loss, the optimiser and the schedule of a `kerple.model` network."""
+"""`LanguageModel`: the LightningModule that trains a `kerple.model.Transformer`, with its optimiser and schedule."""
 
 import math
 from collections.abc import Callable
@@ -20,39 +20,41 @@ from kerple.positions import Position, Shape
 from kerple.positions.coupled import PlaceEmbedding
 from kerple.training.muon import Muon
 from kerple.training.schedule import ScheduleName, lr_multiplier
-from kerple.training.sharding import ShardedBlocks, whole
+from kerple.training.sharding import ShardedBlocks, full_tensor
 
 
 class LanguageModel(LightningModule):
     """A decoder that predicts the next token, with any positional strategy (recipe: Chi et al. 2022, section 5).
 
-    A batch is ``{"tokens": (B, T + 1) int64}``, and may have ``"scored"``, (B, T) bool, for the targets that count. The
-    loss of a step is the mean over the scored targets of the global batch. Loss and gradient do not depend on the
-    division of the batch by devices and accumulation. Batches without "scored" must have the same size. Measurements
-    are made by callbacks, which use ``network``.
+    A batch is ``{"tokens": (B, T + 1) int64}``, B sequences of T inputs and their targets. It may also have
+    ``"scored"``, (B, T) bool, which selects the targets that count. The loss of a step is the mean over the scored
+    targets of the global batch. It and its gradient do not depend on how the batch is divided into devices and
+    micro-batches. Micro-batches without ``"scored"`` must have equal sizes. Measurements are callbacks, which use the
+    attribute ``network``.
 
     Args:
-        position: Positional strategy, by class name, with its own options below it.
+        position: Positional strategy, by class name. Its options are ``model.position.OPTION``.
         vocabulary: Number of token ids, taken from the data.
         length: Training length T in tokens, taken from the data.
         layers: Number of blocks.
-        dim: Width D of the residual stream.
-        heads: Number of attention heads H, a divisor of ``dim``.
+        dim: Width of the residual stream.
+        heads: Number of attention heads, a divisor of ``dim``.
         pad_vocabulary_to: The number of rows of the embedding is rounded up to a multiple of this; 128 suits tensor
             cores.
         optimizer: ``adamw``; ``muon`` for the matrices of the blocks and AdamW for the rest (`training.muon`); or any
-            optimiser by class name, such as ``torch.optim.SGD``, with its own options below it. Such an optimiser gets
-            two groups of parameters, matrices and vectors, with the ``lr`` and ``weight_decay`` below.
+            optimiser by class name, such as ``torch.optim.SGD``, with the options ``model.optimizer.OPTION``. Such an
+            optimiser gets two groups of parameters with ``lr`` and ``weight_decay``: matrices and vectors.
         lr: Peak learning rate.
         betas: Betas of AdamW.
         adam_eps: Epsilon of AdamW.
         weight_decay: Weight decay of matrices. Other parameters have none.
         schedule: ``cosine``, ``linear``, ``wsd`` or ``constant`` (`training.schedule`), or any schedule by class name,
-            such as ``torch.optim.lr_scheduler.StepLR``, which is stepped once a step, without our warm-up.
+            such as ``torch.optim.lr_scheduler.StepLR``. A schedule by class name has no warm-up and is updated after
+            each step.
         warmup: Fraction of ``trainer.max_steps`` in which the learning rate rises linearly.
-        final_lr: Fraction of the peak at which the learning rate ends.
-        decay: Fraction of ``trainer.max_steps`` in which ``wsd`` falls.
-        compile: Whether torch.compile compiles network and loss in a fit; a mapping has options for torch.compile.
+        final_lr: Last learning rate of ``cosine``, ``linear`` and ``wsd``, as a fraction of the peak.
+        decay: Fraction of ``trainer.max_steps`` at the end, in which the learning rate of ``wsd`` decreases.
+        compile: Whether torch.compile compiles network and loss in a fit, or a mapping of options for torch.compile.
         **options: Options of the network, see `kerple.model.architecture.Architecture`.
 
     Raises:
@@ -105,7 +107,8 @@ class LanguageModel(LightningModule):
         self.compile_options = compile
         # sums are fp64, and losses that are not finite are not left out
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
-        self._sums: list[Tensor] = []  # (2,) fp64 of each micro-batch since the last step: loss, targets
+        # for each micro-batch since the last step, (2,) fp64: the sum of the losses and the number of scored targets
+        self._sums: list[Tensor] = []
 
     def setup(self, stage: str) -> None:
         data = getattr(self.trainer, "datamodule", None)
@@ -115,7 +118,7 @@ class LanguageModel(LightningModule):
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
             reason = "which only tests weights of another strategy; fit the strategy that it wraps"
             raise UserError(f"model.position: got {self.network.name}, {reason}")
-        self.attach(data)
+        self.set_places(data)
         if self.compile_options and stage == "fit":  # not for a test, because each length would be compiled
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
 
@@ -127,11 +130,13 @@ class LanguageModel(LightningModule):
             kind, expected = type(strategy).__name__, "ShardedBlocks, as in configs/trainer/fsdp.yaml"
             raise UserError(f"trainer.strategy: got {kind}, expected {expected}")
 
-    def attach(self, data: object) -> None:
-        """Set the places of tokens in the network by the task of the data, if a strategy uses them.
+    def set_places(self, data: object) -> None:
+        """Give the network the places that the task of the data assigns to tokens, if a strategy embeds places.
+
+        A place is for example the significance of a digit, see `kerple.positions.coupled`.
 
         Raises:
-            UserError: If the data has no places, or strategies of two kinds use them.
+            UserError: If a strategy needs places and the data has none, or two kinds of strategies embed places.
         """
         placed = [module for module in self.network.modules() if isinstance(module, PlaceEmbedding)]
         if not placed:
@@ -156,7 +161,7 @@ class LanguageModel(LightningModule):
         return losses.mean() if scored is None else losses.sum() / self.network.shape.length
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Scale the gradient to that of the mean loss over the targets of the global batch, and log this mean."""
+        """Scale the gradient, so that it is the gradient of the mean loss over the global batch, and log this mean."""
         micro_batches, sums = len(self._sums), torch.stack(self._sums).sum(0)
         self._sums = []
         if self.trainer.world_size > 1:  # without strategy.reduce, whose barrier waits for the device
@@ -197,9 +202,9 @@ class LanguageModel(LightningModule):
             optimiser = self.build_optimiser(groups)
         else:
             kind: Any = Muon if self.muon else torch.optim.AdamW
-            # a fused optimiser unscales gradients of fp16 in its step, after clipping
+            # with 16-mixed, a fused optimiser would unscale the gradients only in its step, after they are clipped
             optimiser = kind(groups, fused=self.trainer.precision != "16-mixed", **self.adam_options)
-        # after each step, so that parameters are always within their ranges
+        # clamp the parameters of strategies to their ranges after each step
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
         return {
             "optimizer": optimiser,
@@ -217,7 +222,7 @@ class LanguageModel(LightningModule):
         return LambdaLR(optimiser, lambda step: lr_multiplier(step, schedule, warmup, end, self.final_lr, self.decay))
 
     def _muon_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of Muon: the linear layers of blocks, with queries, keys and values split."""
+        """Return the parameter groups for Muon: the linear layers of blocks, with queries, keys and values split."""
         first = self.network.blocks[0].attention
         qkv = [block.attention.qkv for block in self.network.blocks]
         linear = [m for m in self.network.blocks.modules() if isinstance(m, nn.Linear) and m not in qkv]
@@ -226,7 +231,7 @@ class LanguageModel(LightningModule):
             {"name": "linear", "params": [m.weight for m in linear if m.weight.requires_grad], "muon": []},
         ]
         if any(isinstance(p, DTensor) for group in groups for p in group["params"]):
-            raise UserError("model.optimizer: got muon with sharded parameters, expected adamw")
+            raise UserError("model.optimizer: got muon, which does not support sharded parameters; use adamw")
         return [group | {"weight_decay": self.weight_decay} for group in groups]
 
     def configure_gradient_clipping(
@@ -240,4 +245,5 @@ class LanguageModel(LightningModule):
             return
         if gradient_clip_algorithm not in (None, "norm"):
             raise UserError(f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm'")
-        self.log("train/gradient_norm", whole(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)))
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+        self.log("train/gradient_norm", full_tensor(norm))

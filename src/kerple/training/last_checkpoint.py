@@ -3,7 +3,7 @@
 import signal
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
@@ -26,14 +26,14 @@ class LastCheckpoint(Checkpoint):
 
     After SIGINT (Ctrl-C), SIGTERM or SIGHUP (end of the terminal), the run finishes the optimiser step, saves, and ends
     with status 130, 143 or 129. After SIGUSR1 it also requeues its SLURM job, and ends with status 138. A signal during
-    a validation takes effect after the validation and one step. Signals after the last step are ignored, because the
-    run saves and ends. A second Ctrl-C ends the process at once.
+    a validation takes effect after the validation and one step. Signals after the last step have no effect, because the
+    run saves and ends anyway. A second Ctrl-C ends the process at once.
 
     Args:
-        every_n_train_steps: Number of optimiser steps between two checkpoints; null for no such interval.
-        every_minutes: Minutes between two checkpoints by the clock of the first process; null for no such interval. A
-            crash loses at most this time. In fast runs, minutes keep the time for writing small: a checkpoint of 162M
-            parameters with the moments of the optimiser has 2 GB.
+        every_n_train_steps: Number of optimiser steps between two checkpoints; null for no interval in steps.
+        every_minutes: Minutes between two checkpoints by the clock of the first process; null for no interval in
+            minutes. A crash loses at most this time. An interval in minutes limits the time for writing also in fast
+            runs: a checkpoint of 162M parameters with the moments of the optimiser has 2 GB.
 
     Raises:
         UserError: If a number is not positive, or both are null.
@@ -46,7 +46,7 @@ class LastCheckpoint(Checkpoint):
             given = f"every_n_train_steps={every_n_train_steps} and every_minutes={every_minutes}"
             raise UserError(f"LastCheckpoint: got {given}, expected positive numbers or null, and not null for both")
         self.every_n_train_steps, self.every_minutes = every_n_train_steps, every_minutes
-        self._saved_at = 0.0  # seconds on the monotonic clock
+        self._saved_at = 0.0  # time of the last checkpoint, in seconds of `time.monotonic`
         self.path: Path | None = None
         self._saved_step = -1
         self._signals = Signals()
@@ -64,7 +64,8 @@ class LastCheckpoint(Checkpoint):
         self._signals.connect(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if not _between_steps(trainer):
+        is_last_step = 0 < trainer.max_steps <= trainer.global_step  # `on_train_end` saves after this step
+        if is_last_step or trainer.fit_loop._should_accumulate():
             return
         due = self._obey_signals(trainer)
         every = self.every_n_train_steps
@@ -86,13 +87,13 @@ class LastCheckpoint(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
-        # the loops count micro-batches, and the number of micro-batches per step has changed
+        # Lightning's loops count micro-batches, so the counts change with the number of micro-batches per step
         if before is not None and before != now:
             for counts in ("total", "current"):
                 progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"][counts]
-                lag = progress["processed"] - progress["completed"]
-                done = progress["processed"] // before * now
-                progress.update(ready=done, started=done, processed=done, completed=done - lag)
+                incomplete = progress["processed"] - progress["completed"]
+                count = progress["processed"] // before * now
+                progress.update(ready=count, started=count, processed=count, completed=count - incomplete)
 
     def save(self, trainer: Trainer) -> None:
         """Write the checkpoint. Call it on every rank, between optimiser steps."""
@@ -103,7 +104,7 @@ class LastCheckpoint(Checkpoint):
         self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
 
     def _obey_signals(self, trainer: Trainer) -> bool:
-        """Save and end the process if a signal has arrived; else return whether ``every_minutes`` have passed."""
+        """Save and end the process if a signal has arrived. If not, return whether ``every_minutes`` have passed."""
         late = self.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.every_minutes
         number, due = self._signals.synchronise(trainer, late and trainer.is_global_zero)
         if not number:
@@ -111,9 +112,6 @@ class LastCheckpoint(Checkpoint):
         rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: saving {self.path}")
         trainer._logger_connector.update_train_step_metrics()  # Lightning does this after this hook
         self.save(trainer)
-        self._leave(trainer, number)
-
-    def _leave(self, trainer: Trainer, number: int) -> NoReturn:
         if number == signal.SIGUSR1 and trainer.is_global_zero:
             requeue()
         # Lightning's launcher kills the first process if another process ends with a code other than 0
@@ -123,7 +121,7 @@ class LastCheckpoint(Checkpoint):
 
 
 def _validation_ahead(trainer: Trainer) -> bool:
-    """Whether a validation follows this batch, and a checkpoint that is written now precedes the validation."""
+    """Return whether a validation follows this batch, and has not begun yet."""
     loop = trainer.fit_loop.epoch_loop
     progress: Any = loop.batch_progress.total
     # completed and processed differ only in on_train_batch_end; best.ckpt is written after the validation
@@ -134,7 +132,10 @@ def _validation_ahead(trainer: Trainer) -> bool:
 
 
 def _expect_validation(loops: dict[str, Any]) -> None:
-    """Set the counters in a checkpoint as if a validation was interrupted in its first batch."""
+    """Set the counters in a checkpoint as if a validation was interrupted in its first batch.
+
+    A resumed run then begins with this validation.
+    """
     for counts in ("total", "current"):
         progress = loops["epoch_loop.batch_progress"][counts]
         progress["completed"] = progress["processed"]
@@ -142,9 +143,3 @@ def _expect_validation(loops: dict[str, Any]) -> None:
     loops["epoch_loop.val_loop.batch_progress"].update(
         total={**none, "ready": 1, "started": 1}, current=none, is_last_batch=False
     )
-
-
-def _between_steps(trainer: Trainer) -> bool:
-    """Whether there are no accumulated gradients and this is not the last step."""
-    last = 0 < trainer.max_steps <= trainer.global_step
-    return not last and not trainer.fit_loop._should_accumulate()

@@ -1,4 +1,4 @@
-"""Access to the network, the trainer, its writers and its folder in callbacks."""
+"""Functions by which callbacks access the network, attributes of the Trainer, TensorBoard's writers and the folder."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -13,29 +13,29 @@ from kerple.model import Transformer
 
 
 def network_of(pl_module: LightningModule) -> Transformer:
-    """The network of `kerple.training.language_model.LanguageModel`."""
+    """Return the network of a `kerple.training.language_model.LanguageModel`."""
     return cast(Transformer, pl_module.network)
 
 
 def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:
-    """Raise a UserError if parameters are sharded, because a callback cannot read whole parameters then."""
+    """Raise a UserError if parameters are sharded, for a callback that needs whole parameters."""
     if isinstance(trainer.strategy, ModelParallelStrategy):
         raise UserError(f"trainer.callbacks: got {callback}, which does not support sharded parameters; {advice}")
 
 
 def untyped(trainer: Trainer) -> Any:
-    """The trainer without its type, which lacks attributes such as ``callbacks`` and ``log_every_n_steps``."""
+    """Return the Trainer as Any, because its type lacks attributes such as ``callbacks`` and ``log_every_n_steps``."""
     return trainer
 
 
 def tensorboard_writers(trainer: Trainer) -> list[SummaryWriter]:
-    """The writers of all TensorBoard loggers; none on ranks other than the first."""
+    """Return the writers of all TensorBoard loggers; an empty list on ranks other than the first."""
     loggers = trainer.loggers if trainer.is_global_zero else []
     return [logger.experiment for logger in loggers if isinstance(logger, TensorBoardLogger)]
 
 
 def log_directory(trainer: Trainer) -> Path:
-    """The log directory of a run, made if it is missing. Call it on every rank, because it broadcasts the path."""
+    """Make the folder of a run and return its path. Call it on every rank, because it broadcasts the path."""
     directory = Path(trainer.log_dir or trainer.default_root_dir)
     if trainer.is_global_zero:
         directory.mkdir(parents=True, exist_ok=True)

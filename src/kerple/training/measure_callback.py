@@ -22,14 +22,15 @@ from kerple.training.progress_lines import with_progress
 class MeasureCallback(Callback):
     """Makes a measurement in `test` and after each validation, and logs its scalars as ``test/…`` and ``val/…``.
 
-    The method ``text(split)`` of the data module returns the text. TensorBoard shows figures as ``analyses/<name>``.
+    It measures on the text that the method ``text(split)`` of the data module returns. TensorBoard shows figures as
+    ``analyses/<name>``.
 
     Args:
         measure: The measurement.
 
     Raises:
-        UserError: In `setup`, if the network or the data does not suit the measurement, or if another measurement
-            writes the same files.
+        UserError: In `setup`, if the network or the data does not suit the measurement, another measurement writes the
+            same files, or ``trainer.limit_test_batches`` is set, which has no effect on measurements.
     """
 
     def __init__(self, measure: Measure) -> None:
@@ -39,10 +40,11 @@ class MeasureCallback(Callback):
         name, kind = self.measure.name, type(self.measure).__name__
         others = [c.measure.name for c in untyped(trainer).callbacks if isinstance(c, MeasureCallback)]
         if others.count(name) > 1:
-            raise UserError(f"trainer.callbacks: got more than one {kind} that writes {name}, expected one in a test")
+            raise UserError(f"trainer.callbacks: got more than one {kind} that writes {name}, expected only one")
         if stage == "test":
             if trainer.limit_test_batches != 1:  # the default is 1.0, no limit
-                raise UserError(f"trainer.limit_test_batches: has no effect on {kind}; use its own options")
+                given = f"got {trainer.limit_test_batches}, which has no effect on {kind}"
+                raise UserError(f"trainer.limit_test_batches: {given}; leave it out, and use the options of {kind}")
             self.measure.check(network_of(pl_module), self.text(trainer, "test"))
         elif self.measure.validates:
             if stage == "fit":
@@ -63,10 +65,10 @@ class MeasureCallback(Callback):
         publish(result, trainer)
 
     def text(self, trainer: Trainer, split: str) -> Any:
-        """The text of a split, or the examples of a task.
+        """Return the text of a split, or the examples of a task.
 
         Raises:
-            UserError: If the data module has none.
+            UserError: If the data module has no method ``text``.
         """
         data = untyped(trainer).datamodule
         if not hasattr(data, "text"):
@@ -75,7 +77,7 @@ class MeasureCallback(Callback):
 
 
 def runner(trainer: Trainer, pl_module: LightningModule) -> Runner:
-    """The device, the precision and the processes of a Trainer."""
+    """Return a `Runner` with the device, the precision and the processes of a Trainer."""
     context, progress = trainer.precision_plugin.forward_context, partial(with_progress, trainer)
     precision, rank, processes = str(trainer.precision), trainer.global_rank, trainer.world_size
     return Runner(pl_module.device, context, precision, rank, processes, progress)

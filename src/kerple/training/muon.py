@@ -1,4 +1,4 @@
-"""`Muon`: an optimiser that updates matrices by orthogonalised momentum, and other parameters like AdamW."""
+"""`Muon`: an optimiser that updates matrices by their orthogonalised momentum, and other parameters as AdamW does."""
 
 import inspect
 from collections import defaultdict
@@ -15,13 +15,14 @@ COEFFICIENTS, STEPS = (3.4445, -4.7750, 2.0315), 5  # of the quintic Newton-Schu
 class Muon(torch.optim.AdamW):
     """AdamW, with Muon for the parameter groups that have the key ``"muon"``.
 
-    The parameters of such a group are matrices. Its ``"muon"`` is a list of numbers of rows, by which the matrices are
-    split, for example into queries, keys and values. Each part is updated as a separate matrix. With an empty list, the
-    matrices are not split.
+    The parameters of such a group are matrices. The value of ``"muon"`` is a list with the number of rows of each part
+    of a matrix, for example of its queries, keys and values. Each part is updated as a separate matrix. With an empty
+    list, the matrices are not split.
 
-    Muon and AdamW share the learning rate and the weight decay. An update by Muon is scaled to the usual root mean
-    square of an update by AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2). `torch.optim.Muon` has the same rule,
-    but accepts only matrices and iterates in bf16, which many CPUs emulate. This class iterates in fp32.
+    Muon and AdamW have the same options for learning rate and weight decay. An update by Muon is scaled to the usual
+    root mean square of an update by AdamW, 0.2 (Liu et al. 2025, arXiv 2502.16982, section 2.2). `torch.optim.Muon`
+    updates by the same rule, but accepts only matrices and iterates in bf16, which many CPUs emulate. This class
+    iterates in fp32.
 
     Args:
         groups: Parameter groups. Those without ``"muon"`` are updated by AdamW.
@@ -50,22 +51,22 @@ class Muon(torch.optim.AdamW):
         return loss
 
     def _update_matrices(self, group: dict[str, Any]) -> None:
-        # stacked by shape, because the iteration is faster on many matrices at once
-        of_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        # parts and momenta are stacked by shape, because the iteration is faster on many matrices at once
+        parts_by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for p in group["params"]:
             if p.grad is not None:
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 rows = group["muon"] or [len(p)]
                 for part, momentum in zip(p.split(rows), self._momentum(p).split(rows), strict=True):
-                    of_shape[part.shape].append((part, momentum))
-        for shape, parts in of_shape.items():
+                    parts_by_shape[part.shape].append((part, momentum))
+        for shape, parts in parts_by_shape.items():
             directions = orthogonalise(torch.stack([momentum for _, momentum in parts]))  # (parts, rows, columns)
-            scale = 0.2 * max(shape) ** 0.5  # the entries' root mean square becomes 0.2
+            scale = 0.2 * max(shape) ** 0.5  # the root mean square of an orthogonal matrix is max(shape) ** -0.5
             for (part, _), direction in zip(parts, directions, strict=True):
                 part.add_(direction, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: Tensor) -> Tensor:
-        """Nesterov momentum: a weighted mean of the gradient and the running mean of all gradients."""
+        """Return Nesterov momentum: a weighted mean of the gradient and the running mean of all gradients."""
         state, gradient = self.state[p], p.grad
         assert gradient is not None
         if not state:
@@ -76,16 +77,16 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Approximate U·Vᵀ for each matrix U·S·Vᵀ by a Newton-Schulz iteration.
+    """Approximate U·Vᵀ for each matrix with the singular value decomposition U·S·Vᵀ, by a Newton-Schulz iteration.
 
-    Singular values become 0.7 to 1.2, unless they are much smaller than the largest. Source: Jordan et al. 2024,
-    https://kellerjordan.github.io/posts/muon.
+    The singular values of the result are 0.7 to 1.2, except for values that were much smaller than the largest.
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon.
 
     Args:
-        matrices: (n, rows, columns).
+        matrices: Matrices (n, rows, columns).
 
     Returns:
-        (n, rows, columns) fp32.
+        The orthogonalised matrices (n, rows, columns) fp32.
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]

@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class ProgressLines(Callback):
-    """Prints the step or block of a run and the remaining time every few seconds.
+    """Prints the current step of a fit, or block of a test, and the remaining time every few seconds.
 
-    The command line adds it in place of Lightning's bar if the output is not a terminal. In training a line has the
-    step, the loss, the tokens per second, and the remaining time at the average speed since the start. The same is
-    written as JSON to ``progress.json`` in the folder of the run.
+    The commands add this callback in place of Lightning's progress bar in a test, and in a fit whose output is not a
+    terminal. In a fit, a line has the step, the remaining time at the average speed since the start, the loss, and the
+    tokens per second. The same values are written as JSON to ``progress.json`` in the folder of the run.
 
     Args:
         every: Seconds between two lines.
@@ -41,8 +41,9 @@ class ProgressLines(Callback):
         self._tokens += rows * (columns - 1) * trainer.world_size
 
         def more(seconds: float) -> dict[str, Any]:
-            # with scored targets, the returned loss is scaled; float() waits for the device, but only every few seconds
+            # the logged loss is preferred, because the returned one is scaled if only some targets are scored
             loss = trainer.callback_metrics.get("train/loss") or (outputs or {}).get("loss")
+            # float() waits for the device, but `advance` calls this function only every few seconds
             return {"tokens_per_second": self._tokens / seconds} | ({} if loss is None else {"loss": float(loss)})
 
         if trainer.is_global_zero:

@@ -19,8 +19,8 @@ GIT = ["git", "-C", str(Path(__file__).parent)]
 class Provenance(Callback):
     """Writes ``provenance/<n>/`` into the folder of a run; n is 0 for the first start and grows with each resumption.
 
-    - ``run.json``: time, command line, working folder, git revision, whether files were changed or added since, the
-      names of added files, the checkpoint of the resumption, devices.
+    - ``run.json``: time, command line, working folder, git revision, whether files were changed or added since this
+      revision, names of added files, checkpoint from which the run resumes, number of devices, id of the SLURM job.
     - ``lock.txt``: all installed packages with their versions.
     - ``changes.patch``: the changes since the revision, if there are any, without the content of added files.
     """
@@ -35,7 +35,7 @@ class Provenance(Callback):
         folder.mkdir(parents=True)
         changes = git("diff", "HEAD")
         added = git("ls-files", "--others", "--exclude-standard", "--full-name", ":/").splitlines()
-        start = {
+        record = {
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": [sys.executable, *sys.argv],
             "folder": os.getcwd(),
@@ -46,21 +46,21 @@ class Provenance(Callback):
             "changed": bool(changes or added),
             "added": added,
         }
-        (folder / "run.json").write_text(json.dumps(start, indent=1) + "\n", encoding="utf-8")
-        (folder / "lock.txt").write_text("".join(f"{line}\n" for line in _lock()), encoding="utf-8")
+        (folder / "run.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (folder / "lock.txt").write_text("".join(f"{line}\n" for line in _installed_packages()), encoding="utf-8")
         if changes:
             (folder / "changes.patch").write_text(changes, encoding="utf-8")
 
 
 @cache  # the packages of a process do not change, and reading them takes a sixth of the time of a tiny run
-def _lock() -> list[str]:
+def _installed_packages() -> list[str]:
     return sorted({f"{d.metadata['Name']}=={d.version}" for d in distributions()}, key=str.lower)
 
 
 def git(*arguments: str) -> str:
-    """The output of a git command in the folder of this code; empty outside a repository."""
+    """Return the output of a git command in the folder of this code; an empty string outside a repository."""
     try:
-        ended = subprocess.run([*GIT, *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=30)
+        result = subprocess.run([*GIT, *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=30)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return ended.stdout if ended.returncode == 0 else ""
+    return result.stdout if result.returncode == 0 else ""

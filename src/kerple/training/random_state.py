@@ -12,17 +12,18 @@ State = dict[str, Any]
 
 
 class RandomState(Callback):
-    """Restores the random state of the end of a micro-batch at the start of the next one, and saves it.
+    """Stores the random state at the end of each micro-batch, and restores it at the start of the next one.
 
-    Draws of validations, loaders and sanity checks therefore have no effect on training. A resumed run draws the same
-    numbers as an uninterrupted one. Each rank has its own state, and a checkpoint contains the states of all ranks. If
-    there are more ranks than in the checkpoint, a new rank is seeded by the seed, its number and the step.
+    Random numbers that validations, loaders and sanity checks draw therefore have no effect on training. A resumed run
+    draws the same numbers as an uninterrupted one. Each rank has its own state, and a checkpoint contains the states of
+    all ranks. If a run is resumed with more ranks, an additional rank gets a state from the seed, its number and the
+    step.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._state: State | None = None
-        self._stored: list[State] | None = None
+        self._state: State | None = None  # at the end of the last micro-batch
+        self._stored: list[State] | None = None  # of each rank in the checkpoint from which the run resumes
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         rank = trainer.global_rank
@@ -31,10 +32,10 @@ class RandomState(Callback):
         else:
             if rank or self._stored is not None:
                 # all ranks were seeded equally, so that their weights are equal; from here on they must differ
-                words = np.random.SeedSequence([torch.initial_seed(), rank, trainer.global_step]).generate_state(3)
-                torch.manual_seed(int(words[0]))
-                random.seed(int(words[1]))
-                np.random.seed(int(words[2]))  # noqa: NPY002 (libraries draw from the global generator)
+                seeds = np.random.SeedSequence([torch.initial_seed(), rank, trainer.global_step]).generate_state(3)
+                torch.manual_seed(int(seeds[0]))
+                random.seed(int(seeds[1]))
+                np.random.seed(int(seeds[2]))  # noqa: NPY002 (libraries draw from the global generator)
             self._state = capture(pl_module.device)
         self._stored = None
 
@@ -58,7 +59,7 @@ class RandomState(Callback):
 
 
 def capture(device: torch.device) -> State:
-    """The states of the generators of torch (CPU and device), numpy and Python."""
+    """Return the states of the generators of torch (CPU and device), numpy and Python."""
     state: Any = np.random.get_state()  # noqa: NPY002
     name, keys, position, has_gauss, gauss = state
     return {

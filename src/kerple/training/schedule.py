@@ -7,19 +7,20 @@ ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
 
 def lr_multiplier(step: int, name: ScheduleName, warmup: int, end: int, final: float, decay: float) -> float:
-    """The learning rate at a step, as a fraction of its peak.
+    """Return the learning rate at a step, as a fraction of its peak.
 
-    It rises linearly from 1 / warmup to 1 in the first ``warmup`` steps. After that, ``cosine`` and ``linear`` fall to
-    ``final`` at ``end``. ``wsd`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395) stays at 1 and falls
-    linearly in the last fraction ``decay`` of all steps. ``constant`` stays at 1.
+    The rate rises linearly from 1 / warmup to 1 in the first ``warmup`` steps. After these steps, ``cosine`` and
+    ``linear`` decrease to ``final`` at ``end``. ``wsd`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395)
+    stays at 1, and decreases linearly to ``final`` in the last fraction ``decay`` of all steps. ``constant`` stays
+    at 1.
 
     Args:
         step: Number of optimiser steps before this one.
         name: Name of the schedule.
-        warmup: Number of steps, at least 2, in which the rate rises.
-        end: Step, larger than ``warmup``, at which the rate has fallen to ``final``.
+        warmup: Number of steps in which the rate rises, at least 2.
+        end: Step at which the rate has decreased to ``final``, larger than ``warmup``.
         final: Fraction of the peak at the end, in [0, 1].
-        decay: Fraction of the steps in which ``wsd`` falls, in (0, 1].
+        decay: Fraction of all steps in which ``wsd`` decreases, in (0, 1].
     """
     if step < warmup:
         return (1 + step) / warmup

@@ -21,17 +21,17 @@ class Signals:
 
     A second Ctrl-C (SIGINT) ends the process at once. Ignored signals, such as SIGHUP with nohup, stay ignored.
 
-    The handlers replace those of Lightning, which save in the middle of a step, and wait for other
-    ranks in the handler. After Ctrl-C, Lightning saves nothing.
+    These handlers replace the handlers of Lightning. Lightning's handlers save in the middle of a step, and wait for
+    other ranks inside the handler. After Ctrl-C, Lightning saves nothing.
     """
 
     def __init__(self) -> None:
         self.received = 0
         self._earlier_handlers: dict[signal.Signals, Any] = {}
-        self._group: Any = None  # the processes of the run, connected by gloo
+        self._group: Any = None  # process group with the backend gloo
 
     def install(self) -> None:
-        """Set the signal handlers, unless this object has set them already."""
+        """Set handlers for the signals that are not ignored. Do nothing outside the main thread or if they are set."""
         if self._earlier_handlers:
             return
         self.received = 0
@@ -49,14 +49,15 @@ class Signals:
         """Connect the processes by gloo, so that `synchronise` does not wait for a GPU. Call it on every rank."""
         if trainer.world_size > 1 and self._group is None:
             self._group = torch.distributed.new_group(backend="gloo")
-            # at each micro-batch Lightning broadcasts its own record of signals, which is empty here, and waits for the
-            # device
+            # at each micro-batch, Lightning would wait for the device to broadcast its own record of signals, which is
+            # always empty, because these handlers replace its own
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def synchronise(self, trainer: Trainer, request: bool = False) -> tuple[int, bool]:
-        """The signal that any process of the run has received, or 0; and whether ``request`` is true in any process.
+        """Return the signal that any process of the run has received, or 0, and whether any has a true ``request``.
 
-        Call it on every rank, after `connect`.
+        If processes have received different signals, the last in `PRECEDENCE` is returned. Call this method on every
+        rank, after `connect`.
         """
         if trainer.world_size == 1:
             return self.received, request

@@ -1,4 +1,4 @@
-"""`Throughput`: speed and memory of training."""
+"""`Throughput`: a callback that measures the speed and memory of training."""
 
 import json
 import os
@@ -26,18 +26,21 @@ from kerple.training.provenance import git
 class Throughput(Callback):
     """Logs ``train/tokens_per_second`` and ``train/peak_memory_mib``, and writes ``cost.json`` at the end of `fit`.
 
-    A rate counts the targets of all devices in ``trainer.log_every_n_steps`` optimiser steps. Its time includes waiting
-    for data and excludes validation. The first rate is left out, because the first step allocates and compiles.
-    ``cost.json`` has the median rate, the seconds of torch.compile in this process, the peak memory, the numbers of
-    parameters, and the environment. Memory is the largest size of all tensors on a CUDA device, or the largest resident
-    size of the process on a CPU. Checkpoints contain the rates and the memory.
+    A rate is the number of targets on all devices in ``trainer.log_every_n_steps`` optimiser steps, divided by their
+    time. The time includes waiting for data and excludes validation.
+
+    ``cost.json`` contains the median rate, the seconds of torch.compile in this process, the peak memory, the numbers
+    of parameters and steps, the backends of attention, and the environment. The median leaves out the first rate of
+    each process, because the first step allocates and compiles. Peak memory is the largest size of all tensors on a
+    CUDA device, or the largest resident size of the process on a CPU. Checkpoints contain the rates and the peak
+    memory, so that a resumed run includes them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.rates: list[float] = []
         self.peak = 0
-        self._intervals: int | None = None  # number of rates in this process; None before training
+        self._intervals: int | None = None  # number of measured intervals in this process; None before training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._intervals = 0
@@ -59,7 +62,7 @@ class Throughput(Callback):
         assert self._intervals is not None
         rows, columns = batch["tokens"].shape
         self._tokens += rows * (columns - 1) * trainer.world_size  # a row has one target fewer than tokens
-        if trainer.global_step - self._step < untyped(trainer).log_every_n_steps:  # a step may have several batches
+        if trainer.global_step - self._step < untyped(trainer).log_every_n_steps:
             return
         rate = self._tokens / (_now(pl_module) - self._since)
         if self._intervals:
@@ -76,15 +79,15 @@ class Throughput(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         path = log_directory(trainer) / "cost.json"
         if not trainer.is_global_zero or (path.exists() and self._intervals is None):
-            return  # with a cost.json, a finished run was resumed, and this process has not trained
-        from torch._dynamo.utils import calculate_time_spent  # a slow import, which the optimiser has already made
+            return  # a finished run was resumed, so this process has not trained and the existing cost.json is kept
+        from torch._dynamo.utils import calculate_time_spent  # slow, unless torch.optim has imported it already
 
         cost = {
             "tokens_per_second": median(self.rates) if self.rates else None,
             "compilation_seconds": calculate_time_spent()["total_wall_time"],
             "peak_memory_bytes": self.peak,
             "parameters": sum(p.numel() for p in pl_module.parameters()),
-            "position_parameters": position_parameters(pl_module),
+            "position_parameters": count_position_parameters(pl_module),
             "steps": trainer.global_step,
             "attention": [asdict(backend) for backend in backends_used],
             "environment": environment(trainer, pl_module.device),
@@ -104,14 +107,14 @@ class Throughput(Callback):
         self._tokens, self._step, self._since = 0, trainer.global_step, _now(pl_module)
 
 
-def position_parameters(module: torch.nn.Module) -> int:
-    """Number of parameters of all positional strategies in a model. A strategy that layers share counts once."""
+def count_position_parameters(module: torch.nn.Module) -> int:
+    """Count the parameters of all positional strategies in a model. A strategy that layers share counts once."""
     strategies = [m for m in module.modules() if isinstance(m, Position)]
     return sum(p.numel() for p in {p for strategy in strategies for p in strategy.parameters()})
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes: of the tensors on a CUDA device, or of the process on other devices."""
+    """Return the peak memory in bytes: of all tensors on a CUDA device, or of this process for other devices."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -119,7 +122,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def environment(trainer: Trainer, device: torch.device) -> dict[str, str]:
-    """Versions, commit, machine, devices and precision, as reports show them. Unknown values are left out."""
+    """Return versions, commit, machine, devices and precision, as reports show them. Unknown values are left out."""
     facts = {
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "pytorch-lightning", "torchmetrics")},

@@ -15,17 +15,17 @@ from kerple.training.measure_callback import MeasureCallback
 
 
 class AutoTrainer(Trainer):
-    """Lightning's Trainer with the precision ``auto`` and measurements among the callbacks.
+    """Lightning's Trainer, which also accepts the precision ``auto``, and measurements as callbacks.
 
-    ``accelerator: auto`` never selects an Apple GPU, because losses are summed in fp64, which it does not have.
+    ``accelerator: auto`` never selects an Apple GPU, because it has no fp64, in which losses are summed.
 
     Args:
         precision: A precision of Lightning, or ``auto`` for `kerple.base.precision.choose_precision`.
-        callbacks: Callbacks and measurements. A measurement is made by a `MeasureCallback`.
+        callbacks: Callbacks and measurements. Each measurement is wrapped in a `MeasureCallback`.
 
     Raises:
-        UserError: If the accelerator is an Apple GPU, or a number that Lightning accepts is out of range. For example,
-            a negative ``gradient_clip_val`` would reverse the gradient.
+        UserError: If the accelerator is an Apple GPU, ``overfit_batches`` is set, or a number that Lightning accepts is
+            out of range. For example, a negative ``gradient_clip_val`` would reverse the gradient.
     """
 
     def __init__(
@@ -47,15 +47,16 @@ class AutoTrainer(Trainer):
         for name in ("limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
             if kwargs.get(name) == 0:
                 raise UserError(f"trainer.{name}: got {kwargs[name]}, expected a positive number")
-        if kwargs.get("overfit_batches"):  # Lightning would replace the sampler
-            raise UserError("trainer.overfit_batches: got a number, expected 0; set data.samples to fit few samples")
-        listed = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
-        wrapped = [MeasureCallback(c) if isinstance(c, Measure) else c for c in listed]
+        if batches := kwargs.get("overfit_batches"):  # Lightning would replace the sampler
+            advice = "to fit few samples, set data.samples"
+            raise UserError(f"trainer.overfit_batches: got {batches}, expected 0; {advice}")
+        callbacks = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
+        wrapped = [MeasureCallback(c) if isinstance(c, Measure) else c for c in callbacks]
         super().__init__(*args, precision=cast("_PRECISION_INPUT | None", resolved), callbacks=wrapped, **kwargs)
 
     @property
     def log_dir(self) -> str:
-        """The folder of the run, to which results are written. It does not depend on loggers."""
+        """The folder of the run, to which results are written; in Lightning, it depends on the logger."""
         return self.strategy.broadcast(self.default_root_dir)
 
 
@@ -63,13 +64,12 @@ def resolve_auto(trainer: Namespace, resumed: str | None = None) -> None:
     """Replace the precision ``auto`` in the Trainer's options, and print the precision and the reason.
 
     Args:
-        trainer: The options.
-        resumed: Precision of the fit that is resumed, which is kept; None for a new fit.
+        trainer: The Trainer's options, which are changed in place.
+        resumed: Precision of the fit that is resumed, which replaces ``auto``; None for a new fit.
     """
     if trainer.precision == "auto":
-        trainer.precision, reason = (
-            (resumed, "the run was begun with it") if resumed else choose_precision(trainer.accelerator)
-        )
+        choice = (resumed, "the run was started with it") if resumed else choose_precision(trainer.accelerator)
+        trainer.precision, reason = choice
         print_once(f"precision {trainer.precision}, because {reason}")
     if emulated(trainer.precision, trainer.accelerator):
         print_once(f"warning: precision {trainer.precision}: {EMULATED}; {SAFE} is faster here")
@@ -77,5 +77,5 @@ def resolve_auto(trainer: Namespace, resumed: str | None = None) -> None:
 
 @rank_zero_only
 def print_once(line: str) -> None:
-    """Print a line on the first process."""
+    """Print a line in the first process only."""
     print(line, flush=True)

@@ -1,4 +1,4 @@
-"""`fit --weights PATH`: training from the weights of another model, whose strategy may be replaced."""
+"""`fit --weights PATH`: training that starts from the weights of another model, whose strategy may be replaced."""
 
 from functools import lru_cache
 from typing import Any
@@ -9,8 +9,8 @@ from pytorch_lightning import LightningDataModule
 
 from kerple.base.errors import UserError
 from kerple.base.trust import load
-from kerple.cli.arguments import peek
-from kerple.cli.classes import classes
+from kerple.cli.arguments import split_options
+from kerple.cli.classes import allowed_classes
 from kerple.data import TokenShards
 from kerple.model import Transformer
 from kerple.model.stored import copy_weights
@@ -18,18 +18,20 @@ from kerple.model.stored import copy_weights
 DATA_OPTIONS = ("length", "vocabulary")  # options of the model that the data determines
 
 
-@lru_cache(maxsize=1)  # a fit needs first the options, then the weights
+@lru_cache(maxsize=1)  # a fit calls this function twice: for the options of the model, and later for the weights
 def _read(path: str, trust: str) -> Any:
     from kerple.hf.pretrained import read_stored_model  # imports transformers, which takes seconds
 
     try:
-        return read_stored_model(path, classes(trust))
+        return read_stored_model(path, allowed_classes(trust))
     except UserError as error:
         raise UserError(f"weights: {str(error).removeprefix('model: ')}") from error
 
 
-def architecture_first(arguments: list[str], path: str, trust: str | None = None) -> list[str]:
-    """Insert the architecture of a model after the configuration files, which it replaces, and before the flags.
+def insert_architecture(arguments: list[str], path: str, trust: str | None = None) -> list[str]:
+    """Insert the architecture of a model between the configuration files and the other arguments.
+
+    The architecture takes precedence over the files, and the other arguments take precedence over the architecture.
 
     Args:
         arguments: Arguments of ``fit``, without the command.
@@ -43,22 +45,29 @@ def architecture_first(arguments: list[str], path: str, trust: str | None = None
         UserError: If the model cannot be read.
     """
     stored = {key: value for key, value in _read(path, trust or "").model.items() if key not in DATA_OPTIONS}
-    model = {"qk_norm": False} | stored  # replaces a value in a file, because published models have no such norms
-    files, flags = peek(arguments, "config")
+    # a file such as configs/demo.yaml may set qk_norm, but a model whose options do not mention it has no such norms
+    model = {"qk_norm": False} | stored
+    files, flags = split_options(arguments, "config")
     return [*(f"--config={file}" for file in files.config), "--config", yaml.safe_dump({"model": model}), *flags]
 
 
-def start_from(network: Transformer, data: LightningDataModule, path: str, trust: str | None = None) -> None:
+def load_initial_weights(network: Transformer, data: LightningDataModule, path: str, trust: str | None = None) -> None:
     """Copy the weights of a model into a network, and print the copied, new and unused weights.
 
+    Args:
+        network: The network to train.
+        data: Data of the training. Its tokenizer must be that of the model.
+        path: Path or name of the model, see `kerple.hf.pretrained.read_stored_model`.
+        trust: Packages whose classes a checkpoint may use, separated by commas.
+
     Raises:
-        UserError: If a weight that is not of the strategy does not fit, or the tokenizer of the data differs.
+        UserError: If a weight that does not belong to the strategy does not fit, or the tokenizer of the data differs.
     """
     from kerple.hf.source import check_tokenizer, find_model
 
     if isinstance(data, TokenShards):
         data.prepare_data()
-        if is_zipfile(path):  # a checkpoint has checksums of its data, which loading compares
+        if is_zipfile(path):  # a checkpoint has a checksum of the tokenizer, which `load_state_dict` compares
             states = load(path)
             data.load_state_dict(states.get(type(data).__qualname__) or states.get("TokenShards") or {})
         else:
