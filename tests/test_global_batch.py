@@ -1,6 +1,7 @@
 """Steps and validations do not depend on the division of the batch by accumulation, devices and shards."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_a_last_step_with_fewer_micro_batches_has_the_gradient_of_their_mean() -
 def test_the_gradient_is_that_of_the_mean_loss_of_the_global_batch(
     tmp_path: Path, batch_size: int, accumulate: int, processes: int, sharded: bool
 ) -> None:
-    loss, gradient = by_hand(map(data(1).sample, range(8)))
+    loss, gradient = by_hand(map(partial(data(1).sampler.training_problem, 3), range(8)))
     logged = step(tmp_path, batch_size, accumulate, processes, sharded)
     assert float(logged["train/loss"]) == pytest.approx(loss, rel=1e-5)
     torch.testing.assert_close(logged["gradient"], gradient, rtol=1e-4, atol=1e-7)

@@ -205,4 +205,4 @@ def test_fit_starts_from_weights_with_another_strategy(workdir, capsys):
         torch.testing.assert_close(logits, theirs.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
     from_ours = fit(workdir, "again", "--weights", same, "--model.position", "NoPE", *slow)
     assert type(load_trained(from_ours)[0].network.positions[0]).__name__ == "NoPE"
-    assert "expected the tokenizer of the checkpoint" in complaint(capsys, *refused, "--weights", same)
+    assert "expected shards with the tokenizer of the checkpoint" in complaint(capsys, *refused, "--weights", same)

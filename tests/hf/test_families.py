@@ -40,7 +40,7 @@ def test_logits_equal_those_of_transformers_also_with_a_cache_and_after_export(f
     assert not account.new
     # our network has two norms per layer for the one of Cohere 2
     norms = sum(w.numel() for name, w in stored.weights.items() if "mlp_norm" in name) if family == "cohere2" else 0
-    assert sum(account.carried.values()) == sum(p.numel() for p in theirs.parameters()) + norms
+    assert sum(account.copied.values()) == sum(p.numel() for p in theirs.parameters()) + norms
     expected = theirs(tokens).logits
     torch.testing.assert_close(ours(tokens), expected, atol=1e-4, rtol=1e-4)
     losses = F.cross_entropy(expected[:, :-1].mT, tokens[:, 1:], reduction="none")
