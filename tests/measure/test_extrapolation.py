@@ -206,7 +206,7 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp
         ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),
         ({"lengths": [8, 256]}, "of 256 targets, but the test split has only 0"),
         ({"sampling": "paper"}, "segments: got 320, expected at most 6"),
-        ({"blocks": 7}, "blocks: expected at least 7 of 32 targets, but the test split has only 6"),
+        ({"blocks": 7}, "blocks: expected at least 7 blocks of 32 targets, but the test split has only 6"),
     ],
 )
 def test_options_out_of_range_are_an_error(tmp_path: Path, options: dict[str, Any], message: str) -> None:

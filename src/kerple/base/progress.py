@@ -40,7 +40,8 @@ class Progress:
         Args:
             done: Number of completed steps or blocks.
             more: Function that receives the seconds since `begin` and returns further entries of the file, such as the
-                loss. It is called only when ``file_every`` seconds have passed, or at the end.
+                loss. It is called only if the file is due: at the first call, at the end, and in between when
+                ``file_every`` seconds have passed since the last time.
         """
         now, last = time.monotonic(), done >= self._total
         if not (last or now - self._written >= self.file_every):

@@ -152,7 +152,9 @@ class Classes:
         except (ImportError, AttributeError) as error:
             raise UserError(f"{option}: names {name!s:.100}, which cannot be imported ({error})") from error
         if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # not one that the package imports
-            raise UserError(f"{option}: names {name!s:.100}, expected a class that {package} defines")
+            raise UserError(
+                f"{option}: names {name!s:.100}, expected a class that is defined in {package}, not imported there"
+            )
         return kind
 
     def options(self, owner: type, node: Any, option: str) -> dict[str, Any]:

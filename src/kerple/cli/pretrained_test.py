@@ -34,7 +34,7 @@ class ModelOptions:
             scaling in the model's configuration.
         factor: Target length of the scaling, as a multiple of the training length.
         position: Strategy that replaces the model's own; it must add no parameters. The model is then converted to
-            `kerple.model.Transformer` and tested in fp32.
+            `kerple.model.Transformer`, with weights in fp32.
         dtype: Dtype of the weights in memory. Logits and losses are at least fp32.
         trust_remote_code: Whether code in the model's folder may run.
         bos: Whether to put a BOS token before every segment. Has no effect if the tokenizer adds none to a text. The
@@ -104,7 +104,7 @@ def configuration(arguments: list[str]) -> str:
 
 
 def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], directory: Path) -> None:
-    """Prepare the text, load the model, measure, and write the results into the folder."""
+    """Load the model, prepare the text, measure, and write the results into the folder."""
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
     from kerple.data.text import ShardText
@@ -117,7 +117,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
     precision = "32-true" if trainer.precision == 32 else trainer.precision
     runner = Runner.detect(device, precision)
-    if runner.rank == 0:  # only rank 0 writes; on other ranks, ``directory`` may be another version of the folder
+    if runner.rank == 0:  # other ranks may have numbered ``directory`` differently (test_v1), and must not write
         runner = replace(runner, progress=Progress(directory / FILE).count)
         # a report reads the configuration in the parent folder
         for path in (directory / "config.yaml", directory.parent / "config.yaml"):

@@ -53,7 +53,8 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
 def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
     """Yield (name, figure) of the gain from far context against the loss, at the longest length, with a point per run.
 
-    Each part of the comparison has a figure, if it has the protocols ``full`` and ``far_own``.
+    The name of a protocol may begin with a part of the comparison, such as a corpus. Each part with results of the
+    protocols ``full``, ``far_none`` and ``far_own`` has a figure.
 
     Args:
         results: Results of the runs, see `kerple.compare.runs.Runs`.
@@ -200,5 +201,5 @@ def plain_log_ticks(ax: Axes) -> None:
     """Set ticks of a logarithmic vertical axis at round numbers, without exponents."""
     low, high = ax.get_ylim()
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 1.2, 1.5, 2, 3, 4, 5, 7)))
-    ax.yaxis.set_major_formatter("{x:.3g}")
+    ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_locator(NullLocator())

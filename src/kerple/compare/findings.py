@@ -13,8 +13,8 @@ from kerple.compare.tables import context_gains, format_mean
 def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
     """Yield the texts at the top of a page: the best strategy at the longest length, and the context gain there.
 
-    Only the first metric is described, and of each part of the comparison, such as a task or a corpus, the first
-    protocol and the context gain.
+    Only the first metric is described. For each part of the comparison, such as a task or a corpus, the texts describe
+    the first protocol and the context gain.
 
     Args:
         summary: Result of `kerple.compare.statistics.summarise`.
@@ -64,7 +64,9 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
     yield f"{sentence}."
     others = rows[rows["fewest_seeds"] > 0]
     if others["p_holm"].isna().all():
-        yield "One seed allows no test: the ranking may not be reproducible."
+        one_seed = rows["seeds"].max() == 1
+        reason = "there is only one seed" if one_seed else f"{baseline} has no result at this length"
+        yield f"There is no test, because {reason}: the ranking may not be reproducible."
         return
     significant, better = others["significant"].astype(bool), (others["difference"] < 0) == lower
     yield (

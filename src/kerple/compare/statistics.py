@@ -41,7 +41,9 @@ def lower_is_better(metric: str) -> bool:
     """
     if metric not in METRIC_NAMES:
         expected = f"one of {', '.join(METRIC_NAMES)}"
-        raise UserError(f"metric: got {metric!r}, expected {expected}; add a new metric to {__name__}")
+        raise UserError(
+            f"metric: got {metric!r}, expected {expected}; your own metric must be added to METRIC_NAMES in {__name__}"
+        )
     return metric in LOWER_IS_BETTER
 
 

@@ -112,7 +112,7 @@ def read_manifest(directory: Path) -> Manifest:
         _check_counts(manifest.vocabulary, manifest.end_of_text, *manifest.left_out.values())
         if version != FORMAT or not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
             given = f"format {version}, end of text {manifest.end_of_text} of {manifest.vocabulary} tokens"
-            raise ValueError(f"{given}, expected format {FORMAT}")
+            raise ValueError(f"{given}, expected format {FORMAT} and an end of text below the number of tokens")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); run `python run.py prepare` first") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

@@ -163,7 +163,8 @@ class Text:
         available = max(len(self.stream) - 1, 0) // length
         needed = 1 if fewer else limit or 1
         if available < needed:
-            given = f"expected at least {needed} of {length} targets, but {self.name} has only {available}"
+            blocks = "block" if needed == 1 else "blocks"
+            given = f"expected at least {needed} {blocks} of {length} targets, but {self.name} has only {available}"
             raise UserError(f"blocks: {given}; use fewer blocks, a shorter length, or a longer text")
         return TextBlocks(self.stream, torch.arange(available)[:limit] * length, length)
 

@@ -12,7 +12,7 @@ END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"  # value of data.tokenizer for a tokenizer that the preparation trains
 MODEL_PREFIX = "hf:"  # prefix of pretrained models in data.tokenizer
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # the token of a single byte in SentencePiece vocabularies
-LONGEST_RUN = 256  # largest number of bytes of a pre-token in training; pre-tokens of source code are shorter
+LONGEST_RUN = 256  # largest number of bytes of a pre-token in training; those of ordinary text are shorter
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:

@@ -140,8 +140,9 @@ class Search:
     def choose(self, blocks: int) -> list[Method]:
         """Return the methods that meet the bound at L and are not significantly worse than the best at longer lengths.
 
-        They are sorted by their loss at N, the best first. Each length is read with `FEWEST` blocks first, and then
-        with more: ``blocks`` at N, and up to twice as many at shorter lengths. A method is dropped
+        The unchanged model is not among them. They are sorted by their loss at N, the best first. Each length is read
+        with `FEWEST` blocks first, and then with more: ``blocks`` at N, and up to twice as many at shorter lengths. A
+        method is dropped
 
         - at L, after `FEWEST` blocks, if the 95% interval of the rise of its loss is above the bound;
         - at L, after all blocks, if the mean rise is above the bound;
@@ -175,7 +176,10 @@ class Search:
         return remaining
 
     def network(self, method: Method) -> Any:
-        """Read the model as a network that uses a method, except for ``visibility``. Only the last one is kept."""
+        """Return the model with the scaling and the strategy of a method; `losses` passes the method's ``visibility``.
+
+        Only the network of the last call stays in memory.
+        """
         if method.label not in self._networks:
             self._networks.clear()  # frees memory before the next network is read
             position = None if method.position is None else build_strategy(method.position)

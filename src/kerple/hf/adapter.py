@@ -114,7 +114,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
             raise UserError(f"distances: {given}, expected 'true'; set model.position to use this project's network")
         end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
-            expected = f"at most {self.max_length}, the number of learned positions"
+            expected = f"at most {self.max_length}, for which the model has learned positions"
             raise UserError(f"lengths: got {end} positions, expected {expected}; remove longer lengths")
         inputs = self._after_bos(tokens)
         rows = torch.arange(inputs.shape[1], device=tokens.device)[None]

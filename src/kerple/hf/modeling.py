@@ -192,7 +192,7 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
     if attention_mask is None or bool(attention_mask.all()):
         return
     if cached or bool((attention_mask.diff(dim=-1) > 0).any()):
-        reason = "got padding on the left or of prompts, which this model cannot mask"
+        reason = "got padding on the left, or prompts with padding, which this model cannot mask"
         raise UserError(f"attention_mask: {reason}; use prompts of equal length, and pad other texts on the right")
 
 

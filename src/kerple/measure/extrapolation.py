@@ -113,8 +113,8 @@ class Extrapolation(Measure):
             expected = f"a multiple of {self.lengths[-1]}, the longest of lengths"
             raise UserError(f"Extrapolation: block_length: got {self.block_length}, expected {expected}")
         if self.sampling == "paper" and (self.documents or self.blocks is not None or "sliding" in self.protocols):
-            reason = "because documents, blocks or the protocol sliding was given"
-            raise UserError(f"Extrapolation: sampling: got paper, expected blocks, {reason}")
+            reason = "the options documents and blocks and the protocol sliding are not possible with it"
+            raise UserError(f"Extrapolation: sampling: got paper, expected blocks; {reason}")
         self._check_protocols()
 
     @property

@@ -63,7 +63,7 @@ def counterparts(groups: Sequence[Any]) -> list[int]:
         members.setdefault(group, []).append(i)
     if len(members) < 2:
         advice = "use a longer text or a shorter length"
-        raise UserError(f"data: got text of one document or group that is long enough, expected two or more; {advice}")
+        raise UserError(f"data: got only one document or group that is long enough, expected two or more; {advice}")
     first, *others = members.values()
     counterpart: dict[int, int] = {}
     for blocks, next_blocks in pairwise([first, *others, first]):

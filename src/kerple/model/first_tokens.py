@@ -28,7 +28,8 @@ class FirstTokens:
     """First tokens as keys of queries whose window does not contain them.
 
     Args:
-        queries: Positions of the queries, with the distances to the first tokens that `Visibility` defines.
+        queries: Positions of the queries. Their differences from ``keys`` are the distances that `Visibility.distances`
+            selects, which need not be the true ones.
         keys: Positions of the first tokens that are not yet in the cache.
         hidden: Which first tokens a query does not see here, because they are in its window or later, (Tq, F) bool.
         bias: `Position.bias` for each query and first token, (H, Tq, F) fp32; None if the strategy has none.
@@ -56,7 +57,7 @@ class FirstTokens:
         queries, keys = positions[cached:], positions[:first]
         hidden = queries.rows[:, None] - keys.rows < window  # (Tq, F)
         if distances != "true":
-            # distances of "cache": positions count only the keys in the cache
+            # "cache": a position is an index among the visible keys, which are at most first + window
             query_ids, key_ids = queries.rows.clamp(max=first + window - 1), keys.rows
             if distances == "capped":  # every first token has the distance ``window``
                 query_ids, key_ids = torch.full_like(query_ids, window), torch.zeros_like(key_ids)
@@ -102,7 +103,10 @@ def is_separable(position: Position, visibility: Visibility) -> bool:
 
 
 def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
-    """Create the cache of a layer. It keeps the tokens that later queries may see."""
+    """Create the cache of a layer. It keeps the tokens that later queries may see.
+
+    If first tokens are visible and not separable (`is_separable`), it keeps all tokens.
+    """
     visibility = visibility.narrow(position.window)
     if is_separable(position, visibility):
         return LayerCache(visibility.window, first=LayerCache())

@@ -29,7 +29,7 @@ class KerpleKernel(Position):
         shape: Sizes of the model.
         floor: Lower bound of the parameters.
         parameters: Initial value, upper end of random initial values, and upper bound of each parameter by name. Random
-            values are drawn in this order.
+            values are drawn in the order of these arguments.
 
     Raises:
         UserError: If ``floor`` is not positive.

@@ -21,13 +21,13 @@ class SelfExtend(Wrapper):
     """Distance ``m - n`` for the last w keys, and ``⌊m/g⌋ - ⌊n/g⌋ + w - ⌊w/g⌋`` for earlier keys (Jin et al. 2024,
     arXiv 2401.01325, section 3).
 
-    w is the neighbor window, a number of keys, and g the group size. Distances in an input of up to w + (L - w) · g
-    tokens stay below L. SelfExtend is only for tests of models that were trained with the wrapped strategy; `fit`
-    refuses it.
+    w is the neighbor window, a number of keys, and g the group size. If g divides w, distances in an input of up to
+    w + (L - w) · g tokens stay below L. SelfExtend is only for tests of models that were trained with the wrapped
+    strategy; `fit` refuses it.
 
     Parameters: `0`, and those of the wrapped strategy.
-    Cost: three times that of the wrapped strategy, and keys in a cache are twice as wide. Two calls of fused attention
-    compute together as many scores as one call.
+    Cost: three times that of the wrapped strategy, and keys in a cache are twice as wide. Fused attention is called
+    once for near and once for far keys. Both calls together compute as many scores as one call for all keys.
 
     Args:
         shape: Sizes of the model.

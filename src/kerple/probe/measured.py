@@ -16,7 +16,9 @@ from kerple.probe.rotation import rotation_differences
 
 SHORT = 32  # number of tokens of the short text
 DECODED = 4  # number of tokens that are decoded one by one
-LONGEST = 1040  # longest text that is read to exceed a window; for a larger window, 4 tokens follow a cache of zeros
+# A window is tested with a text that is longer by 3 tokens, if that text has at most this many tokens. For a larger
+# window, 4 tokens are read after a cache filled with zeros.
+LONGEST = 1040
 SAME = 1e-3  # largest relative difference of numbers that are considered equal
 
 
@@ -81,8 +83,8 @@ def measure_layers(model: Any, config: Any) -> list[Verdict]:
 def _passes(model: Any, config: Any, expected: list[Layer], relative: bool) -> list[Pass]:
     """Read several texts that repeat a single token: a short one, and one with decoding.
 
-    With ``relative``, also read a text longer than each window, and the positions 0, 1, 2, 4, … up to the largest of
-    the configuration. Learned positions, and strategies of this project, need not accept such positions.
+    With ``relative``, also read a longer text for each different window, and the positions 0, 1, 2, 4, … up to the
+    largest of the configuration. Learned positions, and strategies of this project, need not accept such positions.
     """
     length, longest = original_length(config), getattr(config, "max_position_embeddings", None) or 0
     norms = model.get_input_embeddings().weight[:1000].float().norm(dim=-1)
@@ -199,7 +201,10 @@ def _describe(radians: Tensor) -> str:
 
 
 def _window_differences(calls: list[Call], p: Pass, layer: Layer) -> list[str]:
-    """Return a message about the first query that sees other keys than configured, as a list of 0 or 1 messages."""
+    """Return a list of at most one message: the first query that sees other keys than configured, or a wrong argument.
+
+    The argument is the window that the model passes to the attention function.
+    """
     begin = int(p.rows[0])
     for call in calls if p.ids is p.rows else ():
         rows = torch.arange(begin, begin := begin + call.q.shape[1])

@@ -53,9 +53,9 @@ class Report:
 
     @property
     def outcome(self) -> str:
-        """Statement of the number of failed checks."""
+        """Statement of the number of faults."""
         checks = len(self.layers) + len(self.invariances)
-        return f"{len(self.faults) or 'no'} checks failed" if checks else "no check was run"
+        return f"{len(self.faults) or 'no'} faults found" if checks else "no check was run"
 
     @property
     def groups(self) -> Iterator[tuple[str, Verdict]]:
@@ -103,8 +103,8 @@ def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, in
 
     Args:
         model: A `transformers.PreTrainedModel` in evaluation mode and fp32.
-        config: The configuration with which its layers are compared, that of a text model. Loading may have changed the
-            model's own; give it as read from the model's files.
+        config: Configuration of the text model, with which the layers are compared. Read it from the model's files,
+            because loading may have changed ``model.config``.
         name: Name of the model in the report; empty for the name of its class.
         layers: Whether to compare each layer with the configuration.
         invariances: Whether to test the invariances of the logits.

@@ -77,8 +77,9 @@ def _factors(x: Tensor, first: slice, second: slice) -> tuple[Tensor, Tensor, fl
         second: Second channels of the pairs, the imaginary parts.
 
     Returns:
-        The factors relative to position 0, (T, r/2) complex; their rounding errors, (r/2,); and the residual, which is
-        the largest norm of a pair that the factors do not explain, relative to its norm at position 0.
+        The factors relative to position 0, (T, r/2) complex; their rounding errors, (r/2,); and the residual. The
+        residual of a pair is the part of its norm that the factors do not explain, relative to its norm at position 0
+        and less its rounding error. The result is the largest one over pairs and positions.
     """
     z = torch.complex(x[..., first], x[..., second])  # (H, T, r/2)
     norm = z[:, 0].abs().square().sum(0).clamp(min=1e-30).sqrt()  # (r/2,)

@@ -19,7 +19,7 @@ class Passkey(Task):
     are omitted, because the model is trained on the task.
     """
 
-    axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the key")
+    axes: ClassVar[tuple[str, ...]] = ("length", "position of the key in tenths of the filler")
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         key = digits_text(rng.integers(10, size=5))
@@ -43,7 +43,7 @@ class NeedleInFiller(Task):
         UserError: ``keys`` is out of range.
     """
 
-    axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the needle")
+    axes: ClassVar[tuple[str, ...]] = ("length", "position of the needle in tenths of the filler")
 
     def __init__(self, keys: int = 1, digits: int = 4) -> None:
         check_option(self, "keys", keys, 1, MOST_KEYS)

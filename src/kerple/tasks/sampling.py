@@ -88,8 +88,8 @@ class Sampler:
 
         Args:
             seed: Seed of the problems, and of their order if they are repeated.
-            examples: Number of different problems, which each epoch has once, in an order of its own; None for a new
-                problem in each sample.
+            examples: Number of training problems. Each occurs once in every ``examples`` samples, in a new order each
+                time. None for a new problem in each sample.
             samples: Indices of the samples, counted over all epochs.
         """
         if examples is not None:

@@ -95,8 +95,8 @@ class TaskData(LightningDataModule):
     def train_dataloader(self) -> TrainingLoader:
         """Return the training batches of this rank.
 
-        If `trainer.max_steps` is set, the whole run is one epoch. If not, an epoch has each of ``examples`` problems
-        once, except those of an incomplete last batch.
+        If `trainer.max_steps` is set, the loader has one epoch, the whole run. If not, an epoch has as many full
+        batches as ``examples`` problems fill, and the remaining problems are the first of the next epoch.
 
         Raises:
             UserError: Neither `trainer.max_steps` nor ``examples`` is set, or there are fewer examples than in a batch
@@ -149,7 +149,8 @@ class TaskData(LightningDataModule):
         """Return a function that maps token ids (B, T) int64 to the places of the tokens, (B, T) int64.
 
         Args:
-            scheme: ``coupled`` for the places of the task, or ``abacus`` for the place of each digit in its number.
+            scheme: ``coupled`` for the numbers that `Task.places` assigns to tokens, or ``abacus`` for the place of
+                each digit in its number.
 
         Raises:
             UserError: The task has no such places, or a place depends on later tokens.

@@ -72,7 +72,9 @@ class MeasureCallback(Callback):
         """
         data = untyped(trainer).datamodule
         if not hasattr(data, "text"):
-            raise UserError(f"trainer.callbacks: got data {type(data).__name__}, expected TokenShards or TaskData")
+            kind = type(self.measure).__name__
+            needed = f"{kind} needs data with a method text, which {type(data).__name__} lacks"
+            raise UserError(f"trainer.callbacks: {needed}; leave {kind} out, or use TokenShards or TaskData")
         return data.text(split)
 
 

@@ -49,8 +49,8 @@ class Signals:
         """Connect the processes by gloo, so that `synchronise` does not wait for a GPU. Call it on every rank."""
         if trainer.world_size > 1 and self._group is None:
             self._group = torch.distributed.new_group(backend="gloo")
-            # at each micro-batch, Lightning would wait for the device to broadcast its own record of signals, which is
-            # always empty, because these handlers replace its own
+            # without this line, Lightning broadcasts its record of signals at each micro-batch, which waits for the
+            # GPU; the record is always empty, because Lightning's handlers are replaced
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def synchronise(self, trainer: Trainer, request: bool = False) -> tuple[int, bool]:

@@ -62,14 +62,14 @@ def list_files(corpus: str) -> list[str]:
     """Return the sorted paths or URLs of the files of a corpus.
 
     They are the files in a folder and its subfolders, the files that match a pattern, or a single file. Files and
-    folders whose names begin with a dot are left out. Links to folders inside a folder are not followed.
+    folders whose names begin with a dot are left out. In a folder, symbolic links to other folders are not followed.
 
     Args:
         corpus: Path or URL of a file or folder, or a glob pattern.
 
     Raises:
-        UserError: A folder cannot be read, a link leads out of the folder (with a pattern: out of its part before the
-            first mark), or a file is not a regular file.
+        UserError: A folder cannot be read, a link leads out of the folder (for a pattern: out of the last folder named
+            before the first ``*``, ``?`` or ``[``), or a file is not a regular file.
     """
     if not is_remote(corpus):
         root = corpus.removeprefix("file://")
