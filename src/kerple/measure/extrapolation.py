@@ -40,8 +40,8 @@ class Extrapolation(Measure):
     length has the same targets. The protocol ``last`` and the option ``skip`` score only some of them.
 
     The result has the sums of the losses, a figure, a table for the terminal, and the scalars
-    ``ppl/<protocol>/<length>`` and ``bits_per_byte/<protocol>/<length>``. Bits per byte need a text with a tokenizer.
-    Lengths that the network cannot read are reported as skipped.
+    ``ppl/<protocol>/<length>`` and ``bits_per_byte/<protocol>/<length>``. ``per_position`` has no scalars. Bits per
+    byte need a text with a tokenizer. Lengths that the network cannot read are reported as skipped.
 
     If ``full`` and ``windowed`` are among the protocols, ``context_gain.csv`` has the difference of their losses by
     position, in segments of the longest length. It is omitted if this length does not exceed the window, if the network
@@ -51,7 +51,8 @@ class Extrapolation(Measure):
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest.
-        protocols: Some of full, windowed, keep_first, sliding, last, per_position.
+        protocols: Some of full, windowed, keep_first, sliding, last, per_position. ``per_position`` is full with a
+            separate sum of losses for each position in the segment.
         block_length: Number of targets in a block, a multiple of the longest length; None for the longest length.
         blocks: Number of blocks, from the beginning of the text; None for all.
         window: Number of keys that a query sees in windowed and keep_first; None for the training length.
@@ -71,12 +72,13 @@ class Extrapolation(Measure):
         overlap: With ``documents``, the largest fraction of a document's runs of 32 tokens that may also occur in the
             training text. Documents with a larger fraction are left out, and reports give their number. The fractions
             are known only for the test split of shards.
-        blocks_per_group: With ``documents``, the number of first blocks of each group of documents, such as a package;
-            None for all.
-        blocks_per_document: With ``documents``, the largest number of first blocks of a document; None for all.
+        blocks_per_group: With ``documents``, the number of blocks that are taken from the beginning of each group of
+            documents, such as a package; None for all.
+        blocks_per_document: With ``documents``, the largest number of blocks that are taken from the beginning of each
+            document; None for all.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
-        distances: Distances of the first tokens in keep_first: ``true``, ``capped`` at the window (LM-Infinite), or
-            those in a ``cache`` of the kept tokens (StreamingLLM).
+        distances: Distances of the first tokens in keep_first from a query: ``true``, ``capped`` at the window
+            (LM-Infinite), or ``cache`` for distances that count only visible keys (StreamingLLM).
 
     Raises:
         UserError: If an option is out of range or two contradict each other.
@@ -211,7 +213,7 @@ class Extrapolation(Measure):
 
     @property
     def _block_lengths(self) -> Sequence[int]:
-        """Number of targets in a block. With ``sampling: paper``, the text is read once for each length."""
+        """Numbers of targets in a block: one number or, with ``sampling: paper``, each of ``lengths``."""
         return self.lengths if self.sampling == "paper" else [self.targets]
 
     def _blocks(self, text: Text, length: int) -> TextBlocks:

@@ -63,7 +63,7 @@ def counterparts(groups: Sequence[Any]) -> list[int]:
         members.setdefault(group, []).append(i)
     if len(members) < 2:
         advice = "use a longer text or a shorter length"
-        raise UserError(f"data: got only one document or group that is long enough, expected two or more; {advice}")
+        raise UserError(f"data: got only one document that is long enough, expected two or more; {advice}")
     first, *others = members.values()
     counterpart: dict[int, int] = {}
     for blocks, next_blocks in pairwise([first, *others, first]):
@@ -109,12 +109,14 @@ class FarContext(Measure):
     another document.
 
     Effects are differences of losses in nats per target: *gain* = none - own, *content* = foreign - own, and
-    *disturbance* = foreign - none. Distant text is used if both gain and content are above 0. Content above 0 is not
-    sufficient, because foreign text may harm a model that own distant text does not help.
+    *disturbance* = foreign - none. Distant text is used if the 95% intervals of both gain and content are above 0.
+    Content above 0 is not sufficient, because foreign text may harm a model that own distant text does not help.
 
-    The foreign text comes from a block of the next group of documents, such as a package. If the text has no groups, it
-    comes from the next document. The result has ``far_context.csv`` (length, document, numbers of blocks and targets,
-    mean losses and effects), a figure with 95% intervals over documents, and a sentence for each length.
+    The foreign text comes from a block of the next group of documents, such as a package. With fewer than two groups,
+    it comes from the next document.
+
+    The result has ``far_context.csv`` (length, document, numbers of blocks and targets, mean losses and effects), a
+    figure with 95% intervals over documents, and a sentence for each length.
 
     Args:
         lengths: Evaluation lengths in tokens, above the training length. The longest is the length of a block. Lengths
@@ -123,8 +125,8 @@ class FarContext(Measure):
         blocks: Number of blocks, from the beginning of the text; None for all. Each block lies inside one document.
         overlap: Largest fraction of a document's runs of 32 tokens that may also occur in the training text. Documents
             with a larger fraction are left out.
-        blocks_per_group: Number of first blocks of each group of documents; None for all.
-        blocks_per_document: Largest number of first blocks of a document; None for all.
+        blocks_per_group: Number of blocks that are taken from the beginning of each group of documents; None for all.
+        blocks_per_document: Largest number of blocks that are taken from the beginning of each document; None for all.
 
     Raises:
         UserError: If a number is out of range.

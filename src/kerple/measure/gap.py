@@ -29,7 +29,8 @@ class GapCurve(Measure):
     inputs after the gap.
 
     The inputs are short at every gap. The measurement therefore tests the positional encoding at large distances, but
-    not whether a model finds something in a long text. In layers with a window, positions have no gap.
+    not whether a model finds something in a long text. Layers with a window use positions without the gap, see
+    `kerple.model.network.Offset`.
 
     The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. The intervals of the fractions
     are 95% intervals over documents by the jackknife.
@@ -60,7 +61,7 @@ class GapCurve(Measure):
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
-        self.fitting_gaps(network)  # raises an error if the training length is not known
+        self.fitting_gaps(network)  # raises an error if the default gaps need a training length that is not known
         self._blocks(text)
 
     def skip_reason(self, network: Network) -> str | None:

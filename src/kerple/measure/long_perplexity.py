@@ -172,7 +172,7 @@ class LongPerplexity(Measure):
         return Result(self.name, sums=rows, about=about | self.criterion, report="\n".join(lines))
 
     def _keys(self, text: Text) -> list[list[int]]:
-        """Return the indices of the key tokens among the targets of each block, and store them if they are not yet."""
+        """Return the indices of the key tokens among the targets of each block. The first call stores them."""
         from kerple.hf.source import find_model, source_digest  # needs optional packages
 
         source = find_model(self.evaluator)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kerple.measure.results import Row
 
-BINS = 64  # smallest number of bins of positions in a context gain, if the segments have as many positions
+BINS = 64  # a context gain has at least 64 bins of positions; in shorter segments, each position is a bin
 
 
 class TokenLoss:
@@ -55,7 +55,7 @@ class TokenLoss:
 
     def bits_per_byte(self) -> Tensor:
         """Return the bits of loss per byte of text, () fp64, which can be compared between tokenizers."""
-        return self.nll.sum() / self.text_bytes.sum() / math.log(2)  # in this order the result is fp64
+        return self.nll.sum() / self.text_bytes.sum() / math.log(2)  # text_bytes.sum() * math.log(2) would be fp32
 
     def rows(self, protocol: str, length: int, by_position: bool = False) -> list[Row]:
         """Return a row of the results for each group: a position if ``by_position``, else a block."""

@@ -109,7 +109,8 @@ def recall(answer: str, values: Sequence[str]) -> float:
 class Needle(Measure):
     """Measures how many of the numbers that are hidden in a text the model repeats, at each depth and length.
 
-    The model generates an answer greedily. Its recall is the fraction of the hidden numbers that the answer contains.
+    The model generates an answer greedily. Its recall is the fraction of the requested numbers that the answer
+    contains. Only ``niah_multivalue`` requests more than one number.
     The haystack is noise (five sentences, repeated) for ``niah_single_1``, and the text itself for the other problems.
 
     The result has ``<kind>.csv`` (length, depth, problems, recall), a heat map ``<kind>.png``, and the metric

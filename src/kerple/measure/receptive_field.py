@@ -78,8 +78,9 @@ class ReceptiveField(BlockMeasure):
 
     - *Gradient*: the influence of each input on the loss of the last target, see `gradient_by_distance`. It is added up
       over distance.
-    - *Window*: the smallest window whose perplexity exceeds that of full attention by at most 1%. The windows are the
-      powers of 2 below the length of the block.
+    - *Window*: the smallest window such that it and all larger windows are sufficient. A window is sufficient if its
+      perplexity exceeds that of full attention by at most 1%. The windows are the powers of 2 below the length of the
+      block, and this length.
 
     The two distances may differ. With a window of w keys, n layers together still reach n · (w - 1) tokens back.
 

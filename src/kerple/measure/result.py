@@ -54,7 +54,7 @@ class Result:
                 writer.add_figure(f"analyses/{name}", figure, step, close=False)
 
     def write(self, folder: Path) -> None:
-        """Write tables, figures and sums into a folder, whose results may have sums of other measurements."""
+        """Write tables, figures and sums into a folder. Sums of other measurements in its results are kept."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.about:
             results.add_to_results(folder, self.name, self.sums, self.about)

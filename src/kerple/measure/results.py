@@ -106,7 +106,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         run = about.get("run", {})
         mappings = (about["evaluations"], *about["evaluations"].values(), run.get("config", {}), run.get("cost", {}))
         if about["version"] != VERSION or not all(isinstance(mapping, dict) for mapping in mappings):
-            raise ValueError(f"version {about['version']}, expected {VERSION} and mappings")
+            raise ValueError(f"version {about['version']}, expected version {VERSION} with mappings as sections")
         path = folder / TABLE
         table = pd.read_csv(path, dtype={"metric": str, "protocol": str})
         numbers = table[["length", "count", "sum"]].apply(pd.to_numeric)

@@ -14,10 +14,11 @@ from kerple.positions import Position
 def attention_probabilities(
     attention: SelfAttention, x: Tensor, position: Position, context: PositionContext
 ) -> Tensor:
-    """Return the probabilities (B, H, queries, keys) of all T tokens as queries and keys.
+    """Return the attention probabilities (B, H, T, T) of T queries and T keys.
 
-    They are computed in fp32 (fp64 in an fp64 network), as the output of explicit attention to one-hot values. They are
-    0 for keys that a query does not see. With a sink, the probabilities of a query sum to less than 1.
+    They are the output of `attend_reference` if the values are the identity matrix. They are computed in fp32 (fp64 in
+    an fp64 network). They are 0 for keys that a query does not see. With a sink, the probabilities of a query sum to
+    less than 1.
 
     Args:
         attention: The layer.

@@ -31,9 +31,9 @@ class LayerCache:
     first: "LayerCache | None" = None
 
     def append(self, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append keys, values and state of t new tokens.
+        """Append keys, values and state of t new tokens to those of T tokens in the cache, and return all T + t.
 
-        Return those of the T tokens that were in the cache and of the new tokens. The cache then keeps only its window.
+        Afterwards the cache keeps only those of the last ``window`` tokens.
         """
         if self.keys is not None and self.values is not None:
             k, v = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)

@@ -110,7 +110,7 @@ def memory(
                 features = network.features(tokens).flatten(0, 1)
             with stored_for_backward(excluded) as logits:
                 sizes = ChunkSizes.of_device(torch.device("cuda"))
-                target_losses(network.head, features, tokens.flatten(), sizes=sizes)
+                target_losses(network.head, features, tokens.flatten(), sizes=sizes, cap=network.logit_cap)
     parts: dict[str, int] = {"weights": weights, "gradients": weights, "optimiser": int(moments * weights)}
     parts |= {"activations": sum(activations.values()), "logits": sum(logits.values())}
     return parts | {"total": sum(parts.values())}

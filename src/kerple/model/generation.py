@@ -102,7 +102,7 @@ def generate(
         The next token of each row, (B,) int64.
 
     Raises:
-        UserError: If a prompt is empty, or the strategy cannot represent a position.
+        UserError: If a prompt is empty, a number is out of range, or the strategy cannot represent a position.
     """
     if prompt.shape[1] < 1:
         raise UserError("prompt: got no tokens, expected at least one to continue")

@@ -104,8 +104,8 @@ class CopiedWeights:
     Args:
         copied: Entries that were copied.
         new: Entries of the network that keep their initial values.
-        not_copied: Entries of the stored model that were not copied, because the network has no tensor of this name or
-            another strategy.
+        not_copied: Entries of the stored model that were not copied, because the network has no tensor of this name, or
+            because its strategy is of another class.
     """
 
     copied: dict[str, int]

@@ -126,7 +126,8 @@ def reach_of_a_window(subject: Subject, length: int) -> None:
 
     same(before[:, last:], after[:, last:], f"logits out of reach of a changed token, window {window}")
     assert (before[:, first:last] - after[:, first:last]).abs().max() > 1e-4, "a changed token changes nothing"
-    # without the first tokens, the others have other rows; not every strategy then gives equal logits at every length
+    # without the first tokens, the others have other indices in the input; at larger lengths, these change the logits
+    # of some strategies even if they are shift-invariant
     if length == SHORT and network.positions[0].shift_invariant and network.prefix_consistent:
         rest = network(ids[:, first:], Visibility(window), offset=first)
         same(rest[:, reach:], before[:, last:], "logits without the tokens that no window reaches", atol=1e-4)
@@ -234,7 +235,7 @@ def torch_compile(subject: Subject, backend: str = "eager") -> None:
 def number_of_parameters(subject: Subject) -> None:
     """The docstring states the number of parameters.
 
-    The formula in the line ``Parameters: `…` `` may count the parameters of a strategy inside the strategy, or not.
+    The formula in the line ``Parameters: `…` `` may include the parameters of an inner strategy, or leave them out.
     """
     position = subject.position()
     docstring = type(position).__doc__ or ""  # not the docstring of a base class
