@@ -37,7 +37,7 @@ class TokenShards(ShardOptions, LightningDataModule):
     checkpoint, and a checkpoint must not determine where files are written."""
 
     def prepare_data(self) -> None:
-        """Prepare the shards unless they exist; an interrupted preparation is continued."""
+        """Prepare missing shards, or continue an interrupted preparation. With `reads_only`, only check the shards."""
         if self.corpus is not None:
             _ = check_prepared(self) if self.reads_only else prepare(self)
 
@@ -106,7 +106,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
             batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
         elif (batches := available // batch_samples) < 1:
-            given = f"got {self.batch_size}, {batch_samples} samples on all devices, expected at most {available}"
+            given = f"got {self.batch_size} on each of {world_size} devices, expected at most {available} in all"
             raise UserError(f"data.batch_size: {given}; decrease it or data.length, or use a larger corpus")
         read = partial(read_samples, stream, order, batches * batch_samples)
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

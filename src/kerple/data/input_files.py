@@ -61,10 +61,10 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
 
 
 def decompress(file: IO[bytes], name: str) -> IO[bytes]:
-    """Return the decompressed content of a file as a file, according to its name; other files are returned unchanged.
+    """Return a file object that reads the decompressed content of a .zst, .gz or .tgz file.
 
-    Names end in .zst (any number of frames), .gz or .tgz. Reading a truncated or damaged file raises EOFError or an
-    error of the decompressing library.
+    A .zst file may have several frames. A file whose name has another extension is returned unchanged. Reading a
+    truncated or damaged file raises EOFError or an error of the decompressing library.
     """
     if without_query(name).endswith(".zst"):
         return cast("IO[bytes]", io.BufferedReader(_ZstdFrames(file), 1 << 20))

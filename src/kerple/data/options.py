@@ -99,7 +99,7 @@ class ShardOptions:
 
 
 def _default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
-    """Return data/<corpus>-<tokenizer>, with the last part of each path, without extensions and marks of patterns."""
+    """Return data/<corpus>-<tokenizer>. Of a path, only the last part without extensions is used; * and ? become -."""
 
     def name(path: str) -> str:
         parts = [re.sub(r"[^\w+]+", "-", part.partition(".")[0]) for part in re.split("[/:]", without_query(path))]

@@ -53,9 +53,10 @@ class Permutation:
 class Order:
     """The position of sample k in a token stream.
 
-    A sample is `length` + 1 consecutive tokens. In each epoch, samples lie one after the other in the stream, from an
-    offset on that is below `length` and depends on the epoch. Two neighbours share one token: the last target of the
-    first and the first input of the second. A permutation for each epoch determines the order in which they are read.
+    A sample is `length` + 1 consecutive tokens. In each epoch, samples lie one after the other in the stream. The first
+    one begins at an offset below `length`, which depends on the epoch. Two neighbours share one token: the last target
+    of the first and the first input of the second. A permutation for each epoch determines the order in which samples
+    are read.
 
     Args:
         tokens: Number of tokens in the stream.
@@ -71,7 +72,7 @@ class Order:
 
     def __init__(self, tokens: int, length: int, *key: int) -> None:
         self.length, self.key = length, key
-        # so many that the last sample fits even with the largest offset, length - 1
+        # the last sample fits even with the largest offset, length - 1
         self.samples = (tokens - length) // length
         if self.samples < 1:
             given = f"got {length}, which needs {2 * length} training tokens, but there are {tokens}"
@@ -102,7 +103,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=4096)  # each batch makes the permutation of its epoch again, from the same hashes
 def hash_integers(*values: int) -> int:
-    """Return a hash, 0 .. 2⁶⁴ - 1, of integers of any sign, modulo 2⁶⁴; it is the same on every machine."""
+    """Return a hash of integers, 0 .. 2⁶⁴ - 1, the same on every machine. Integers are first reduced modulo 2⁶⁴."""
     state = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
     for value in values:
         state = mix(state + np.uint64(0x9E3779B97F4A7C15) + mix(np.array([value % 2**64], dtype=np.uint64)))

@@ -180,7 +180,8 @@ class Text:
 
         Args:
             length: Number of targets in a block. Documents of at most ``length`` tokens are left out.
-            limit: Number of blocks, the first in the order of the text; None for all.
+            limit: Number of blocks, the first in the order of the text; None for all. With ``per_group`` there may be
+                fewer.
             overlap: Documents with a larger overlap with the training text (see `table`) are left out.
             per_group: Number of blocks of each group of documents, the first ones of the group; None for all. A text
                 without a `table` is one group.

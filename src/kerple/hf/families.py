@@ -18,8 +18,8 @@ class Family:
             name stands for a module that the family lacks.
         position: Class name of the positional strategy.
         options: Options of our `Transformer` that have the same value in the whole family.
-        expected: Entries that must have this value if the configuration has them, because our `Transformer` supports no
-            other.
+        expected: Values that entries of the configuration must have, if they exist. Our `Transformer` supports no other
+            values.
         partial_rotary: Whether RoPE rotates only the fraction ``partial_rotary_factor`` of the channels.
         local_rotary: Whether only layers with a window have RoPE.
         layout: Pairs of channels that RoPE rotates, see `kerple.positions.RoPE`.

@@ -13,7 +13,8 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
-        tokens: Length of the input; 0 for the weights only. An error about it names the option ``to`` of `extend`.
+        tokens: Length of the input; 0 for the weights only. If it is not 0, the error names the option ``to`` of
+            `extend`.
         device: Type of the device whose memory is compared, ``cpu`` or ``cuda``.
         trust_remote_code: Whether code that is stored with the model may run.
 
@@ -25,7 +26,7 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
-    # activations of a layer for one token: about 16 vectors of the model's width, and 3 of the hidden layer's
+    # activations of a layer for one token: about 16 vectors of the model's width, and 3 of the MLP's width
     width = 16 * text.hidden_size + 3 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
     needed = 4 * (sum(p.numel() for p in model.parameters()) + tokens * width)  # bytes
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available

@@ -72,7 +72,8 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     """Our `Transformer` with the interface of transformers: `generate` with a cache, and a loss for `Trainer`.
 
     Padding is not masked. For losses and training, the texts of a batch may be padded on the right, because later
-    tokens do not change logits. The prompts of a batch must have equal lengths.
+    tokens do not change logits. Exceptions are strategies that are not ``prefix_consistent``: with them, padding
+    changes logits. The prompts of a batch must have equal lengths.
     """
 
     config_class = KerpleConfig

@@ -277,7 +277,7 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
 
 
 def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Return whether two tokenizers encode every text equally.
+    """Return whether two tokenizers have equal definitions, so that they encode every text equally.
 
     Truncation, padding and special tokens at the ends of a text may differ.
     """

@@ -34,7 +34,8 @@ def measure_on_text(
         network: A `kerple.model.network.Network`.
         text: The text.
         parts: ``gap`` (`GapCurve`), ``window`` (`Extrapolation` and `FarContext`), or both.
-        length: Evaluation length of ``window`` beyond the training length, in tokens; None for twice this length.
+        length: Evaluation length of ``window`` in tokens, which is 2, 3, … times the training length; None for twice
+            the training length.
         blocks: Number of documents that ``window`` reads, one block of each.
 
     Raises:

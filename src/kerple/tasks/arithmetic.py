@@ -17,8 +17,9 @@ DigitOrder = Literal["plain", "reversed"]
 class Addition(Task):
     """The sum of two natural numbers (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``36+57=93``.
 
-    The length of a problem is the number of digits of the longer operand. All pairs of numbers of digits with this
-    maximum are equally likely. ``a+b`` and ``b+a`` have the same key, so they belong to the same split.
+    The length of a problem is the number of digits of the longer operand. If the operands have m and n digits, all
+    pairs (m, n) whose maximum is the length are equally likely. ``a+b`` and ``b+a`` have the same key, so they belong
+    to the same split.
 
     Args:
         order: ``plain`` writes numbers with the most significant digit first. ``reversed`` writes operands and sum with

@@ -64,7 +64,9 @@ class Task(ABC):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length",)
-    """Names of the entries of `Example.sizes`; the length is first. The last two are the axes of a heat map."""
+    """Names of the entries of `Example.sizes`; the length is first.
+
+    If there are several, the last two are the axes of a heat map."""
 
     longest: int | None = None
     """Largest length of problems; None if there is no limit."""

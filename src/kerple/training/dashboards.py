@@ -23,8 +23,8 @@ class Dashboards(Callback):
     """Writes three pages of TensorBoard. Without a TensorBoardLogger, the callback does nothing.
 
     - *Custom scalars*: three charts of scalars that the model and other callbacks log during training.
-    - *HParams*: the strategy, the seed, the options of the model that are numbers or strings, and the last value of
-      each metric, at the end of a fit or test.
+    - *HParams*: the strategy and the number of its parameters, the seed, ``max_steps``, the options of the model that
+      are numbers or strings, and the last value of each metric. They are written at the end of a fit or test.
     - *Histograms*: each parameter of the strategy as ``kernels/<name>``, at the start and after each validation.
 
     Measurements against length are not scalars but figures, because TensorBoard smooths scalars over steps.

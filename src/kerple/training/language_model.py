@@ -51,7 +51,7 @@ class LanguageModel(LightningModule):
         schedule: ``cosine``, ``linear``, ``wsd`` or ``constant`` (`training.schedule`), or any schedule by class name,
             such as ``torch.optim.lr_scheduler.StepLR``. A schedule by class name has no warm-up and is updated after
             each step.
-        warmup: Fraction of ``trainer.max_steps`` in which the learning rate rises linearly.
+        warmup: Fraction of ``trainer.max_steps`` in which the learning rate rises linearly, for at least 2 steps.
         final_lr: Last learning rate of ``cosine``, ``linear`` and ``wsd``, as a fraction of the peak.
         decay: Fraction of ``trainer.max_steps`` at the end, in which the learning rate of ``wsd`` decreases.
         compile: Whether torch.compile compiles network and loss in a fit, or a mapping of options for torch.compile.

@@ -22,15 +22,16 @@ from kerple.training.progress_lines import with_progress
 class MeasureCallback(Callback):
     """Makes a measurement in `test` and after each validation, and logs its scalars as ``test/…`` and ``val/…``.
 
-    It measures on the text that the method ``text(split)`` of the data module returns. TensorBoard shows figures as
-    ``analyses/<name>``.
+    A measurement whose property ``validates`` is False is made only in `test`. The callback measures on the text that
+    the method ``text(split)`` of the data module returns. TensorBoard shows figures as ``analyses/<name>``.
 
     Args:
         measure: The measurement.
 
     Raises:
         UserError: In `setup`, if the network or the data does not suit the measurement, another measurement writes the
-            same files, or ``trainer.limit_test_batches`` is set, which has no effect on measurements.
+            same files, parameters are sharded in a fit with validations of the measurement, or
+            ``trainer.limit_test_batches`` is set, which has no effect on measurements.
     """
 
     def __init__(self, measure: Measure) -> None:

@@ -31,8 +31,8 @@ class Throughput(Callback):
 
     ``cost.json`` contains the median rate, the seconds of torch.compile in this process, the peak memory, the numbers
     of parameters and steps, the backends of attention, and the environment. The median leaves out the first rate of
-    each process, because the first step allocates and compiles. Peak memory is the largest size of all tensors on a
-    CUDA device, or the largest resident size of the process on a CPU. Checkpoints contain the rates and the peak
+    each process, because the first step allocates and compiles. Peak memory is the largest total size of the tensors
+    on a CUDA device, or the largest resident size of the process on a CPU. Checkpoints contain the rates and the peak
     memory, so that a resumed run includes them.
     """
 

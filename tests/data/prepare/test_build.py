@@ -18,7 +18,9 @@ from tokenizers import Tokenizer
 from kerple.base.errors import UserError
 from kerple.cli import inspect, prepare
 from kerple.data.manifest import token_dtype
+from kerple.data.options import ShardOptions
 from kerple.data.prepare import build
+from kerple.data.prepare.corpora import find_corpus
 from kerple.data.prepare.documents import split_of
 from kerple.data.shards import BLOCK, Folder, verify
 from kerple.data.text import ShardText
@@ -76,6 +78,12 @@ def test_a_finished_part_whose_text_has_changed_is_tokenised_again(documents, tm
     corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # of the same size, so that the state is equal
     changed = small_build(tmp_path / "out", corpus, tokenizer="bpe")
     assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=str(tmp_path / "out")).splits
+
+
+def test_the_tokenizer_of_the_user_is_used_where_a_trained_one_is_part_of_the_package(prepared, tmp_path):
+    options = ShardOptions("code", str(prepared), 2048, str(tmp_path))
+    tokenizer = build._corpus_tokenizer(tmp_path, options, find_corpus("code"), {})
+    assert tokenizer.to_str() == Tokenizer.from_file(str(prepared / "tokenizer.json")).to_str()
 
 
 def test_a_corpus_or_a_split_without_text(documents, tmp_path, capsys):

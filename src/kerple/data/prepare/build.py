@@ -184,9 +184,10 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
             raise UserError(f"data.corpus: {given}; set data.text_field, data.split_fractions or data.tokenizer")
         tokenizer = train_tokenizer(chain([first], texts), options.vocabulary)
     else:
-        tokenizer = load_tokenizer(str(shipped) if shipped.exists() else options.tokenizer)
+        tokenizer = load_tokenizer(str(shipped) if options.tokenizer == TRAINED_HERE else options.tokenizer)
     if (size := vocabulary_size(tokenizer)) > options.vocabulary:
-        raise UserError(f"data.vocabulary: got {options.vocabulary}, expected at least {size}, as the tokenizer has")
+        expected = f"expected at least {size}, the number of entries of the tokenizer"
+        raise UserError(f"data.vocabulary: got {options.vocabulary}, {expected}")
     write(directory / "tokenizer.json", tokenizer.to_str())
     write(unfinished, json.dumps(settings))
     return tokenizer

@@ -10,7 +10,7 @@ from kerple.data.prepare.readers import Document, Fault
 
 
 def part_size(number: int) -> int:
-    """Return the number of characters after which part ``number`` ends with the current document.
+    """Return the smallest number of characters of part ``number``. The document that reaches it is the part's last.
 
     The first parts are small, so that a small corpus has enough parts for all cores.
     """

@@ -23,7 +23,7 @@ def download_folder(folder: Path) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
         unfinished = folder.absolute() / ".arriving"
-        shutil.rmtree(unfinished, ignore_errors=True)  # after an error, or of a process that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a call that failed or was killed
         unfinished.mkdir()
         yield unfinished
         for path in unfinished.glob("*.*"):

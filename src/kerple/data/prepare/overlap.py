@@ -18,8 +18,8 @@ CHUNK = 1 << 18  # number of tokens hashed in one step; their hashes fit into th
 def gram_hashes(tokens: Tokens, end_of_text: int) -> NDArray[np.uint64]:
     """Return a hash of each run of `GRAM` consecutive tokens, (n - GRAM + 1,) uint64; 0 for runs with an end of text.
 
-    The hash of a run is a polynomial modulo 2⁶⁴ at an odd number. Its coefficients are random numbers, one for each
-    token id.
+    The hash of a run is the value of a polynomial at a fixed odd number, modulo 2⁶⁴. Each token of
+    the run gives a coefficient, a random number that depends on its id.
 
     Args:
         tokens: Token ids (n,).

@@ -1,7 +1,7 @@
 """`rfc`: the RFCs of Debian's packages doc-rfc without page breaks, running heads and page numbers.
 
-apt fetches the packages from the machine's package sources, to which the component non-free is added, into a separate
-folder. The system is not changed, and only the texts of the packages are used.
+apt fetches the packages into a separate folder. It uses a copy of the machine's package sources, with the component
+non-free added. The system is not changed, and only the texts of the packages are used.
 
 RFCs that obsolete each other, directly or through others, are a family. It has the name of its first RFC. A line of
 rfc.txt has the name of an RFC, the first 16 hexadecimal digits of the sha256 of its text after `without_pages`, and the
