@@ -77,7 +77,9 @@ def select(
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
     elif explicit:
-        backend = AttentionBackend("blocks", "no fused kernel supports this strategy's weights, scores or output")
+        backend = AttentionBackend(
+            "blocks", "no fused kernel supports score scales, new scores or output, or first tokens"
+        )
     elif plain:
         backend = AttentionBackend("sdpa", "torch's fused kernel does causal attention without a table")
     elif device.type == "cpu":

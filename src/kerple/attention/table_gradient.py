@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 TILES = 16  # smallest number of tiles per program of the longest diagonal; fewer would need more partial sums
-PROGRAMS = 1024  # number of programs to aim for: enough for any chip, and equal on all, so that sums have one order
+PROGRAMS = 1024  # number of programs to aim for, enough for any chip; a constant, because it changes the order of sums
 
 
 def tiling(capability: tuple[int, int], dim: int) -> tuple[int, int, int]:
@@ -86,8 +86,8 @@ def diagonal_kernel(
 def splits_per_diagonal(programs: int, tiles: int) -> int:
     """Return the number of programs for each block diagonal of each head.
 
-    Each program writes one partial sum. With one program per diagonal and head, the partial sums for one sequence of
-    16,384 tokens and 12 heads take 48 MiB.
+    Each program writes one partial sum. With one program per diagonal and head, the partial sums for 16,384 tokens and
+    12 heads take 48 MiB, at any batch size.
 
     Args:
         programs: Number of block diagonals times heads.

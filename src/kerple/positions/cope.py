@@ -21,7 +21,7 @@ class CoPE(Position):
 
     Args:
         shape: Sizes of the model.
-        rows: Number of vectors in e; larger sums use the last vector.
+        rows: Number of vectors in e; sums above rows - 1 use the last vector.
 
     Raises:
         UserError: If there are fewer than 2 rows.

@@ -23,7 +23,7 @@ class PlaceEmbedding(Resampled):
     index of a row in the table of vectors. Tokens without a place have the number 0, and get no vector.
 
     In training all places of a sequence are shifted by the same number, so that short problems train every row. The
-    shift is a fraction of the number of rows after the largest place. The fraction is a function of the seed, the
+    shift is a random number from 0 to the number of rows after the largest place. It is a function of the seed, the
     number of optimiser steps and the tokens of the sequence. It does not depend on the number of devices or of
     accumulated batches. In evaluation there is no shift.
 
@@ -55,7 +55,8 @@ class PlaceEmbedding(Resampled):
         self.shift_invariant = False
         self.rows = rows
         table = torch.empty(rows, shape.dim, dtype=torch.float32)
-        # training does not separate distant places, which never occur together, but orthogonal rows differ initially
+        # distant places never occur together in training, which therefore cannot separate their rows; orthogonal rows
+        # differ from the start
         table = nn.init.orthogonal_(table) * size if rows <= shape.dim else table.normal_(std=size * shape.dim**-0.5)
         # the model calls `embed` only for the strategy of the first layer
         self.table = nn.Parameter(table, requires_grad=learned) if shape.layer == 0 else None
@@ -101,7 +102,7 @@ class Coupled(PlaceEmbedding):
     Args:
         shape: Sizes of the model.
         position: Function that builds a second strategy from the shape. Cho et al. use none.
-        rows: Number of rows of the table, one per place; row 0 is not used. Places must be smaller.
+        rows: Number of rows of the table, one per place; row 0 is not used. Places must be less than ``rows``.
         seed: Seed of the shifts in training.
         size: Initial norm of a row. The norm of a token embedding is about the model's ``init`` times √D. Rows with a
             larger norm stay distinct, also for distant places that never occur together in training. Up to D rows are

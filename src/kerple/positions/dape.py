@@ -73,7 +73,7 @@ class DAPEv2(DAPE):
 
     Args:
         shape: Sizes of the model.
-        over: Function that builds the strategy with the biases from the shape.
+        over: Function that builds, from the shape, the strategy that computes b.
         hidden: Number of channels between the convolutions.
 
     Raises:

@@ -24,8 +24,8 @@ class FIRE(Position):
     Args:
         shape: Sizes of the model.
         hidden: Width of the MLP.
-        threshold: Initial value of τ in tokens; None is a quarter of the training length, as in Li et al. (512 of
-            2048).
+        threshold: Initial value of τ in tokens; None is a quarter of the training length (of ``max_positions`` in
+            `RandomizedPositions`), as in Li et al. (512 of 2048).
 
     Raises:
         UserError: If ``hidden`` or ``threshold`` is below 1.

@@ -27,8 +27,9 @@ class LayerPattern(Wrapper):
             no window.
 
     Raises:
-        UserError: If there are no kinds. If the pattern is empty, is longer than the number of layers or names an
-            unknown kind. If a window is not positive, or a strategy changes the embeddings, which all layers share.
+        UserError: If there are no kinds. If the pattern is empty or longer than the number of layers. If ``pattern`` or
+            ``windows`` names an unknown kind. If a window is not positive, or a strategy changes the embeddings, which
+            all layers share.
     """
 
     def __init__(

@@ -64,14 +64,15 @@ class RoPE(Position):
     - ``ntk``: the base is multiplied by s^(r/(r-2)). The fastest angle stays, and the slowest is divided by s.
     - ``dynamic_ntk``: ``ntk`` with s·T/L - (s - 1) instead of s, for an input whose last position is T - 1 >= L. All
       angles change with T. Therefore logits also depend on the number of later tokens, and an offset changes the
-      logits. Keys in a cache keep the angles for the T at which they were added.
+      logits. Generation uses no cache, because cached keys would keep the angles of a smaller T.
     - ``yarn``: angles of pairs with at most ``beta_slow`` rotations in L tokens are divided by s. Angles of pairs with
       at least ``beta_fast`` rotations stay. Between them, a linear ramp over the pairs interpolates (Peng et al. 2023,
       arXiv 2309.00071).
     - ``llama3``: ``yarn`` with a ramp over the number of rotations (Grattafiori et al. 2024, arXiv 2407.21783, and the
       published code of Llama 3.1).
     - ``longrope``: the angle of pair i is divided by entry i of ``short_factors``, or of ``long_factors`` for inputs
-      with positions of L and more (Ding et al. 2024, arXiv 2402.13753). All angles change at L.
+      with positions of L and more (Ding et al. 2024, arXiv 2402.13753). All angles change at L, so that
+      generation uses no cache.
     - ``proportional``: all dimensions form pairs, so that r = δ in the formula. Only the first rotary_fraction · δ/2
       pairs are rotated. Their angles are divided by s if it is given. Models are trained with this scaling (p-RoPE,
       Barbero et al. 2024, arXiv 2410.06205).
@@ -79,7 +80,7 @@ class RoPE(Position):
     Parameters: `0`. Cost: two multiplications and one addition per rotated entry of q and of k.
 
     Args:
-        shape: Sizes of the model; its length is L.
+        shape: Sizes of the model. L is its length, or ``max_positions`` in `RandomizedPositions`.
         base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
         rotary_fraction: Fraction of the dimensions of each head that is rotated, in (0, 1].
         layout: ``half`` pairs dimension i with i + r/2 (GPT-NeoX, Llama), ``interleaved`` pairs 2i with 2i + 1 (Su et

@@ -1,6 +1,6 @@
 """`SSMax` and `Temperature`: factors of the scores that grow with the number n of keys that a query sees.
 
-With a window, n is at most the window.
+With a window, n is at most the window plus the first tokens of `Visibility`.
 """
 
 import math
