@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If an option or a configuration is wrong, or no run is finished. All options except
-            ``figure_strategies`` are checked before any run is started.
+        UserError: If an option or a configuration is wrong, or no run is finished. The options of all runs are checked
+            before any run is started.
         SystemExit: With status 1 if runs failed, with status 130 after a signal. Finished runs are kept.
     """
     if any(argument.startswith("--directories") for argument in arguments):
