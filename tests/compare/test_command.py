@@ -77,8 +77,8 @@ def test_the_first_line_lists_deviations_from_the_plan(config: Path, capsys: pyt
         "not planned: ALiBi seed 1, ALiBi seed 2",
         f"other data, checksum a checksum: {every}",
         f"other code, digest {package_digest()}: {every}",
-        f"other {plan} at training: {every}",
-        f"other {page} at training: {every}",
+        f"another version of {plan} at training: {every}",
+        f"another version of {page} at training: {every}",
         "results known before the plan: KerpleLog seed 2, ALiBi seed 2",
     ):
         assert what in line

@@ -267,7 +267,7 @@ def test_tables_of_far_context_are_differences_of_the_same_runs_over_groups_of_d
         runs.append(Run("KerpleLog", seed, test))
     page, text = report_texts(runs, tmp_path)
     assert "Perplexity, far_" not in text
-    assert "with distant text of another document (foreign)" in page
+    assert "preceded by text of another document (foreign)" in page
     ((_, figure),) = loss_and_gain(read_runs(runs).results, pd.Series(["KerpleLog"]))
     (points,) = [line.get_xydata() for line in figure.axes[0].lines if line.get_label() == "KerpleLog"]
     gains = [(losses[seed]["none"] - losses[seed]["own"]).mean() for seed in SEEDS]
@@ -296,7 +296,10 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
         test = write_run(tmp_path / str(seed), "KerpleLog", seed, CURVES["KerpleLog"], blocks, about, **cost)
         runs.append(Run("KerpleLog", seed, test))
     page, text = report_texts(runs[:1], tmp_path)
-    assert "inside 4 documents (of the whole split, 2 are left out, which the training text has too), computed" in page
+    assert (
+        "inside 4 documents (2 other documents of the split left out because of overlap with the training text), "
+        in page
+    )
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # a run of a few steps has no speed
     differences = "; ".join(inconsistencies(read_runs(runs)))
     assert "other text at each length" in differences

@@ -9,7 +9,7 @@ FILE_OPTIONS = ("--config", "-c", "--model", "--data", "--trainer")  # their val
 
 
 def config_path(path: str) -> str:
-    """Return ``path`` if this file exists, else the file of this package with this path, else ``path``.
+    """Return ``path``, or the file of this package with this path if it begins with ``configs`` and does not exist.
 
     For example, ``configs/demo.yaml`` is the demo of this package in any folder without such a file.
     """

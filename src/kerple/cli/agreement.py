@@ -11,7 +11,7 @@ from kerple.compare.configuration import differences, flat
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step over all devices and micro-batches
 IMPLEMENTATION = ("model.compile", "model.attention")  # these may differ, because they only select an implementation
-# options that change the order of the training samples
+# options that change the training samples or their order
 SAMPLE_ORDER = ("seed", "length", "samples", "examples", "train_length", "held_out", "task")
 MUST_BE_EQUAL = (
     "seed_everything",
@@ -20,7 +20,8 @@ MUST_BE_EQUAL = (
     "data.class_path",
     *(f"data.init_args.{name}" for name in SAMPLE_ORDER),
 )
-LOCATION = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust")  # options that locate a run
+# options for folders and files of a run, and for trusted packages
+LOCATION = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust")
 NOT_COMPARED = (*LOCATION, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")
 
 

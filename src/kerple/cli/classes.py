@@ -15,7 +15,7 @@ from kerple.positions import Position
 from kerple.tasks import Task
 from kerple.training.language_model import LanguageModel
 
-for package in ("kerple.measure", "kerple.training"):  # a measure or callback has a name once its module is imported
+for package in ("kerple.measure", "kerple.training"):  # so that `_subclasses` finds their classes
     import_modules(package)
 
 

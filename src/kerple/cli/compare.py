@@ -31,7 +31,7 @@ from kerple.compare.page import write_comparison
 from kerple.compare.run_folders import find_runs
 from kerple.compare.runs import Run, read_runs
 
-ASK_ABOVE = 1800.0  # seconds
+ASK_ABOVE = 1800.0  # seconds of training above which the command asks whether to start
 RUN = ["-m", compared_run.__name__]
 
 
@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If an option or a configuration is wrong, before any run is started.
+        UserError: If an option or a configuration is wrong, or no run is finished. The options of all runs are checked
+            before any run is started.
         SystemExit: With status 1 if runs failed, with status 130 after a signal. Finished runs are kept.
     """
     if any(argument.startswith("--directories") for argument in arguments):

@@ -55,7 +55,8 @@ def prepare_jobs(
             for folder, report in folders.items():
                 if not (record := job.record(folder)).is_dir():
                     continue
-                # new runs must have the precision of this machine; a report accepts any precision for `auto`
+                # with `auto`, a report accepts a record of any precision; runs that are trained now have that of this
+                # machine, so a record must have it too
                 objection = records.reuse(job if report_only else with_precision(job), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
                 jobs_by_outcome.setdefault(outcome, []).append(job)

@@ -61,7 +61,8 @@ def load_initial_weights(network: Transformer, data: LightningDataModule, path: 
         trust: Packages whose classes a checkpoint may use, separated by commas.
 
     Raises:
-        UserError: If a weight that does not belong to the strategy does not fit, or the tokenizer of the data differs.
+        UserError: If a weight outside the strategy is missing, a weight has another shape, or the tokenizer of the data
+            differs.
     """
     from kerple.hf.source import check_tokenizer, find_model
 

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=200, help="number of tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="seed of the sample; default: a random one")
     parser.add_argument("--documents", action="store_true", help="list test documents and their overlap with training")
-    parser.add_argument("--no-verify", action="store_true", help="skip the checksums, for which all shards are read")
+    parser.add_argument("--no-verify", action="store_true", help="do not verify checksums, which reads all shards")
     options = parse(parser, arguments)
     if options.tokens < 0:
         raise UserError(f"tokens: got {options.tokens}, expected 0 or more")

@@ -122,7 +122,7 @@ class CLI(LightningCLI):
             self.logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
         for logger in _listed(trainer.logger):
             options = getattr(logger, "init_args", {})
-            # relative folders are inside the run's folder; in its stored configuration they begin with this folder
+            # relative folders are inside the run's folder; those of a stored config.yaml begin with this folder already
             if "save_dir" in options and not Path(save_dir := options["save_dir"] or "").is_relative_to(directory):
                 options["save_dir"] = str(directory / save_dir)
 

@@ -49,8 +49,9 @@ HELP = f"""usage: {PROGRAM} COMMAND [options]
 def main(arguments: list[str] | None = None) -> None:
     """Run one command.
 
-    A wrong option, an error in the user's code, a full disk or a full GPU ends the command with one line on standard
-    error and exit status 2. Any other error is a bug and has a traceback. With ``--debug``, each error has a traceback.
+    A wrong option, an error in the user's code, a missing package, a full disk or a full GPU ends the command with one
+    line on standard error and exit status 2. Any other error is a bug and has a traceback. With ``--debug``, each error
+    has a traceback.
 
     Args:
         arguments: The command and its arguments; None for the arguments of the process, whose streams and excepthook

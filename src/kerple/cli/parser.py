@@ -21,7 +21,8 @@ SEED = 1235
 def fit_parser() -> LightningArgumentParser:
     """Return a parser with the options of `fit`, which resolves a configuration without building its objects.
 
-    It has the options of `LightningCLI`'s parser except ``ckpt_path``, which is not part of a configuration.
+    It has the options of `LightningCLI`'s parser except ``ckpt_path`` and ``weights_only``, which are arguments of
+    `Trainer.fit`.
     """
     parser = LightningArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="config")

@@ -18,7 +18,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=200, help="maximum number of tokens to generate")
     parser.add_argument("--temperature", type=float, default=None, help="0: greedy; default: 0 for tasks, 0.8 for text")
     parser.add_argument("--top_k", type=int | None, default=None, help="sample from the k most probable tokens")
-    parser.add_argument("--top_p", type=float | None, help="sample from the top tokens of this total probability")
+    parser.add_argument(
+        "--top_p", type=float | None, help="sample from the most probable tokens with this total probability"
+    )
     parser.add_argument("--window", type=int | None, default=None, help="window of attention in tokens; null: all")
     parser.add_argument("--seed", type=int | None, default=None, help="seed of sampling; default: a random one")
     options = parse(parser, arguments)  # reports wrong options before an import that takes seconds

@@ -43,7 +43,7 @@ def resolve(job: Job) -> Job:
 
 @cache
 def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Return the configurations of fit and test with these flags, and the flag of their strategy.
+    """Return the configurations of fit and test with these flags, and a flag with the strategy of the fit's flags.
 
     Runs that differ only in their strategy have the same flags, so the configurations are resolved only once.
     """
@@ -74,7 +74,7 @@ def _position(*flags: str) -> dict[str, Any]:
 
 
 def _of_run(text: str) -> dict[str, Any]:
-    """Return a configuration in YAML without the options that locate a run, except ``trust``."""
+    """Read a configuration from YAML, and leave out the options for folders and files of a run."""
     from kerple.cli.agreement import LOCATION
 
     return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in LOCATION}

@@ -22,7 +22,7 @@ class StoreConfig(SaveConfigCallback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        directory = log_directory(trainer)  # on every rank
+        directory = log_directory(trainer)  # broadcasts, so every rank calls it
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True

@@ -12,7 +12,7 @@ from kerple.base.progress import FILE, duration, progress_line, read_progress
 from kerple.compare.job import Job
 
 EVERY = 15.0  # seconds between two outputs to a file
-WARM_UP_SECONDS, WARM_UP_STEPS = 10.0, 5  # a run has trained so long before its duration is estimated
+WARM_UP_SECONDS, WARM_UP_STEPS = 10.0, 5  # minimum training of a run before its duration is estimated
 
 
 class Board:
@@ -34,7 +34,7 @@ class Board:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> "Board":
-        for job in self.unfinished:  # a stopped run has left its progress file
+        for job in self.unfinished:  # otherwise a stopped run would be shown as an active one
             for folder in (job.directory, job.test_folder):
                 (folder / FILE).unlink(missing_ok=True)
         if self._live:

@@ -68,7 +68,7 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
 
 
 def with_class_names(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with class names for this package's import paths, and strings for infinities and NaN."""
+    """Replace import paths of this package by class names, and infinities and NaN by strings, in a configuration."""
     text = re.sub(r'"kerple\.(?:\w+\.)*(\w+)"', r'"\1"', json.dumps(config))
     return json.loads(text, parse_constant=str)
 

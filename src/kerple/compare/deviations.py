@@ -40,7 +40,11 @@ def deviations(
         runs[f"missing{reason}"].append(name)
     for name, job in finished.items():
         run = records.described(job.test_folder) or {}
-        found = [f"other {path} at training" for path, now in job.plan.items() if run.get("plan", {}).get(path) != now]
+        found = [
+            f"another version of {path} at training"
+            for path, now in job.plan.items()
+            if run.get("plan", {}).get(path) != now
+        ]
         if name not in planned:
             found.append("not planned")
         else:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Sums, such as those of losses in nats, and numbers of summands; of one strategy, (seeds, blocks) each."""
+"""Sums of one strategy, such as sums of losses in nats, and numbers of summands: two arrays (seeds, blocks)."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ def by_block(blocks: pd.DataFrame, seeds: Iterable[int] | None = None) -> Sums |
 def difference(ours: Sums | None, theirs: Sums | None, same_runs: bool = False) -> Estimate | None:
     """Estimate the difference of two mean losses.
 
-    The result is None if one of them is None, or if their counts differ, which shows that their text differs. It is
-    also None if the same runs have different numbers of seeds.
+    The result is None if one of them is None, or if their counts differ, which shows that their text differs. With
+    ``same_runs``, it is also None if their numbers of seeds differ.
 
     Args:
         ours: Sums and counts, (seeds, blocks) each.
@@ -175,7 +175,7 @@ def logarithm(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Sums:
     """Return sums whose mean, for each seed, is the logarithm of the mean loss; and the counts.
 
     The sum of a block is linearised at the mean. The difference of two such means is the logarithm of a ratio of mean
-    losses. It is also that of the ratio of bits per byte, because the number of bytes of the same text cancels.
+    losses. The ratio of bits per byte has the same logarithm, because the number of bytes of the same text cancels.
 
     Args:
         sums: Sums of losses (seeds, blocks).

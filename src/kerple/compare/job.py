@@ -26,7 +26,7 @@ class Job:
             pretrained model.
         test_config: Resolved configuration of the test, nested. Empty before `kerple.cli.resolve.resolve`.
         data: Checksum of the data; None if it is not known or the run reads no data.
-        inputs: Digests of the files of models by path, and of the source code of the user's own classes by import path.
+        inputs: Digests of models by path or name, and of the source code of the user's own classes by import path.
             The keys of classes that only the test uses begin with ``test`` and a space.
         plan: Digests of the files of the comparison's plan, by path.
         parallel: Number of runs that are executed at a time.
@@ -49,7 +49,7 @@ class Job:
 
     @cached_property
     def training(self) -> dict[str, Any]:
-        """Configuration of the fit with dotted keys. A pretrained model has no fit: the configuration of its test."""
+        """Configuration of the fit, or of the test if the model is pretrained and has no fit, with dotted keys."""
         return flat(self.config or self.test_config)
 
     @cached_property

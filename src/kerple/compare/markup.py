@@ -66,7 +66,7 @@ class Table:
         return f"\\begin{{table}}[t]\n\\caption{{{caption}}}\n{below}\n\\end{{table}}\n"
 
     def html(self) -> str:
-        """The table as an HTML element, without title and note. Bold cells have the class ``best``."""
+        """The table as an HTML element, without title and note. Bold text has the class ``best``."""
         body = self._text(html.escape, '<b class="best">{}</b>')
         return body.to_html(escape=False, border=0, justify="right")
 

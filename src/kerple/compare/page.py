@@ -35,8 +35,9 @@ PROTOCOLS = {  # what a protocol means, by the start of its name
     "contains s",
     "last": "full, but only the last k targets of each segment are scored; the name contains k",
     "longppl": "full on the key tokens, which an evaluator model selects by their gain from a long context",
-    "far_": "the last k targets of each block, after their own text of the length (own), after its last tokens, as "
-    "many as in training (none), or with distant text of another document (foreign); the name contains k",
+    "far_": "the last k targets of each block, read after the block's own text of the length (own), after only its "
+    "last tokens, as many as the training length (none), or after these last tokens preceded by text of another "
+    "document (foreign); the name contains k",
     "niah": "retrieve a fact hidden in a text of the length",
 }
 
@@ -53,9 +54,9 @@ def write_comparison(
 ) -> Path:
     """Write the report of finished runs.
 
-    The files are ``results.csv`` (a row for each run and cell), ``summary.csv`` (statistics), ``costs.csv``, a CSV file
-    for each analysis, ``table.md``, ``table.tex``, figures as PNG and SVG, and ``report.html``, which needs no other
-    file. The files are deterministic, except for the time in ``report.html``.
+    The files are ``results.csv`` (a row for each run, metric, protocol and length), ``summary.csv`` (statistics),
+    ``costs.csv``, a CSV file for each analysis, ``table.md``, ``table.tex``, figures as PNG and SVG, and
+    ``report.html``, which needs no other file. The files are deterministic, except for the time in ``report.html``.
 
     Args:
         runs: The runs, see `kerple.compare.runs.read_runs`.

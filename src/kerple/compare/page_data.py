@@ -65,7 +65,7 @@ def _against_length(cells: pd.DataFrame, results: pd.DataFrame, lengths: list[in
 
 
 def _gains(table: pd.DataFrame | None, order: list[str]) -> list[dict[str, Any]]:
-    """The figure of the context gain by distance, with a part as its protocol; empty without rows beyond the window."""
+    """The figure of the context gain, with parts in place of protocols; empty without rows beyond the window."""
     protocols = []
     for part, of_part in beyond_window(table) if table is not None else ():
         window = int(of_part["window"].iloc[0])

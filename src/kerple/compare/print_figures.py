@@ -1,4 +1,4 @@
-"""Figures for print: PDFs with the width of a column of a two-column paper, one per protocol."""
+"""Figures for print: PDFs of one panel with the width of a column of a two-column paper."""
 
 import re
 from collections.abc import Sequence

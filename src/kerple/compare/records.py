@@ -201,7 +201,10 @@ def pack(report: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy the files of a run that a report reads. results.json is copied last, because it marks a complete folder."""
+    """Copy the files of a run that a report reads, except tables of analyses with more than `MOST_ROWS` rows.
+
+    The other tables of analyses are `condensed`. results.json is copied last, because it marks a complete folder.
+    """
     for path in sorted([*source.glob("*.csv"), *source.glob("*.csv.gz")]):
         if path.name == results.TABLE:
             write(target / path.name, path.read_bytes())
@@ -213,7 +216,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def condensed(table: pd.DataFrame) -> pd.DataFrame:
-    """Reduce the distances in the table of an analysis, if they are more than 256.
+    """Leave out rows from the table of an analysis if it has more than 256 distances.
 
     The rows of distance 0, of the integers nearest to 2^(n/4) with n = 0, 1, …, and of the largest distance are kept.
     """

@@ -49,7 +49,7 @@ class Runs:
     Args:
         results: Columns metric, protocol, length, value, sum and count.
         blocks: Columns metric, protocol, length, block, sum and count. Empty if the runs have no sums by block. A block
-            is the largest unit of text that the test names: a group of documents, such as a package, a document, or a
+            is the largest unit of text that the test names: a group of documents (such as a package), a document, or a
             block of tokens. For tasks it is a problem.
         costs: Cost of training: a row for each run with a known cost, and a column part if runs have parts.
         analyses: The tables of the analyses by name, with a column part if runs have parts.
@@ -178,7 +178,8 @@ def _text_descriptions(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         paper, documents = evaluation.get("sampling") == "paper", evaluation.get("documents")
         where = f"inside {documents} document{'s' * (documents != 1)}" if documents else ""
         if left_out := evaluation.get("overlapping"):
-            where += f" (of the whole split, {left_out} are left out, which the training text has too)"
+            others = f"{left_out} other document{'s' * (left_out != 1)}"
+            where += f" ({others} of the split left out because of overlap with the training text)"
         for protocol in evaluation.get("protocols", ()):
             skip = evaluation.get("skip", 0) if protocol.startswith("sliding") else 0
             phrases = [

@@ -2,8 +2,8 @@
 
 A *result* is a row (strategy, seed, metric, protocol, length, value); a *cell* is a (metric, protocol, length).
 Strategies are compared with the baseline within a cell, over all seeds of both and on the same text. Runs are not
-paired by seed: the losses of two strategies with one seed have a correlation of only 0.06 to 0.16, and pairing would
-exclude seeds that only one strategy has.
+paired by seed: the losses of two strategies with the same seed have a correlation of only 0.06 to 0.16, and pairing
+would exclude seeds that only one strategy has.
 """
 
 import math
@@ -29,7 +29,7 @@ LOGARITHMIC = ("ppl", "bits_per_byte")  # metrics that are compared by differenc
 
 
 def in_tokens(metric: str, protocol: str) -> bool:
-    """Whether the length of a cell is a number of tokens, as for perplexity and needles; if not, that of a problem."""
+    """Whether the length of a cell is a number of tokens, as for perplexity and needles, and not a problem's length."""
     return lower_is_better(metric) or "niah" in protocol
 
 

@@ -12,9 +12,11 @@ from kerple.compare.markup import DAGGER, NOTHING, Cell, Table
 from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better, mean_reciprocal_rank
 
 MOST_COLUMNS = 12
-FAR_CONTEXT = (  # quantity of `FarContext`, the contexts whose losses are subtracted, meaning of a positive difference
+# quantity of `FarContext`, its two contexts (the loss of the first minus the loss of the second), and the meaning of a
+# positive difference
+FAR_CONTEXT = (
     ("gain", "none", "own", "the loss is lower with distant text than without"),
-    ("content", "foreign", "own", "a text's own distant text serves better than that of another document"),
+    ("content", "foreign", "own", "the loss is lower with distant text of the same document than with that of another"),
     ("disturbance", "foreign", "none", "distant text of another document raises the loss"),
 )
 Gains = dict[tuple[str, int], Estimate]
@@ -105,7 +107,9 @@ def difference_tables(
 
 
 def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
-    """Return the context gain of each strategy and length beyond the window with the same text in both protocols.
+    """Return the context gain of each strategy at each length beyond the window.
+
+    A gain is left out if the text of the windowed protocol and of ``full`` differs.
 
     Args:
         blocks: Sums by block of the runs.
@@ -117,7 +121,9 @@ def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
 
 
 def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
-    """Return the mean loss of one protocol minus that of another, for each strategy and length with the same text.
+    """Return the mean loss of one protocol minus that of another, for each strategy and length.
+
+    A difference is left out if the text of the two protocols differs.
 
     Args:
         blocks: Sums by block of the runs.
@@ -137,8 +143,8 @@ def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
 def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
     """Table of the mean accuracy beyond the training length by strategy and task, and of the mean reciprocal rank.
 
-    None if the metric is no accuracy, or there is only one task. If the training length of a task is not known, the
-    means are over all lengths.
+    None if the metric is no accuracy, if there is only one task, or if all strategies of a task have no length in
+    common. If the training length of any task is not known, the means of all tasks are over all lengths.
 
     Args:
         results: Results of the runs, see `kerple.compare.runs.Runs`.
@@ -171,7 +177,7 @@ def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | N
     ranked = "ranks are over strategies, ties share their mean rank, and 1 / rank is averaged over tasks."
     note = f"Mean over seeds and lengths; {ranked if complete else 'no ranks: not all strategies have all tasks.'}"
     if shortened:
-        note += f" Of {', '.join(shortened)} only the lengths that all strategies have; the tables below have all."
+        note += f" Of {', '.join(shortened)}, only lengths that all strategies have are counted; tables below show all."
     return Table(f"{METRIC_NAMES[metric]}{beyond}, by task", body, note)
 
 
@@ -204,7 +210,7 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
 
 
 def format_mean(mean: float, std: float = math.nan) -> str:
-    """Format a mean and its standard deviation with three or four significant digits of the mean.
+    """Format a mean and its standard deviation with 3 decimals for a mean below 10, 2 below 100, 1 below 1000, else 0.
 
     A standard deviation of NaN is left out. A mean that is not finite is shown as ∞ or –.
     """
@@ -223,7 +229,8 @@ def format_range(counts: pd.Series) -> str:
 def _body(cells: pd.Series, strategies: pd.Series, trained: int | None) -> pd.DataFrame:
     """Arrange cells in a row per strategy and a column per length.
 
-    Of more than `MOST_COLUMNS` lengths, that number with even spacing is shown. Strategies without a cell are left out.
+    If there are more than `MOST_COLUMNS` lengths, `MOST_COLUMNS` of them are shown, evenly spaced. Strategies without a
+    cell are left out.
 
     Args:
         cells: `Cell` by strategy and length.
