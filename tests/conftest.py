@@ -1,3 +1,5 @@
+import os
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,6 +11,8 @@ from hypothesis import settings
 from kerple.model import Transformer
 from kerple.positions import Shape, strategies
 
+# transformers copies the code of models into this folder, and imports it from there
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp()
 # Tests of hypothesis use the same examples in each run. The slow fuzz test uses new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")

@@ -159,7 +159,6 @@ def test_weights_in_fp16_are_rounded_except_those_of_the_strategy(workdir, path)
 
 def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, capsys, monkeypatch):
     put("own-strategy.md", workdir / "my_file.py", monkeypatch)
-    monkeypatch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(workdir / "modules"))
     parts = "[NoPE, {class_path: my_file.Root, init_args: {start: 0.25}}]"
     flags = ["--model.position=Combined", f"--model.position.parts={parts}"]
     path, folder = fit(workdir, "own", *flags), workdir / "out-own"

@@ -55,8 +55,8 @@ class Constrained(nn.Module):
         parameter = torch.empty(size, dtype=torch.float32)
         if start is None:
             if not between[0] < between[1]:
-                reason = f"random initial values need a range, but its ends are {between[0]:g} and {between[1]:g}"
-                raise UserError(f"{name}: {reason}; give an initial value, or a smaller floor")
+                given = f"got no range for random initial values, {between[0]:g} to {between[1]:g}"
+                raise UserError(f"{name}: {given}; give an initial value, or a smaller floor")
             parameter.uniform_(*between).clamp_(minimum, maximum)
         else:
             values = [float(start)] * size if isinstance(start, int | float) else start
