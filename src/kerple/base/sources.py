@@ -21,9 +21,10 @@ def own_classes(config: dict[str, Any]) -> list[str]:
 
 
 def source_digests(config: dict[str, Any]) -> dict[str, str]:
-    """Return the sha256 of the source code of each of the user's classes and its base classes, by import path.
+    """Return a sha256 for each of the user's classes, by import path.
 
-    The configuration has dotted keys, such as ``model.position.class_path``.
+    It is that of the source code of the class and its base classes. The configuration has dotted keys, such as
+    ``model.position.class_path``.
 
     The source code of a class is its definition and all definitions in its module that it uses, directly or indirectly.
     Comments, formatting, the rest of the module and imported modules are not part of it.
@@ -37,7 +38,7 @@ def source_digests(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _source(kind: type) -> str:
-    """Return the definitions that belong to a class; an empty string for classes of libraries and of this project."""
+    """Return the definitions that belong to a class; "" for `RECORDED_PACKAGES` and the standard library."""
     if kind.__module__.partition(".")[0] in {*RECORDED_PACKAGES, *sys.stdlib_module_names}:
         return ""
     definitions: dict[str, list[ast.stmt]] = {}

@@ -87,7 +87,8 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
     before = content.get(SAMPLES_PER_STEP)
     if samples is not None and before is not None and samples != before:
         conflicts.append(f"samples per step over all devices: {before} -> {samples}")
-    # with sharding, Lightning expects the optimiser's moments in the order of the model's parameters
+    # with sharding, Lightning expects the optimiser's moments in the order of the model's parameters; without it, they
+    # are stored in the order of the optimiser's groups
     if ["ShardedBlocks" in str(each["trainer"]["strategy"]) for each in (content[CONFIG], config)] == [False, True]:
         conflicts.append("trainer.strategy: without sharding -> with sharding")
     if conflicts:

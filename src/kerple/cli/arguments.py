@@ -1,4 +1,4 @@
-"""Parsing of command lines, with one line as the message about a wrong option."""
+"""Parsing of command lines. A wrong option is reported in one line."""
 
 import argparse
 import inspect
@@ -15,7 +15,8 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.base.errors import UserError, unknown, user_location
 from kerple.cli import PROGRAM
 
-# parts of jsonargparse's messages: a wrong strategy (two forms), an unknown option of a class, and the class
+# parts of jsonargparse's messages: reason and value of a wrong strategy, name of a class that is not a strategy, name
+# of an unknown option, and name of a class
 STRATEGY = re.compile(r'key "model\.position":.*?(?: class: (.*?)\. Got value| path string): (.*)')
 NO_STRATEGY = re.compile(r"Expected '([\w.]+)' to be a class that instantiates into")
 OPTION = re.compile(r"(?:accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I)
@@ -105,7 +106,7 @@ def _error_message(message: str, parser: ArgumentParser) -> str:
         misspelt = re.findall(r" --([\w.-]+)", message)
     elif option := OPTION.search(message):
         misspelt = [option[1]]
-        # the message names the class before its option, except for a strategy
+        # the message names the class before its option, or after it if the class is a strategy
         if kinds := CLASS.findall(message[: option.start()])[::-1] + CLASS.findall(message):
             message = f"{option[1]} is not an option of {kinds[0]}"
             names = inspect.signature(cast("Any", locate(kinds[0]))).parameters

@@ -1,4 +1,7 @@
-"""The jobs (runs) of a comparison: their configurations, existing results, and records that are reused."""
+"""The jobs of a comparison, one for each run: configurations, existing results, and the records that are reused.
+
+A record is the stored result of a run of a committed report.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -55,8 +58,8 @@ def prepare_jobs(
             for folder, report in folders.items():
                 if not (record := job.record(folder)).is_dir():
                     continue
-                # with `auto`, a report accepts a record of any precision; runs that are trained now have that of this
-                # machine, so a record must have it too
+                # If trainer.precision is `auto`, records of any precision are accepted with report_only. If not, other
+                # runs are trained in the precision of this machine, so records need the same precision.
                 objection = records.reuse(job if report_only else with_precision(job), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
                 jobs_by_outcome.setdefault(outcome, []).append(job)

@@ -27,7 +27,9 @@ def run(arguments: list[str], description: str) -> None:
     """
     configure_torch()
     command = arguments[0]
-    if command != "fit":  # Lightning warns that callbacks of the fit are missing, but a test needs only measurements
+    if (
+        command != "fit"
+    ):  # a test needs only the callbacks that measure, but Lightning warns that others of the fit are missing
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
     classes = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
     if (option := arguments[-1]) in classes:  # the parser would show the options of the base class, which has none

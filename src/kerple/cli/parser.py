@@ -49,7 +49,7 @@ def link_model_to_data(parser: LightningArgumentParser) -> None:
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run except model, data and trainer: those of its folder, ``trust`` and ``weights``."""
     add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
-    trust = "Further packages whose classes a checkpoint may use, and URLs that it may read: a,b,c."
+    trust = "Further packages whose classes, and URLs whose files, a checkpoint may name: a,b,c."
     weights = "For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file."
     parser.add_argument("--trust", default="", help=trust)
     parser.add_argument("--weights", type=str | None, default=None, help=weights)
@@ -62,7 +62,7 @@ def as_user_error(error: Exception) -> UserError:
 
 @contextmanager
 def original_errors(parser: ArgumentParser) -> Iterator[None]:
-    """Context in which errors of classes that the parser builds are raised unchanged.
+    """Context in which errors of classes that the parser builds are raised as `as_user_error` returns them.
 
     Outside this context, the parser raises one error with a message for each type that the option accepts.
     """
@@ -75,7 +75,9 @@ def original_errors(parser: ArgumentParser) -> Iterator[None]:
             mistakes.append(error)
             raise
 
-    for kind in (LightningDataModule, object):  # replaces Lightning's instantiator of data, but not that of the model
+    # All classes except the model: Lightning's own instantiators of data and model are more specific than `object`, and
+    # only that of the data is replaced.
+    for kind in (LightningDataModule, object):
         parser.add_instantiator(cast("Any", build), kind)
     try:
         yield

@@ -72,7 +72,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         efficiency: Fraction of a chip's peak FLOP/s that training reaches.
 
     Raises:
-        UserError: If an option has no value that `plan` needs, or a step has fewer segments than devices.
+        UserError: If an option that `plan` needs has no number, or a step has fewer segments than devices.
     """
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
@@ -107,9 +107,9 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     precision = AUTOCAST.get("bf16-mixed" if trainer.precision == "auto" else str(trainer.precision))
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
     sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
-    sharding = ", without sharding" if "shard" in str(trainer.strategy).lower() else ""
-    # DDP overlaps the exchange of gradients with the backward pass, except if all layers share a strategy: it sends
-    # the gradients of the strategy first, but they are ready last
+    sharding = ", if parameters were not sharded" if "shard" in str(trainer.strategy).lower() else ""
+    # DDP exchanges gradients during the backward pass. If all layers share a positional strategy with parameters, their
+    # gradients are complete only at its end. The estimate then adds the time of the whole exchange: an upper bound.
     overlap = not (shared and count.get("positions"))
     return [
         _text("Work", rows),

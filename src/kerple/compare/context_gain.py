@@ -18,7 +18,9 @@ LABELS = {"loss": "mean loss (nats per token)", "gain": "windowed - full (nats p
 
 
 def context_figures(table: pd.DataFrame | None, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
-    """Yield (name, figure) of the loss by position and of the context gain by distance beyond the window, per part.
+    """Yield (name, figure) of the loss by position and of the context gain by distance beyond the window.
+
+    Each part of the comparison, such as a corpus, has its own figures.
 
     Bands are 95% intervals over seeds and segments; a single seed has no band. Segments of one document are not
     independent, so the bands are too narrow. For ALiBi in results/earlier/since-2023, the standard error over documents

@@ -17,7 +17,7 @@ def inconsistencies(runs: Runs) -> list[str]:
 
     These are differences in
 
-    - options of runs of the same strategy and part, other than the seed,
+    - options, other than the seed, of runs of the same strategy and the same part of the comparison, such as a task,
     - the description of a protocol's scored text (`kerple.compare.runs.Runs.text_descriptions`),
     - the precision of training,
     - the number of targets of a protocol and length.
@@ -45,7 +45,10 @@ def _precisions(runs: Runs) -> list[str]:
 
 
 def _numbers_of_targets(results: pd.DataFrame) -> list[str]:
-    """A text for each protocol whose runs scored different numbers of targets, with the first such length."""
+    """A text for each protocol with a length at which its runs scored different numbers of targets.
+
+    It gives the first of these lengths.
+    """
     found: dict[str, str] = {}
     for (_, protocol, length), group in results.groupby(CELL, sort=False):
         if group["count"].nunique() > 1:
@@ -76,7 +79,7 @@ def only_positions_differ(runs: Runs) -> bool:
 
 
 def public_configs(runs: Runs) -> dict[Run, dict[str, Any]]:
-    """The configurations of the runs without values of None, `PRIVATE` options and options that change no number."""
+    """The configurations of the runs, without values of None and options that do not affect results."""
     return {
         run: {
             key: value

@@ -1,8 +1,8 @@
 """Folders of shards: tar files of token ids in the format of WebDataset, written once and mapped into memory.
 
 A shard has one member, `<split>-<number>.u16` (or `.u32`). It holds the little-endian token ids of documents, each
-followed by the end-of-text token. The number of tokens, which is in the manifest, determines the position and the size
-of the member. The headers of the tar file are therefore not read. The tokens of a split are those of its shards in
+followed by the end-of-text token. The member starts at byte 512, and its size follows from the number of tokens in the
+manifest. The headers of the tar file are therefore not read. The tokens of a split are those of its shards in
 order.
 """
 

@@ -90,8 +90,8 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
     base, local = getattr(model, "model", model.base_model), ("sliding_attention", "chunked_attention")
     layers = {i: kind for i, kind in enumerate(layer_kinds(model.config.get_text_config())) if kind in local}
     if layers and not (hasattr(base, "layers") and hasattr(base, "rotary_emb")):
-        given = f"{type(model).__name__} cannot read a gap in the positions, because it has layers with a window"
-        raise UserError(f"model: {given} and sets positions in an unknown way; remove measures with gaps (GapCurve)")
+        given = f"the positions of {type(model).__name__} cannot have a gap: it has layers with a sliding window"
+        raise UserError(f"model: {given}, but not the attribute rotary_emb; remove measures with gaps (GapCurve)")
 
     def rotate(kind: str, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         kinds = [kind] if "layer_type" in signature(base.rotary_emb.forward).parameters else []

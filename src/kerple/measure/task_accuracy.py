@@ -42,7 +42,7 @@ def add_answers(counts: Tensor, predictions: Tensor, targets: Tensor, scored: Te
 
 
 def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
-    """Return a table of the examples that were read.
+    """Return a table of the examples that were scored.
 
     Args:
         examples: N examples.

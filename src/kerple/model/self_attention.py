@@ -29,7 +29,8 @@ class PositionContext:
             are not contiguous, so that the bias is evaluated for each pair.
         weight: `Position.score_scale` at distances 0 to T - 1, (H, T) fp32, or None for the same reasons.
         attention: Option for the implementation of attention, see `kerple.attention.backend`.
-        first: First tokens, if their scores are computed separately; None if not.
+        first: The first tokens of the text, which queries see from outside their window, if their scores are computed
+            separately; None if not.
     """
 
     positions: TokenPositions
@@ -176,7 +177,7 @@ def prepare_context(
         cached: Number of tokens in the cache, which are not queries; None without a cache.
 
     Raises:
-        UserError: If the strategy does not support the distances of ``visibility``.
+        UserError: If the strategy does not support the option ``visibility.distances``.
     """
     visibility = visibility.narrow(position.window)
     positions = replace(position.remap_positions(positions, tokens), visibility=visibility)

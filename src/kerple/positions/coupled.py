@@ -55,7 +55,7 @@ class PlaceEmbedding(Resampled):
         self.shift_invariant = False
         self.rows = rows
         table = torch.empty(rows, shape.dim, dtype=torch.float32)
-        # distant places never occur together in training, which therefore cannot separate their rows; orthogonal rows
+        # training cannot make the rows of distant places different, because these never occur together; orthogonal rows
         # differ from the start
         table = nn.init.orthogonal_(table) * size if rows <= shape.dim else table.normal_(std=size * shape.dim**-0.5)
         # the model calls `embed` only for the strategy of the first layer
@@ -104,9 +104,9 @@ class Coupled(PlaceEmbedding):
         position: Function that builds a second strategy from the shape. Cho et al. use none.
         rows: Number of rows of the table, one per place; row 0 is not used. Places must be less than ``rows``.
         seed: Seed of the shifts in training.
-        size: Initial norm of a row. The norm of a token embedding is about the model's ``init`` times √D. Rows with a
-            larger norm stay distinct, also for distant places that never occur together in training. Up to D rows are
-            initialised orthogonally, more rows from a normal distribution.
+        size: Initial norm of a row. The norm of a token embedding is about the model's ``init`` times √D. With a larger
+            norm, initial rows differ enough to distinguish places that never occur together in training. Up to D rows
+            are initialised orthogonally, more rows from a normal distribution.
         learned: Whether the rows are trained, as in Cho et al. Up to D rows that are not trained stay orthogonal.
 
     Raises:

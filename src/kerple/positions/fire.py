@@ -16,10 +16,11 @@ class FIRE(Position):
 
     The MLP has one input, ``hidden`` ReLU units and H outputs, one per head. The threshold τ (L in Li et al.) and c are
     learned. c is initialised to 0.1. `constrain_` keeps c >= 0.001 and τ >= 1. For m > τ the bias also depends on m, so
-    that an offset changes the logits.
+    that a constant added to all positions changes the logits.
 
     Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer by default.
-    Cost: explicit scores, and for each of them a search among ``hidden`` knots and two look-ups.
+    Cost: explicit scores. The MLP is a piecewise linear function: for each score, a search of its piece among
+    ``hidden`` + 1, and look-ups of slope and intercept.
 
     Args:
         shape: Sizes of the model.

@@ -72,7 +72,7 @@ class Resampled(Wrapper):
 
     def random_integer(self, size: int) -> int:
         """Return the random number of this step, a uniformly distributed integer of ``size`` bytes."""
-        # a hash of both numbers, because a generator has only one seed
+        # seed and step are hashed into one number, because a torch.Generator has a single seed
         return int.from_bytes(blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=size).digest(), "big")
 
     def clamp_(self) -> None:

@@ -37,8 +37,8 @@ def in_step(tokens: Tensor, ids: range) -> Tensor:
 
     If numbers are written with the last digit first, digits of equal significance have the same place (Cho et al. 2024,
     arXiv 2405.20671, section 4). Begin, end and padding have no place. To write a digit, a model can attend to the
-    digits whose place is that of the current token plus one. If a number has no more digits, it can attend to the begin
-    token.
+    digits whose place is that of the current token plus one. If a number has no digit with that place, the model
+    can attend to the begin token.
     """
     return (index_in_run(tokens, ids) + 1).where(is_text(tokens), 0)
 

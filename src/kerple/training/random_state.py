@@ -31,7 +31,7 @@ class RandomState(Callback):
             self._state = self._stored[rank]
         else:
             if rank or self._stored is not None:
-                # all ranks were seeded equally, so that their weights are equal; from here on they must differ
+                # all ranks had the same seed, so that their weights are equal; now their random numbers must differ
                 seeds = np.random.SeedSequence([torch.initial_seed(), rank, trainer.global_step]).generate_state(3)
                 torch.manual_seed(int(seeds[0]))
                 random.seed(int(seeds[1]))

@@ -165,7 +165,7 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
         settings: Settings of the preparation, to be compared with those of an interrupted one.
 
     Raises:
-        UserError: The folder has shards without a manifest or an unfinished preparation with other settings, the corpus
+        UserError: The folder has an unfinished preparation with other settings, or shards but no manifest; the corpus
             has no training document, or the tokenizer cannot be loaded or has too many entries.
     """
     unfinished = directory / PARTS / "settings.json"

@@ -46,5 +46,5 @@ def run_downloader(command: list[str], folder: Path, advice: str) -> None:
     if process.returncode:
         errors = re.findall("^E(?:RROR)?: (.*)", process.stderr, re.M) or process.stderr.splitlines()[-1:]
         reason = (errors or ["no error message"])[0][:300]
-        advice = f"completed downloads are kept: start again when the network works, or {advice}"
+        advice = f"start again when the network works, or {advice}"
         raise UserError(f"data.corpus: its files cannot be downloaded ({reason}); {advice}")
