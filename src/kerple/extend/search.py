@@ -78,7 +78,7 @@ class Search:
         overlap with the training text by more than half are not used.
 
         Raises:
-            UserError: If a text has no document of more than N tokens, or such documents in only one group.
+            UserError: If a text has fewer than two such documents of more than N tokens.
         """
         result = {}
         for split, text in self.texts.items():
