@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from kerple.base.errors import UserError
 from kerple.cli.main import main
+from kerple.cli.probe import network_and_text
 from kerple.cli.trained import load_trained
 from kerple.data.shards import Folder
 from kerple.data.text import ShardText
@@ -180,7 +181,9 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
             loaded.save_pretrained(folder)
     strategy = type(loaded.network.positions[0].parts[1])
     assert strategy.__module__.startswith("transformers_modules.")
-    assert strategy.__name__ == "Root"
+    assert network_and_text(loaded, path, "modules", "my_file")[1].name.startswith("the test split of")
+    with pytest.raises(UserError, match="add --trust my_file"):
+        network_and_text(loaded, path, "modules")
 
 
 def test_fit_starts_from_weights_with_another_strategy(workdir, capsys):

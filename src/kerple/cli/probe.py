@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     if parts := [name for name in ("gap", "window") if options[name]]:
         from kerple.probe.on_text import measure_on_text
 
-        network, text = network_and_text(model, options.model, options.text)
+        network, text = network_and_text(model, options.model, options.text, options.trust)
         report.results = measure_on_text(network, text, parts, options.length, options.blocks)
         report.text = f"{text.name}, sha256 of its tokens {text.digest}"
     report.write(folder)
@@ -81,13 +81,14 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
     return read_model(source, config, trust_remote_code=trust_remote_code), config.get_text_config()
 
 
-def network_and_text(model: Any, path: str, corpus: str) -> tuple[Any, Any]:
+def network_and_text(model: Any, path: str, corpus: str, trust: str = "") -> tuple[Any, Any]:
     """Return a model as a `Network`, and the text on which it is measured.
 
     Args:
         model: A model that `read_fp32_model` returned.
         path: Path from which the model was read.
         corpus: Text for a pretrained model, as ``data.corpus``. For a checkpoint, its test text is used.
+        trust: Packages whose classes a checkpoint may use, separated by commas.
     """
     from kerple.hf.adapter import hugging_face_network
 
@@ -96,7 +97,7 @@ def network_and_text(model: Any, path: str, corpus: str) -> tuple[Any, Any]:
         from kerple.cli.trained import load_trained
         from kerple.data.text import ShardText
 
-        data = load_trained(path)[1]
+        data = load_trained(path, trust)[1]
         return network, ShardText(data.folder, "test") if hasattr(data, "folder") else data
     from kerple.hf.source import bos_token, find_model, read_tokenizer
     from kerple.probe.on_text import corpus_text
