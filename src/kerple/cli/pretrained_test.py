@@ -157,7 +157,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
 
 def _parse(arguments: list[str]) -> Namespace:
     """Return the options. The model's tokenizer, vocabulary and length are the defaults of the options ``data``."""
-    import_modules("kerple.measure", skip=("task_accuracy",))  # it needs a task
+    import_modules("kerple.measure", skip=("metrics", "task_accuracy"))  # these need torchmetrics and a task
     parser = _parser()
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     if not options.hf:

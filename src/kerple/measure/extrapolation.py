@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -21,12 +21,14 @@ from kerple.measure.measure import (
     skipped_lengths,
 )
 from kerple.measure.measurement import Measurement
-from kerple.measure.metrics import ContextGain
 from kerple.measure.protocols import Protocol, ProtocolName, full
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Network, Windows
 from kerple.positions.visibility import EVERYTHING, Distances, Visibility
+
+if TYPE_CHECKING:
+    from kerple.measure.metrics import ContextGain
 
 OPTIONS = {"window": ("windowed", "keep_first"), "keep_first": ("keep_first",), "stride": ("sliding",), "k": ("last",)}
 """Options of protocols, and the protocols that use each option."""
@@ -150,7 +152,7 @@ class Extrapolation(Measure):
         about |= {"strategy": network.name, "training_length": training_length, "split": text.split}
         about |= {"block": self.targets, "sampling": self.sampling, "documents": self.documents, "skip": self.skip}
         about |= {"precision": runner.precision, "skipped": skipped}
-        title, gains = f"{network.name}: perplexity by evaluation length", [] if gain is None else gain.rows(runner.sum)
+        title, gains = f"{network.name}: perplexity by evaluation length", [] if gain is None else gain.compute()
         figures = {self.name: perplexity_figure(measurements, self.lengths, training_length, title)}
         if any(row["first"] >= row["window"] for row in gains):
             figures["context_gain"] = context_gain_figure(gains, f"{network.name}: context gain by distance")
@@ -224,12 +226,16 @@ class Extrapolation(Measure):
         blocks = text.blocks(length, self.blocks)
         return blocks.chosen(shuffled(len(blocks), self.segments, self.seed)) if self.sampling == "paper" else blocks
 
-    def _context_gain(self, network: Network, runner: Runner) -> ContextGain | None:
+    def _context_gain(self, network: Network, runner: Runner) -> "ContextGain | None":
         """Return the empty sums of the context gain, or None if it is not measured."""
         length, window = self.lengths[-1], self.window or known_training_length(network)
         if self.sampling == "paper" or not {"full", "windowed"} <= set(self.protocols):
             return None
-        return ContextGain(length, window, runner.device) if window < length <= length_limit(network) else None
+        if not window < length <= length_limit(network):
+            return None
+        from kerple.measure.metrics import ContextGain  # imports torchmetrics, which takes seconds
+
+        return ContextGain(length, window).to(runner.device)
 
 
 def _measurements(
@@ -239,7 +245,7 @@ def _measurements(
     lengths: Sequence[int],
     runner: Runner,
     token_bytes: Tensor | None = None,
-    gain: ContextGain | None = None,
+    gain: "ContextGain | None" = None,
 ) -> list[Measurement]:
     """Return the sums of losses over the blocks of this process, for the lengths that the network can read.
 

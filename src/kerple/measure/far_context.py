@@ -7,7 +7,7 @@ Intervals are over documents, because blocks of one document depend on each othe
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -20,10 +20,12 @@ from kerple.base.errors import UserError
 from kerple.data.text import Text, TextBlocks
 from kerple.measure.drawing import label_axes, panel
 from kerple.measure.measure import Measure, known_training_length, length_limit, ordered_lengths, require_positive
-from kerple.measure.metrics import TokenLoss
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Network
+
+if TYPE_CHECKING:
+    from kerple.measure.metrics import TokenLoss
 
 CONTEXTS = ("own", "none", "foreign")
 EFFECTS = ("gain", "content", "disturbance")
@@ -209,7 +211,7 @@ class FarContext(Measure):
 
 
 def _document_table(
-    lengths: list[int], losses: dict[tuple[int, str], TokenLoss], documents: list[int], k: int
+    lengths: list[int], losses: dict[tuple[int, str], "TokenLoss"], documents: list[int], k: int
 ) -> pd.DataFrame:
     """Return the mean losses and the effects, with a row for each length and document.
 

@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kerple.measure.metrics import TokenLoss
 from kerple.measure.protocols import Protocol
 from kerple.measure.results import Row
+
+if TYPE_CHECKING:
+    from kerple.measure.metrics import TokenLoss  # imports torchmetrics, which takes seconds
 
 
 @dataclass(eq=False)
@@ -20,7 +23,7 @@ class Measurement:
 
     protocol: Protocol
     length: int
-    loss: TokenLoss
+    loss: "TokenLoss"
 
     @property
     def by_position(self) -> bool:

@@ -1,25 +1,24 @@
 """`TokenLoss`: sums of losses by block or position. `ContextGain`: the gain from context by position."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from kerple.measure.results import Row
 
 BINS = 64  # a context gain has at least 64 bins of positions; in shorter segments, each position is a bin
 
 
-class TokenLoss:
+class TokenLoss(Metric):
     """Sums of the negative log-likelihoods of targets, by group. A group is a block of text or a position.
 
     A perplexity is computed from the total of the sums, and is never a mean of perplexities.
 
     Args:
         groups: Number of groups G.
-        device: Device of the sums.
 
     Attributes:
         nll: Sum of the losses of each group in nats, (G,) fp64.
@@ -27,10 +26,15 @@ class TokenLoss:
         text_bytes: Number of bytes of the text of these targets, (G,) int64; 0 if they are not given.
     """
 
-    def __init__(self, groups: int = 1, device: torch.device | str = "cpu") -> None:
-        self.nll = torch.zeros(groups, dtype=torch.float64, device=device)
-        self.targets = torch.zeros(groups, dtype=torch.int64, device=device)
-        self.text_bytes = torch.zeros(groups, dtype=torch.int64, device=device)
+    nll: Tensor
+    targets: Tensor
+    text_bytes: Tensor
+
+    def __init__(self, groups: int = 1) -> None:
+        super().__init__()
+        self.add_state("nll", torch.zeros(groups, dtype=torch.float64), dist_reduce_fx="sum")
+        for name in ("targets", "text_bytes"):
+            self.add_state(name, torch.zeros(groups, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, losses: Tensor, group: int | None = None, text_bytes: Tensor | None = None) -> None:
         """Add losses in nats, fp32 or fp64.
@@ -49,8 +53,12 @@ class TokenLoss:
         self.targets[groups] += len(rows)
         self.text_bytes[groups] += 0 if text_bytes is None else text_bytes.reshape(rows.shape).sum(0)
 
+    def compute(self) -> Tensor:
+        """Return the perplexity of the targets of all devices, () fp64; NaN without targets."""
+        return self.perplexity()
+
     def perplexity(self) -> Tensor:
-        """Return the perplexity of all targets, () fp64; NaN without targets."""
+        """Return the perplexity of the targets in the sums of this device, () fp64; NaN without targets."""
         return (self.nll.sum() / self.targets.sum()).exp()
 
     def bits_per_byte(self) -> Tensor:
@@ -66,7 +74,7 @@ class TokenLoss:
         ]
 
 
-class ContextGain:
+class ContextGain(Metric):
     """The loss with full attention, and the gain (loss with a window - full loss), in nats per target by position.
 
     Positions are divided into bins. Each segment contributes one mean to each bin. Standard errors are over segments,
@@ -76,16 +84,20 @@ class ContextGain:
     Args:
         length: Number of targets L in a segment.
         window: Number of keys that a query sees with the window.
-        device: Device of the sums.
     """
 
-    def __init__(self, length: int, window: int, device: torch.device | str = "cpu") -> None:
+    segments: Tensor
+    sums: Tensor
+    squares: Tensor
+
+    def __init__(self, length: int, window: int) -> None:
+        super().__init__()
         self.length, self.window = length, window
         self.width = max(1, length // BINS)  # positions in a bin; the last bin may have fewer
         bins = -(-length // self.width)
-        self.segments = torch.zeros((), dtype=torch.int64, device=device)
-        # sums, and sums of squares, over segments; rows: full loss, gain
-        self.sums, self.squares = torch.zeros(2, 2, bins, dtype=torch.float64, device=device)
+        self.add_state("segments", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        for name in ("sums", "squares"):  # over segments; rows: full loss, gain
+            self.add_state(name, torch.zeros(2, bins, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, full: Tensor, windowed: Tensor) -> None:
         """Add losses of the targets of successive segments, with full attention and with the window, in nats."""
@@ -95,19 +107,15 @@ class ContextGain:
         self.squares += means.square().sum(1)
         self.segments += means.shape[1]
 
-    def rows(self, total: Callable[[Tensor], Tensor]) -> list[dict[str, Any]]:
-        """Return the rows of the table, one for each bin.
+    def compute(self) -> list[dict[str, Any]]:
+        """Return the rows of the table, one for each bin, over all devices.
 
         A row has the first position of the bin, the length, the window, the number of segments, the mean full loss, the
         mean gain, and their standard errors. With one segment, the standard errors are NaN.
-
-        Args:
-            total: `Runner.sum`, which adds a tensor over all processes.
         """
-        segments, sums, squares = map(total, (self.segments, self.sums, self.squares))
-        n = int(segments)
-        means = sums / n  # (2, bins)
-        errors = ((squares / n - means.square()).clamp(min=0) / (n - 1)).sqrt()
+        n = int(self.segments)
+        means = self.sums / n  # (2, bins)
+        errors = ((self.squares / n - means.square()).clamp(min=0) / (n - 1)).sqrt()
         names = ("loss", "gain", "loss_error", "gain_error")
         return [
             {"first": i * self.width, "length": self.length, "window": self.window, "segments": n}

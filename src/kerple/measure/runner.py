@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.base.precision import choose_precision
-from kerple.measure.metrics import TokenLoss
+
+if TYPE_CHECKING:
+    from kerple.measure.metrics import TokenLoss
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -48,9 +50,11 @@ class Runner:
         for i, tokens in self.part(blocks):
             yield i, tokens.to(self.device)[None]
 
-    def losses(self, groups: int = 1) -> TokenLoss:
+    def losses(self, groups: int = 1) -> "TokenLoss":
         """Return empty sums of losses by group, on the device."""
-        return TokenLoss(groups, self.device)
+        from kerple.measure.metrics import TokenLoss  # imports torchmetrics, which takes seconds
+
+        return TokenLoss(groups).to(self.device)
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes, on the CPU. The tensor itself may be overwritten."""
@@ -58,14 +62,15 @@ class Runner:
             torch.distributed.all_reduce(x)
         return x.cpu()
 
-    def synchronise(self, *losses: TokenLoss) -> None:
+    def synchronise(self, *losses: "TokenLoss") -> None:
         """Replace the sums of this process by the sums over all processes, on the CPU.
 
         Raises:
             UserError: If a sum of losses is not finite.
         """
         for loss in losses:
-            loss.nll, loss.targets, loss.text_bytes = map(self.sum, (loss.nll, loss.targets, loss.text_bytes))
+            loss.sync()
+            loss.cpu()
             if not loss.nll.isfinite().all():
                 advice = "check the weights for NaN, or use another model"
                 raise UserError(f"model: the loss of the text is not finite; {advice}")
