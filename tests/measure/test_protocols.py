@@ -218,6 +218,13 @@ def test_sums_are_fp64_and_counts_are_integers() -> None:
     assert (loss.nll.dtype, loss.targets.dtype) == (torch.float64, torch.int64)
 
 
+def test_groups_without_targets_have_no_row() -> None:
+    loss = TokenLoss(3)  # such as blocks of which the second has no key token of LongPPL
+    loss.update(torch.ones(2), 0)
+    loss.update(torch.ones(5), 2)
+    assert [(row.block, row.count) for row in loss.rows("longppl", 16)] == [(0, 2), (2, 5)]
+
+
 @pytest.mark.parametrize("distances", ["capped", "cache"])
 @torch.inference_mode()
 def test_keep_first_has_the_distances_of_its_option(distances: str) -> None:

@@ -66,11 +66,12 @@ class TokenLoss(Metric):
         return self.nll.sum() / self.text_bytes.sum() / math.log(2)  # text_bytes.sum() * math.log(2) would be fp32
 
     def rows(self, protocol: str, length: int, by_position: bool = False) -> list[Row]:
-        """Return a row of the results for each group: a position if ``by_position``, else a block."""
+        """Return a row of the results for each group with targets: a position if ``by_position``, else a block."""
         sums = zip(self.nll.tolist(), self.targets.tolist(), strict=True)
         return [
             Row("ppl", protocol, length, i if by_position else None, None if by_position else i, nats, targets)
             for i, (nats, targets) in enumerate(sums)
+            if targets
         ]
 
 
