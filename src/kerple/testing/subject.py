@@ -38,7 +38,7 @@ class Subject:
 
     def position(self, length: int = LENGTH) -> Position:
         """Return the strategy in evaluation mode, with width 32, 4 heads and this training length."""
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed takes 2 ms: a stack trace per accelerator
         return self.build_layer(Shape(32, 4, length)).eval()
 
     def network(self, length: int = 0, kv_heads: int | None = None, trained: int = LENGTH) -> Transformer:
@@ -53,7 +53,7 @@ class Subject:
             trained: Training length. If ``max_length`` of the strategy is below ``length``, it is ``length`` instead.
         """
         limit = self.position().max_length
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         shape = Shape(32, 4, trained if limit is None or limit >= length else length)
         network = Transformer(shape, 2, VOCABULARY, self.build_layer, kv_heads=kv_heads)
         with torch.no_grad():
