@@ -88,25 +88,24 @@ class AttentionMaps(BlockMeasure):
     max_length: ClassVar[int | None] = MAX_TOKENS
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        maps: dict[tuple[int, int], Tensor] = {}
-        existing: list[tuple[int, int]] = []  # pairs of a layer and a head of the network
         pairs = [(layer, head) for layer, head in self.heads or product(range(6), [0])]
+        maps: dict[tuple[int, int], Tensor | None] = {}  # of all layers and heads; None for those that are not drawn
 
         def add(layer: int, p: Tensor) -> None:
             """Add the maps of a layer from its probabilities (1, heads, queries, keys)."""
-            heads = [(layer, head) for head in range(p.shape[1])]
-            existing.extend(heads)
-            maps.update({(layer, head): p[0, head].cpu() for layer, head in heads if (layer, head) in pairs})
+            for head in range(p.shape[1]):
+                maps[layer, head] = p[0, head].cpu() if (layer, head) in pairs else None
 
         (tokens,) = self.text_blocks(network, text)
         network.visit_attention(tokens.to(runner.device)[None, :-1], add)
         missing = [pair for pair in pairs if pair not in maps]
         if self.heads and missing:
-            last_layer, last_head = max(existing)
+            last_layer, last_head = max(maps)
             expected = f"pairs of a layer in 0..{last_layer} and a head in 0..{last_head}"
             raise UserError(f"AttentionMaps: heads: got {missing}, expected {expected}")
+        drawn = {pair: p for pair in pairs if (p := maps.get(pair)) is not None}
         title = f"{network.name}: attention in the first block of the text"
-        return Result(self.name, figures={self.name: _maps_figure({p: maps[p] for p in pairs if p in maps}, title)})
+        return Result(self.name, figures={self.name: _maps_figure(drawn, title)})
 
 
 def _statistics_figure(means: Tensor, title: str) -> Figure:

@@ -130,8 +130,7 @@ class Extrapolation(Measure):
         super().check(network, text)
         if any(p.visibility != EVERYTHING for p in self._protocols(known_training_length(network))):
             require_capabilities(self, network, [Windows], "leave windowed and keep_first out of protocols")
-        for length in reversed(self._block_lengths):
-            self._blocks(text, length)
+        self._blocks(text)
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
         training_length = known_training_length(network)
@@ -139,8 +138,7 @@ class Extrapolation(Measure):
         token_bytes = None if text.token_bytes is None else text.token_bytes.to(runner.device)
         measurements: list[Measurement] = []
         about: dict[str, Any] = {}
-        for length in self._block_lengths:
-            blocks, lengths = self._blocks(text, length), [length] if self.sampling == "paper" else self.lengths
+        for blocks, lengths in self._blocks(text):
             measurements += _measurements(network, blocks, protocols, lengths, runner, token_bytes, gain)
             if blocks.documents is not None:
                 documents = blocks.documents.tolist()
@@ -206,32 +204,28 @@ class Extrapolation(Measure):
         window = self.window or training_length
         options: dict[str, dict[str, Any]] = {
             "windowed": {"visibility": Visibility(window)},
+            "keep_first": {"visibility": Visibility(window, self.keep_first or 0, self.distances)},
             "sliding": {"stride": self.stride, "skip": self.skip},
             "last": {"k": self.k},
         }
-        if self.keep_first:
-            options["keep_first"] = {"visibility": Visibility(window, self.keep_first, self.distances)}
         return [Protocol(name, **options.get(name, {})) for name in dict.fromkeys(self.protocols)]
 
-    @property
-    def _block_lengths(self) -> Sequence[int]:
-        """Numbers of targets in a block: one number or, with ``sampling: paper``, each of ``lengths``."""
-        return self.lengths if self.sampling == "paper" else [self.targets]
-
-    def _blocks(self, text: Text, length: int) -> TextBlocks:
-        """Return the blocks of ``length`` targets to measure."""
+    def _blocks(self, text: Text) -> list[tuple[TextBlocks, Sequence[int]]]:
+        """Return pairs of blocks and the lengths at which they are scored; one pair unless ``sampling`` is paper."""
+        if self.sampling == "paper":
+            segments = [text.blocks(length) for length in reversed(self.lengths)]  # so that errors name the longest
+            chosen = [blocks.chosen(shuffled(len(blocks), self.segments, self.seed)) for blocks in segments]
+            return [(blocks, [blocks.length]) for blocks in reversed(chosen)]
         if self.documents:
             limits = self.blocks_per_group, self.blocks_per_document
-            return text.document_blocks(length, self.blocks, self.overlap, *limits)
-        blocks = text.blocks(length, self.blocks)
-        return blocks.chosen(shuffled(len(blocks), self.segments, self.seed)) if self.sampling == "paper" else blocks
+            return [(text.document_blocks(self.targets, self.blocks, self.overlap, *limits), self.lengths)]
+        return [(text.blocks(self.targets, self.blocks), self.lengths)]
 
     def _context_gain(self, network: Network, runner: Runner) -> "ContextGain | None":
         """Return the empty sums of the context gain, or None if it is not measured."""
         length, window = self.lengths[-1], self.window or known_training_length(network)
-        if self.sampling == "paper" or not {"full", "windowed"} <= set(self.protocols):
-            return None
-        if not window < length <= length_limit(network):
+        has_both = self.sampling == "blocks" and {"full", "windowed"} <= set(self.protocols)
+        if not (has_both and window < length <= length_limit(network)):
             return None
         from kerple.measure.metrics import ContextGain  # imports torchmetrics, which takes seconds
 

@@ -15,7 +15,8 @@ def perplexity_table(measurements: Sequence[Measurement], training_length: int) 
     cells: dict[str, dict[str, str]] = {}
     for m in measurements:
         times = "" if m.length % training_length else f" ({m.length // training_length}×)"
-        cells.setdefault(m.protocol.label, {})[f"{m.length:,}{times}"] = _cell(m)
+        bits = f" ({float(m.loss.bits_per_byte()):.3f})" if m.loss.text_bytes.any() else ""
+        cells.setdefault(m.protocol.label, {})[f"{m.length:,}{times}"] = f"{float(m.loss.perplexity()):,.2f}{bits}"
     counts = sorted({f"targets scored: {m.protocol.label} {int(m.loss.targets.sum()):,}" for m in measurements})
     return "\n".join(["Perplexity (bits per byte) by evaluation length", pd.DataFrame(cells).to_string(), *counts])
 
@@ -62,8 +63,3 @@ def context_gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     xlabel = f"position minus the window of {beyond[0]['window']:,} tokens"
     label_axes(axes, xlabel=xlabel, ylabel="windowed - full (nats per token)", title=title)
     return figure
-
-
-def _cell(m: Measurement) -> str:
-    ppl = f"{float(m.loss.perplexity()):,.2f}"
-    return f"{ppl} ({float(m.loss.bits_per_byte()):.3f})" if m.loss.text_bytes.any() else ppl

@@ -179,25 +179,24 @@ class FarContext(Measure):
         runner.synchronise(*losses.values())
         table = _document_table(lengths, losses, documents, k)
         lines: list[str] = []
-        intervals: dict[int, dict[str, tuple[float, float]]] = {}
-        scalars: dict[str, float] = {}
+        effects: dict[int, dict[str, tuple[float, float, float]]] = {}  # mean and interval of each effect, by length
         for length in lengths:
-            effects = table[table["length"] == length]
-            at_length = intervals[length] = {name: mean_interval(effects[name].to_numpy())[1:] for name in EFFECTS}
-            values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (low, high) in at_length.items())
-            conclusion = verdict(at_length["gain"], at_length["content"])
+            rows = table[table["length"] == length]
+            at_length = effects[length] = {name: mean_interval(rows[name].to_numpy()) for name in EFFECTS}
+            values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (_, low, high) in at_length.items())
+            conclusion = verdict(at_length["gain"][1:], at_length["content"][1:])
             lines.append(f"far context at {length:,} tokens: {conclusion} (95% intervals in nats per target: {values})")
-            scalars |= {f"far_context/{name}/{length}": float(effects[name].mean()) for name in ("gain", "content")}
         lines += [f"far context at {n:,}: skipped, only {limit} positions" for n in self.lengths if n not in lengths]
+        scalars = {f"far_context/{name}/{n}": effects[n][name][0] for n in lengths for name in ("gain", "content")}
         loss_rows = [row for (n, context), loss in losses.items() for row in loss.rows(f"far_{context}{k}", n)]
         about = {"strategy": network.name, "training_length": training_length, "split": text.split, "k": k}
         about |= {"block": self.lengths[-1], "block_document": documents, "overlapping": blocks.left_out}
         about |= {"documents": True, "precision": runner.precision, "too_short": blocks.too_short}
         about |= {"groups": [groups[documents.index(document)] for document in dict.fromkeys(documents)]}
         title = f"{network.name}: effect of distant text, {len(set(documents))} documents"
-        figures = {self.name: _figure(intervals, training_length, title)} if intervals else {}
-        rows: Any = table.to_dict("records")
-        return Result(self.name, {self.name: rows}, figures, loss_rows, about, scalars, "\n".join(lines))
+        figures = {self.name: _figure(effects, training_length, title)} if effects else {}
+        tables: Any = {self.name: table.to_dict("records")}
+        return Result(self.name, tables, figures, loss_rows, about, scalars, "\n".join(lines))
 
     def _targets(self, training_length: int) -> int:
         return self.k or max(1, training_length // 2)
@@ -233,14 +232,14 @@ def _document_table(
     return table.assign(own=own, none=none, foreign=foreign, **effects)
 
 
-def _figure(intervals: dict[int, dict[str, tuple[float, float]]], training_length: int, title: str) -> Figure:
-    """Draw the 95% intervals of the mean effects against length."""
+def _figure(effects: dict[int, dict[str, tuple[float, float, float]]], training_length: int, title: str) -> Figure:
+    """Draw the effects (mean, low, high) with their 95% intervals against length."""
     figure, axes = panel(6.4, 4.2)
     for shift, name in zip((0.97, 1.0, 1.03), EFFECTS, strict=True):  # so that intervals do not overlap
-        low, high = np.array([at_length[name] for at_length in intervals.values()]).T
-        middle, shifted_lengths = (low + high) / 2, np.array(list(intervals)) * shift
-        axes.errorbar(shifted_lengths, middle, (high - low) / 2, marker="o", markersize=4, capsize=2, label=name)
+        mean, _, high = np.array([at_length[name] for at_length in effects.values()]).T
+        x = np.array(list(effects)) * shift
+        axes.errorbar(x, mean, high - mean, marker="o", markersize=4, capsize=2, label=name)
     axes.axhline(0, color="black", linewidth=0.8)
     labels = {"xlabel": "evaluation length (tokens)", "ylabel": "nats per target, 95% intervals over documents"}
-    label_axes(axes, training_length, [*intervals], **labels, title=title)
+    label_axes(axes, training_length, [*effects], **labels, title=title)
     return figure

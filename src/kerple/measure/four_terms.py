@@ -5,6 +5,7 @@ In the name of a term, the part of the query is first.
 """
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 import torch
@@ -136,11 +137,8 @@ class FourTerms(BlockMeasure):
             variance += torch.stack([spread(terms[name]).square() for name in names]) / len(blocks)
             mean += torch.stack([terms[name][0].double().mean(0) for name in TERMS]) / len(blocks)
         variance, mean = runner.sum(variance), runner.sum(mean)
-        rows = [
-            {"head": head, "term": name, "standard_deviation": float(variance[i, head].sqrt())}
-            for head in range(heads)
-            for i, name in enumerate(names)
-        ]
+        deviations = zip(product(range(heads), names), variance.sqrt().T.flatten().tolist(), strict=True)
+        rows = [{"head": head, "term": name, "standard_deviation": value} for (head, name), value in deviations]
         title = f"{network.name}, first layer: terms of the scaled scores, mean of {len(blocks)} blocks"
         return Result(self.name, {self.name: rows}, {self.name: _figure(mean, variance.mean(1).sqrt(), title)})
 

@@ -97,9 +97,8 @@ class GapCurve(Measure):
         loss_rows += [row for gap in gaps for row in sums[gap].rows(f"gap{self.k}", gap + self.context + self.k)]
         none, near = losses[NO_CONTEXT], losses[0]
         curve = [(gap, *_remaining_fraction(none, near, losses[gap])) for gap in gaps[1:]]
-        lines = [
-            f"gap curve: {len(blocks)} documents, loss without context {none.mean():.3f}, with it {near.mean():.3f}"
-        ]
+        means = f"loss without context {none.mean():.3f}, with it {near.mean():.3f}"
+        lines = [f"gap curve: {len(blocks)} documents, {means}"]
         for gap, fraction, low, high in curve:
             effect = f"keeps {fraction:.0%} of its gain ({low:.0%} to {high:.0%})" if high > 0 else "harms"
             lines.append(f"gap of {gap:,}: loss {losses[gap].mean():.3f}, the context {effect}")

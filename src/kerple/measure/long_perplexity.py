@@ -176,14 +176,9 @@ class LongPerplexity(Measure):
         from kerple.hf.source import find_model, source_digest  # needs optional packages
 
         source = find_model(self.evaluator)
-        about = {
-            "evaluator": source_digest(source),
-            "text": text.digest,
-            "tokenizer": hashlib.sha256(text.tokenizer.to_str().encode()).hexdigest(),
-            "block": self.lengths[-1],
-            "blocks": self.blocks,
-            **self.criterion,
-        }
+        about: dict[str, Any] = {"evaluator": source_digest(source), "text": text.digest}
+        about["tokenizer"] = hashlib.sha256(text.tokenizer.to_str().encode()).hexdigest()
+        about |= {"block": self.lengths[-1], "blocks": self.blocks, **self.criterion}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         path = Path(self.keys) / f"keys-{digest[:16]}.json"
         path.parent.mkdir(parents=True, exist_ok=True)

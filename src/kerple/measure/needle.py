@@ -91,18 +91,11 @@ def problem_tokens(
     if haystack_size < 1:
         needed = f"{length - haystack_size}, the tokens of needles, question and answer"
         raise UserError(f"Needle: lengths: got {length}, expected more than {needed}; use larger lengths")
-    tokens: list[int] = []
-    start = 0
-    for depth, sentence in sentences:
-        end = round(depth * haystack_size)
-        tokens += [*haystack[start:end], *sentence]
-        start = end
-    return [*tokens, *haystack[start:haystack_size], *question]
-
-
-def recall(answer: str, values: Sequence[str]) -> float:
-    """Return the fraction of the values that occur in the answer (``string_match_all`` of RULER)."""
-    return sum(value in answer for value in values) / len(values)
+    tokens = list(haystack[:haystack_size])
+    for depth, sentence in reversed(sentences):  # the last first, because an insertion moves later tokens
+        start = round(depth * haystack_size)
+        tokens[start:start] = sentence
+    return tokens + question
 
 
 @dataclass
@@ -169,11 +162,8 @@ class Needle(Measure):
             with runner.autocast():
                 recalls[i, d] += self._recall(text, network, lengths[i], self.depths[d], number, runner.device)
         recalls = runner.sum(recalls) / self.problems
-        rows = [
-            {"length": length, "depth": depth, "problems": self.problems, "recall": float(recalls[i, d])}
-            for i, length in enumerate(lengths)
-            for d, depth in enumerate(self.depths)
-        ]
+        values = zip(product(lengths, self.depths), recalls.flatten().tolist(), strict=True)
+        rows = [{"length": n, "depth": d, "problems": self.problems, "recall": value} for (n, d), value in values]
         title, count = f"{network.name}: {self.kind} in {self.haystack}", self.problems * len(self.depths)
         figures = {self.name: _figure(recalls, lengths, self.depths, title)} if lengths else {}
         totals = zip(lengths, (recalls.mean(1) * count).tolist(), strict=True)
@@ -182,7 +172,10 @@ class Needle(Measure):
         return Result(self.name, {self.name: rows}, figures, sums, about)
 
     def _recall(self, text: Text, network: Any, length: int, depth: float, number: int, device: torch.device) -> float:
-        """Return the recall of the network on problem ``number`` of a length and depth."""
+        """Return the recall of the network on problem ``number`` of a length and depth.
+
+        The recall is the fraction of the values that occur in the answer (``string_match_all`` of RULER).
+        """
         # the seed has all these numbers, so that a problem does not depend on the number of processes
         rng = np.random.default_rng([self.seed, length, round(depth * 10**6), number])
         problem = draw_problem(self.kind, depth, rng)
@@ -192,8 +185,8 @@ class Needle(Measure):
         else:
             haystack = text.stream.read(int(rng.integers(len(text.stream) - length)), length).tolist()
         tokens = torch.tensor([problem_tokens(problem, length, haystack, text.encode)], device=device)
-        answer = network.continued(tokens, ANSWER * len(problem.values))
-        return recall(text.decode(answer), problem.values)
+        answer = text.decode(network.continued(tokens, ANSWER * len(problem.values)))
+        return sum(value in answer for value in problem.values) / len(problem.values)
 
 
 def _figure(recalls: Tensor, lengths: Sequence[int], depths: Sequence[float], title: str) -> Figure:

@@ -59,11 +59,10 @@ def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibili
     assert 1 <= length <= targets
     whole = targets // length * length  # targets in segments of the full length
     segments = tokens[:, : whole + 1].unfold(1, length + 1, length)  # (B, S, L+1), a view
-    losses = _losses(network, segments, visibility=visibility)
-    if whole == targets:
-        return losses
-    rest = _losses(network, tokens[:, None, whole:], visibility=visibility)
-    return torch.cat([losses, rest], dim=1)  # (B, N)
+    parts = [_losses(network, segments, visibility=visibility)]
+    if whole < targets:
+        parts.append(_losses(network, tokens[:, None, whole:], visibility=visibility))
+    return torch.cat(parts, dim=1)  # (B, N)
 
 
 def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip: int = 0) -> Tensor:
@@ -87,7 +86,7 @@ def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip:
     targets = tokens.shape[1] - 1
     assert 1 <= stride <= length <= targets
     assert 0 <= skip < targets
-    end = max(length, min(skip + stride, targets))  # of the first step
+    end = max(length, min(skip + stride, targets))  # number of targets up to the end of the first context
     parts = [_losses(network, tokens[:, None, end - length : end + 1], last=end - skip)]
     steps, rest = divmod(targets - end, stride)
     if steps:
@@ -118,13 +117,13 @@ class Protocol:
 
     @property
     def label(self) -> str:
-        """Name with the value of its option, such as full, windowed512, keep_first4_cache or last128."""
+        """Name of the protocol and values of its options, such as full, windowed512, keep_first4_cache or last128."""
         distances = "" if self.visibility.distances == "true" else f"_{self.visibility.distances}"
         option = self.visibility.first or self.visibility.window or self.stride or self.k or ""
         return f"{self.name}{option}{distances}"
 
     def part_of_full(self, length: int) -> bool:
-        """Return whether the losses at ``length``, which divides N, are a subset of those of `full`."""
+        """Return whether the losses at ``length`` are losses of `full`, for a length that divides N."""
         if self.visibility.window is not None:
             return self.visibility.window >= length
         if self.stride is not None:
@@ -132,11 +131,7 @@ class Protocol:
         return True
 
     def __call__(
-        self,
-        network: Network,
-        tokens: Tensor,
-        length: int,
-        full_losses: Callable[[int], Tensor] | None = None,
+        self, network: Network, tokens: Tensor, length: int, full_losses: Callable[[int], Tensor] | None = None
     ) -> Tensor:
         """Return the losses in nats, (B, n), of the n targets of `scored_targets`.
 
@@ -163,7 +158,17 @@ class Protocol:
 
 
 def _losses(network: Any, segments: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING) -> Tensor:
-    """Return the losses of the segments (B, S, L+1), (B, S·L), or (B, S·last) for the last targets of each."""
+    """Return the losses of the targets of segments.
+
+    Args:
+        network: The model.
+        segments: Segments of blocks of text, (B, S, L+1) int64.
+        last: Number of last targets of each segment that are scored; None for all L.
+        visibility: The keys that a query sees.
+
+    Returns:
+        (B, S·L) losses in nats, or (B, S·last).
+    """
     rows = segments.flatten(0, 1)  # (B·S, L+1)
     batch_size = max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1))
     # only networks with the capability `Windows` have this argument

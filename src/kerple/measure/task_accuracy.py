@@ -57,15 +57,8 @@ def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
         - ``exact``: 1 if all scored tokens are correct, else 0;
         - ``block``: index of the example among the examples of its length.
     """
-    table = pd.DataFrame(
-        {
-            "length": [example.sizes[0] for example in examples],
-            "row": [example.sizes[-2:][0] for example in examples],
-            "column": [example.sizes[-1] for example in examples],
-            "right": counts[0].tolist(),
-            "scored": counts[1].tolist(),
-        }
-    )
+    rows = [(e.sizes[0], e.sizes[-2:][0], e.sizes[-1], *c) for e, c in zip(examples, counts.T.tolist(), strict=True)]
+    table = pd.DataFrame(rows, columns=["length", "row", "column", "right", "scored"])
     table["exact"] = (table["right"] == table["scored"]).astype(int)
     table["block"] = table.groupby("length").cumcount()
     return table[table["scored"] > 0]
@@ -148,9 +141,8 @@ class TaskAccuracy(Measure):
         if untested:
             lines.append(f"lengths not tested: {untested}; {reason}")
         if len(answers):
-            curves = pd.DataFrame(
-                {name: 100 * table.groupby("length")["exact"].mean() for name, table in tables.items()}
-            )
+            fractions = {name: table.groupby("length")["exact"].mean() for name, table in tables.items()}
+            curves = 100 * pd.DataFrame(fractions)
             lines.append(f"{title}: exact match (%)\n{range_table(curves, training_length)}")
             result.figures[self.name] = exact_match_figure(curves, training_length, title)
             if len(task.axes) > 1:

@@ -32,16 +32,11 @@ def no_gradient_from_later_logits(subject: Subject, length: int) -> None:
     """The gradient of a logit is zero for later embeddings, and nonzero for earlier ones."""
     network = subject.network(length)
     embedded: list[Tensor] = []
-
-    def make_leaf(module: nn.Module, arguments: tuple, x: Tensor) -> Tensor:
-        embedded.append(x.detach().requires_grad_())
-        return embedded[0]
-
-    network.embedding.register_forward_hook(make_leaf)
+    network.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
     logits = network(tokens(2, length))
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
     for cut in cuts(length):
-        (gradient,) = torch.autograd.grad((logits * weights)[:, :cut].sum(), embedded[0], retain_graph=True)
+        (gradient,) = torch.autograd.grad((logits * weights)[:, :cut].sum(), embedded, retain_graph=True)
         largest = gradient.abs().amax(-1)  # (2, T)
         given = f"the logits before token {cut} of {length} have"
         assert (largest[:, cut:] == 0).all(), f"{given} a gradient for a later embedding"
@@ -238,16 +233,15 @@ def number_of_parameters(subject: Subject) -> None:
     The formula in the line ``Parameters: `…` `` may include the parameters of an inner strategy, or leave them out.
     """
     position = subject.position()
-    docstring = type(position).__doc__ or ""  # not the docstring of a base class
-    formula = re.search(r"Parameters: `([^`]+)`", docstring)
-    name = type(position).__name__
-    assert formula, f"the docstring of {name} has no line 'Parameters: `formula`' in D, H, δ, L and the options"
-    options = {k: p.default for k, p in inspect.signature(type(position)).parameters.items()}
+    strategy = type(position)
+    formula = re.search(r"Parameters: `([^`]+)`", strategy.__doc__ or "")  # not the docstring of a base class
+    missing = "has no line 'Parameters: `formula`' in D, H, δ, L and the options"
+    assert formula, f"the docstring of {strategy.__name__} {missing}"
+    options = {k: p.default for k, p in inspect.signature(strategy).parameters.items()}
     options |= getattr(subject.build, "keywords", {})
     # `eval` is safe here, because the formula is in a file that was imported
     expected = eval(formula[1], {"__builtins__": {}}, options | {"D": 32, "H": 4, "δ": 8, "L": 32})
-    inner_strategies = [m for m in position.modules() if isinstance(m, Position) and m is not position]
-    inner = {p for strategy in inner_strategies for p in strategy.parameters()}
+    inner = nn.ModuleList(m for m in position.modules() if isinstance(m, Position) and m is not position)
     count = sum(p.numel() for p in position.parameters())
-    own = count - sum(p.numel() for p in inner)
+    own = count - sum(p.numel() for p in inner.parameters())  # which have no duplicates
     assert expected in (count, own), f"{count} parameters, the docstring says {formula[1]} = {expected}"
