@@ -17,7 +17,6 @@ from kerple.base.errors import UserError
 from kerple.measure import metrics, results
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.measure import Measure
-from kerple.measure.task_accuracy import TaskAccuracy
 from kerple.positions import NoPE
 from kerple.positions.visibility import EVERYTHING, Visibility
 from kerple.training.language_model import LanguageModel
@@ -132,9 +131,8 @@ def test_every_protocol_reaches_tensorboard_and_the_table(tmp_path: Path, capsys
 def test_two_processes_give_the_sums_of_one(tmp_path: Path) -> None:
     for name, options in (("one", {}), ("two", {"strategy": "ddp_fork", "devices": 2})):
         run(tmp_path / name, Extrapolation([8, 16], block_length=32, blocks=5), position=Short, **options)
-    pd.testing.assert_frame_equal(
-        *(pd.read_csv(tmp_path / name / "context_gain.csv") for name in ("one", "two")), rtol=1e-9
-    )
+    gains = [pd.read_csv(tmp_path / name / "context_gain.csv") for name in ("one", "two")]
+    pd.testing.assert_frame_equal(*gains, rtol=1e-9)
     one, two = (EventAccumulator(str(tmp_path / name)).Reload() for name in ("one", "two"))
     for tag in (tag for tag in one.Tags()["scalars"] if tag.startswith("test/")):
         assert one.Scalars(tag)[0].value == two.Scalars(tag)[0].value
@@ -198,10 +196,7 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp
         ({"lengths": [8, 12]}, r"lengths: got \[8, 12\]"),
         ({"protocols": ["sliding"], "stride": 9}, "stride: got 9, expected 1 to 8"),
         ({"protocols": ["full"], "window": 4}, "window: got 4"),
-        (
-            {"protocols": ["sliding"], "stride": 4, "skip": 27, "block_length": 64},
-            "skip: got 27, expected 0, or 28 to 63",
-        ),
+        ({"protocols": ["sliding"], "stride": 4, "skip": 27, "block_length": 64}, "skip: got 27, .* 0, or 28 to 63"),
         ({"blocks_per_group": 1}, "documents: got false, expected true, because blocks_per_group"),
         ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),
         ({"lengths": [8, 256]}, "of 256 targets, but the test split has only 0"),
@@ -227,5 +222,3 @@ def test_unsuitable_trainers_and_texts_are_an_error_before_the_run(tmp_path: Pat
     sharded: Any = SimpleNamespace(strategy=ModelParallelStrategy(), datamodule=RandomText(), callbacks=[])
     with pytest.raises(UserError, match=r"got Extrapolation, which does not support sharded parameters"):
         MeasureCallback(Extrapolation([8])).setup(sharded, model_of(), "fit")
-    with pytest.raises(UserError, match=r"got TaskAccuracy, which does not support sharded parameters"):
-        MeasureCallback(TaskAccuracy()).setup(sharded, model_of(), "fit")

@@ -63,32 +63,20 @@ def test_an_error_of_a_strategy_names_its_line_once_and_has_a_traceback_with_deb
 
 
 class Sketch(Position):
-    """Correct strategy. Subclasses have one error each.
-
-    Parameters: `0`. Cost: none.
-    """
+    """Correct strategy. Subclasses have one error each."""
 
     shift_invariant = True
+    size: Callable[[Shape], tuple[int, ...]] | None = None  # of a parameter; None for no parameter
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        if self.size is not None:
+            self.parameter = nn.Parameter(torch.zeros(self.size(shape)))
 
 
-def sketch(**hooks: Callable[..., Any]) -> type[Position]:
-    """Return a strategy with these hooks."""
-    return type("Sketched", (Sketch,), hooks)
-
-
-def with_parameter(
-    formula: str, size: Callable[[Shape], tuple[int, ...]], **hooks: Callable[..., Any]
-) -> type[Position]:
-    """Return a strategy with a parameter of this size, and with this formula in its docstring."""
-
-    def __init__(self: Position, shape: Shape) -> None:
-        Sketch.__init__(self, shape)
-        self.parameter = nn.Parameter(torch.zeros(size(shape)))
-
-    return type("Sketched", (Sketch,), {"__init__": __init__, "__doc__": f"Parameters: `{formula}`.", **hooks})
+def sketch(**members: Any) -> type[Position]:
+    """Return a strategy with these hooks and other members."""
+    return type("Sketched", (Sketch,), members)
 
 
 class FarAway(Sketch):
@@ -139,13 +127,12 @@ After64 = sketch(
 # adds the scores of the previous key, also if it is outside the window or the block
 Neighbours = sketch(modify_scores=lambda self, s, q, k, block: s + F.pad(q @ k.mT * 8**-0.5, (1, 0))[..., :-1])
 # one parameter for each head, which is neither counted nor used
-Counted = with_parameter("0", lambda shape: (shape.heads,))
+Counted = sketch(__doc__="Parameters: `0`.", size=lambda self, shape: (shape.heads,))
 # a number for each position of training, although the formula has no L
-Sized = with_parameter("32", lambda shape: (shape.length,))
+Sized = sketch(__doc__="Parameters: `32`.", size=lambda self, shape: (shape.length,))
 # a product that TF32 may round
-Rounded = with_parameter(
-    "δ * δ",
-    lambda shape: (shape.head_dim, shape.head_dim),
+Rounded = sketch(
+    size=lambda self, shape: (shape.head_dim, shape.head_dim),
     modify_scores=lambda self, s, q, k, block: s + q.float() @ self.parameter @ k.float().mT * 8**-0.5,
 )
 # depends on the length of the input

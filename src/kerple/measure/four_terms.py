@@ -43,7 +43,6 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         The terms of `TERMS` and "rest", each (B, heads, queries, keys) fp32, or fp64 for a network in fp64. Future keys
         are not masked. The sum of the terms is the scores before the softmax.
     """
-    assert no_four_terms(network) is None
     position, block = network.positions[0], network.blocks[0]
     positions = TokenPositions.arange(tokens.shape[1], device=tokens.device)
     attention = block.attention

@@ -53,13 +53,11 @@ class TokenLoss(Metric):
         self.targets[groups] += len(rows)
         self.text_bytes[groups] += 0 if text_bytes is None else text_bytes.reshape(rows.shape).sum(0)
 
-    def compute(self) -> Tensor:
-        """Return the perplexity of the targets of all devices, () fp64; NaN without targets."""
-        return self.perplexity()
-
     def perplexity(self) -> Tensor:
         """Return the perplexity of the targets in the sums of this device, () fp64; NaN without targets."""
         return (self.nll.sum() / self.targets.sum()).exp()
+
+    compute = perplexity  # which torchmetrics replaces in each instance by the perplexity of all devices
 
     def bits_per_byte(self) -> Tensor:
         """Return the bits of loss per byte of text, () fp64, which can be compared between tokenizers."""

@@ -101,6 +101,7 @@ class TaskAccuracy(Measure):
 
     name: ClassVar[str] = "accuracy"
     needs: ClassVar[tuple[type, ...]] = (Transformer,)
+    validates = True
 
     def check(self, network: Any, text: Any) -> None:
         require_capabilities(self, network, self.needs)
@@ -110,10 +111,6 @@ class TaskAccuracy(Measure):
         if not isinstance(text, Examples):
             given = f"got {type(text).__name__}, expected the examples of a task"
             raise UserError(f"TaskAccuracy: data: {given}; use TaskData, or leave out TaskAccuracy")
-
-    @property
-    def validates(self) -> bool:
-        return True
 
     def validate(self, network: Any, text: Examples, runner: Runner) -> dict[str, float]:
         table = self._tables(network, text, runner, [TEACHER_FORCED])[TEACHER_FORCED]
