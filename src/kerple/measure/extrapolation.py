@@ -39,31 +39,32 @@ class Extrapolation(Measure):
     """Measures perplexity on the same targets by several protocols and at several lengths.
 
     The text is read in blocks of ``block_length`` targets. For each length a block is cut into segments, so that every
-    length has the same targets. The protocol ``last`` and the option ``skip`` score only some of them.
+    length has the same targets. The protocol ``last`` and the option ``skip`` score only some of these.
 
     The result has the sums of the losses, a figure, a table for the terminal, and the scalars
     ``ppl/<protocol>/<length>`` and ``bits_per_byte/<protocol>/<length>``. ``per_position`` has no scalars. Bits per
     byte need a text with a tokenizer. Lengths that the network cannot read are reported as skipped.
 
     If ``full`` and ``windowed`` are among the protocols, ``context_gain.csv`` has the difference of their losses by
-    position, in segments of the longest length. It is omitted if this length does not exceed the window, if the network
-    cannot read it, or with ``sampling: paper``.
+    position, in segments of the longest length. This file is omitted with ``sampling: paper``, and if the longest
+    length does not exceed the window or is too long for the network.
 
     After each validation of `fit`, ``val/ppl/full/<length>`` is measured on the first blocks of the validation split.
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest.
-        protocols: Some of full, windowed, keep_first, sliding, last, per_position. ``per_position`` is full with a
+        protocols: Some of full, windowed, keep_first, sliding, last, per_position. ``per_position`` is ``full`` with a
             separate sum of losses for each position in the segment.
         block_length: Number of targets in a block, a multiple of the longest length; None for the longest length.
         blocks: Number of blocks, from the beginning of the text; None for all.
-        window: Number of keys that a query sees in windowed and keep_first; None for the training length.
-        keep_first: Number of first tokens of a segment that a query also sees in keep_first; at most the shortest
-            length.
-        stride: Number of new targets in each step of sliding; at most the shortest length.
-        skip: Number of targets at the start of a block that sliding does not score, at least the longest length minus
-            ``stride``. Every scored target then has more than ``length - stride`` tokens of context. 0 scores all.
-        k: Number of targets that last scores at the end of each segment; at most the shortest length.
+        window: Number of keys that a query sees in ``windowed`` and ``keep_first``; None for the training length.
+        keep_first: Number of first tokens of a segment that a query of ``keep_first`` sees in addition to its window;
+            at most the shortest length.
+        stride: Number of new targets in each step of ``sliding``; at most the shortest length.
+        skip: Number of targets at the start of a block that ``sliding`` does not score. 0 scores all targets. Any other
+            number must be at least the longest length minus ``stride``. Every scored target then has more than
+            ``length - stride`` tokens of context.
+        k: Number of targets that ``last`` scores at the end of each segment; at most the shortest length.
         sampling: ``blocks`` scores the same targets at every length. ``paper`` scores ``segments`` shuffled segments at
             each length, as the paper's code does. The text then differs between lengths, so this is only for
             comparison with the paper's tables.
@@ -79,7 +80,7 @@ class Extrapolation(Measure):
         blocks_per_document: With ``documents``, the largest number of blocks that are taken from the beginning of each
             document; None for all.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
-        distances: Distances of the first tokens in keep_first from a query: ``true``, ``capped`` at the window
+        distances: Distances of the first tokens in ``keep_first`` from a query: ``true``, ``capped`` at the window
             (LM-Infinite), or ``cache`` for distances that count only visible keys (StreamingLLM).
 
     Raises:
@@ -117,7 +118,7 @@ class Extrapolation(Measure):
             expected = f"a multiple of {self.lengths[-1]}, the longest of lengths"
             raise UserError(f"Extrapolation: block_length: got {self.block_length}, expected {expected}")
         if self.sampling == "paper" and (self.documents or self.blocks is not None or "sliding" in self.protocols):
-            reason = "the options documents and blocks and the protocol sliding are not possible with it"
+            reason = "paper excludes the options documents and blocks, and the protocol sliding"
             raise UserError(f"Extrapolation: sampling: got paper, expected blocks; {reason}")
         self._check_protocols()
 
@@ -192,7 +193,7 @@ class Extrapolation(Measure):
         if self.distances != "true" and "keep_first" not in names:
             reason = "because keep_first is not among protocols"
             raise UserError(f"Extrapolation: distances: got {self.distances}, expected true, {reason}")
-        minimum = longest - (self.stride or 0)  # so that the targets have enough context at every length
+        minimum = longest - (self.stride or 0)  # gives every target more than length - stride tokens of context
         if self.skip and ("sliding" not in names or not minimum <= self.skip < self.targets):
             expected = f"0, or {minimum} to {self.targets - 1} with the protocol sliding"
             raise UserError(
@@ -222,7 +223,7 @@ class Extrapolation(Measure):
         return [(text.blocks(self.targets, self.blocks), self.lengths)]
 
     def _context_gain(self, network: Network, runner: Runner) -> "ContextGain | None":
-        """Return the empty sums of the context gain, or None if it is not measured."""
+        """Return a context gain without losses yet, or None if it is not measured."""
         length, window = self.lengths[-1], self.window or known_training_length(network)
         has_both = self.sampling == "blocks" and {"full", "windowed"} <= set(self.protocols)
         if not (has_both and window < length <= length_limit(network)):
@@ -250,7 +251,7 @@ def _measurements(
         lengths: The evaluation lengths.
         runner: Device, precision and processes.
         token_bytes: Number of bytes of text of each token id, (V,) int64; None for no bits per byte.
-        gain: The context gain, to which the losses of full and windowed at its length are added; None for no gain.
+        gain: The context gain. The losses of ``full`` and ``windowed`` at its length are added to it; None for none.
     """
     measurements = []
     for protocol, length in product(protocols, lengths):

@@ -147,7 +147,7 @@ def _figure(matrices: Tensor, deviations: Tensor, title: str) -> Figure:
 
     Args:
         matrices: Mean scores of each term, (4, queries, keys).
-        deviations: Standard deviation of each term, for the titles; further ones are ignored.
+        deviations: Standard deviation of each term and of the rest, (5,), for the titles; the last is ignored.
         title: Title of the figure.
     """
     figure = Figure(figsize=(8.4, 7.6), layout="constrained")

@@ -38,15 +38,15 @@ def key_targets(
 ) -> Tensor:
     """Return whether each target is a key token of the evaluator, (B, N) bool.
 
-    A key token is a target that is likely in the whole context, and less likely in a short one. The first ``short``
-    targets have the same context in both readings and are never key tokens.
+    A key token is a target that is likely in the whole context, and less likely in a short one. For the first ``short``
+    targets, the two contexts are equal, so these are never key tokens.
 
     Args:
         evaluator: The model that chooses key tokens.
         tokens: Blocks of text, (B, N+1) int64.
         short: Number of tokens in the short context, less than N.
-        stride: Number of tokens by which the short context moves. Every later target has more than ``short - stride``
-            tokens of context.
+        stride: Number of tokens by which the short context moves. The short context of every target after the first
+            ``short`` has more than ``short - stride`` tokens.
         gain: Lower bound of the gain of a key token in log-probability from the whole context, in nats, exclusive.
         likely: Lower bound of the log-probability of a key token with the whole context, in nats, exclusive.
     """
@@ -70,7 +70,7 @@ def carry_over(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: S
     """
     key_bytes = np.zeros(sum(sizes), dtype=bool)
     for (start, end), key in zip(spans, is_key, strict=True):
-        key_bytes[start:end] |= key  # tokens of the same character have the same span
+        key_bytes[start:end] |= key  # not =, because tokens that are parts of the same character have the same span
     return [bool(token.any()) for token in np.split(key_bytes, np.cumsum(sizes)[:-1])]
 
 
@@ -118,7 +118,7 @@ class LongPerplexity(Measure):
         evaluator: A pretrained model: a folder, a GGUF file, a name on the Hugging Face hub, or ``smollm2-135m``.
         gain: Lower bound of the gain of a key token in log-probability, in nats.
         likely: Lower bound of the log-probability of a key token with the whole context, in nats.
-        keys: Folder in which the key tokens are stored. The value in a checkpoint is ignored.
+        keys: Folder in which the key tokens are stored. A value that a checkpoint contains is ignored.
 
     Raises:
         UserError: If an option is out of range, the evaluator cannot be loaded or cannot read such long blocks, or the
@@ -192,6 +192,7 @@ class LongPerplexity(Measure):
         return keys
 
     def _choose(self, text: Text, source: Any) -> list[list[int]]:
+        """Return the key tokens that the evaluator, loaded from ``source``, chooses in each block, see `_keys`."""
         from kerple.hf.adapter import hugging_face_network
         from kerple.hf.source import bos_token, read_model, read_model_config, read_tokenizer, same_tokens
 
@@ -203,7 +204,7 @@ class LongPerplexity(Measure):
         return [[i for i, key in enumerate(is_key(network, tokens)) if key] for tokens in blocks]
 
     def _is_key_retokenised(self, tokenizer: Any, text: Text, network: Network, tokens: Tensor) -> list[bool]:
-        """Return whether each target is a key token, if the evaluator has another tokenizer than the text.
+        """Return whether each target is a key token, for an evaluator with another tokenizer than that of the text.
 
         Args:
             tokenizer: The evaluator's tokenizer.

@@ -35,7 +35,7 @@ class Measure(ABC):
             runner: Device, precision and processes; None for this process on the CPU in fp32.
 
         Returns:
-            The result. If the measurement does not apply to the network, it contains only the reason.
+            The result. If the measurement does not apply to the network, the result contains only the reason.
 
         Raises:
             UserError: If `check` fails, or a loss is not finite.
@@ -63,7 +63,7 @@ class Measure(ABC):
 
     @abstractmethod
     def measure(self, network: Any, text: Any, runner: Runner) -> Result:
-        """Measure the network. `run` calls it in inference mode; the result is the same in every process."""
+        """Measure the network. `run` calls this method in inference mode. Every process returns the same result."""
 
     @property
     def validates(self) -> bool:
@@ -94,7 +94,7 @@ class BlockMeasure(Measure):
     blocks: int | None = 16
 
     max_length: ClassVar[int | None] = None
-    """Largest accepted ``length``, for measurements whose memory grows with its square; None for no limit."""
+    """Largest accepted ``length``; None for no limit. A measurement whose memory grows with ``length²`` has a limit."""
 
     def __post_init__(self) -> None:
         require_positive(self, "length", "blocks")
@@ -181,7 +181,7 @@ def length_limit(network: Network) -> float:
 
 
 def skipped_lengths(lengths: Sequence[int], network: Network, protocol: str) -> list[dict[str, Any]]:
-    """Return an entry (protocol, length, reason) for the results for each length that the network cannot read."""
+    """Return, for each length that the network cannot read, an entry (protocol, length, reason) for the results."""
     limit = length_limit(network)
     reason = f"{network.name} has only {limit} positions"
     return [{"protocol": protocol, "length": length, "reason": reason} for length in lengths if length > limit]

@@ -31,7 +31,11 @@ class Measurement:
         return self.protocol.name == "per_position"
 
     def rows(self) -> list[Row]:
-        """Return rows of the results: nats of each block or position, and bits of the whole text if bytes are known."""
+        """Return rows of the results.
+
+        There is a row with the loss in nats for each block or position. If the numbers of bytes are known, there is
+        also a row with the loss in bits of all scored targets.
+        """
         rows = self.loss.rows(self.protocol.label, self.length, self.by_position)
         if self.loss.text_bytes.any():
             bits, count = float(self.loss.nll.sum()) / math.log(2), int(self.loss.text_bytes.sum())
@@ -39,7 +43,7 @@ class Measurement:
         return rows
 
     def scalars(self) -> dict[str, float]:
-        """Return the perplexity by name, and the bits per byte if bytes are known. ``per_position`` has neither."""
+        """Return the perplexity, and the bits per byte if numbers of bytes are known; nothing for ``per_position``."""
         if self.by_position:
             return {}
         name = f"{self.protocol.label}/{self.length}"

@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 from kerple.measure.results import Row
 
-BINS = 64  # a context gain has at least 64 bins of positions; in shorter segments, each position is a bin
+BINS = 64  # least number of bins in a context gain; in a segment of fewer positions, each position is a bin
 
 
 class TokenLoss(Metric):
@@ -40,9 +40,9 @@ class TokenLoss(Metric):
         """Add losses in nats, fp32 or fp64.
 
         Args:
-            losses: Losses of any shape that all belong to ``group``. If it is None, they belong to the groups 0..G-1 in
-                turn, such as the G positions of successive segments.
-            group: Number of the group, 0..G-1, or None.
+            losses: The losses, of any shape.
+            group: Number of the group of all these losses, 0..G-1. If it is None, successive losses belong to the
+                groups 0..G-1 in turn, such as the G positions of successive segments.
             text_bytes: Number of bytes of the text of each target, int64, of the losses' shape, for `bits_per_byte`.
         """
         assert losses.dtype in (torch.float32, torch.float64), f"losses have dtype {losses.dtype}"

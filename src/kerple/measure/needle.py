@@ -104,6 +104,7 @@ class Needle(Measure):
 
     The model generates an answer greedily. Its recall is the fraction of the requested numbers that the answer
     contains. Only ``niah_multivalue`` requests more than one number.
+
     The haystack is noise (five sentences, repeated) for ``niah_single_1``, and the text itself for the other problems.
 
     The result has ``<kind>.csv`` (length, depth, problems, recall), a heat map ``<kind>.png``, and the metric
@@ -176,7 +177,7 @@ class Needle(Measure):
 
         The recall is the fraction of the values that occur in the answer (``string_match_all`` of RULER).
         """
-        # the seed has all these numbers, so that a problem does not depend on the number of processes
+        # the seed determines the problem, so that the problem does not depend on the number of processes
         rng = np.random.default_rng([self.seed, length, round(depth * 10**6), number])
         problem = draw_problem(self.kind, depth, rng)
         if self.haystack == "noise":

@@ -26,7 +26,7 @@ TOKENS_PER_FORWARD = 16_384
 def full(network: Network, tokens: Tensor, length: int) -> Tensor:
     """Score every target in non-overlapping segments of ``length``, with full attention.
 
-    This is the protocol of the paper (Chi et al. 2022, section 5).
+    This is the protocol of the KERPLE paper (Chi et al. 2022, section 5).
 
     Args:
         network: The model.
@@ -103,10 +103,10 @@ class Protocol:
 
     Args:
         name: One of full, windowed, keep_first, sliding, last, per_position.
-        visibility: The keys that a query sees; limited only in windowed and keep_first.
-        stride: Number of new targets in each step of sliding.
-        skip: Number of targets at the start of a block that sliding does not score.
-        k: Number of targets at the end of a segment that last scores.
+        visibility: The keys that a query sees; limited only in ``windowed`` and ``keep_first``.
+        stride: Number of new targets in each step of ``sliding``.
+        skip: Number of targets at the start of a block that ``sliding`` does not score.
+        k: Number of targets at the end of a segment that ``last`` scores.
     """
 
     name: ProtocolName

@@ -74,8 +74,8 @@ def smallest_sufficient(perplexities: Mapping[int, float]) -> int:
 class ReceptiveField(BlockMeasure):
     """Measures the distance up to which a model uses its context, in two ways.
 
-    - *Gradient*: the influence of each input on the loss of the last target, see `gradient_by_distance`. It is added up
-      over distance.
+    - *Gradient*: the influence of each input on the loss of the last target, see `gradient_by_distance`. The cumulative
+      influence at a distance is that of all inputs up to this distance.
     - *Window*: the smallest window such that it and all larger windows are sufficient. A window is sufficient if its
       perplexity exceeds that of full attention by at most 1%. The windows are the powers of 2 below the length of the
       block, and this length.

@@ -37,7 +37,9 @@ class Result:
     skipped: str | None = None
 
     def publish(self, folder: Path, writers: Iterable[Any] = (), step: int = 0) -> None:
-        """Write the files of the result, print its report, and log its figures. If it was skipped, print the reason.
+        """Write the files of the result, print its report, and log its figures.
+
+        If the measurement was skipped, only print the reason.
 
         Args:
             folder: Folder of the files.
@@ -54,7 +56,7 @@ class Result:
                 writer.add_figure(f"analyses/{name}", figure, step, close=False)
 
     def write(self, folder: Path) -> None:
-        """Write tables, figures and sums into a folder. Sums of other measurements in its results are kept."""
+        """Write tables, figures and sums into a folder. Sums of other measurements in this folder are kept."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.about:
             results.add_to_results(folder, self.name, self.sums, self.about)

@@ -1,4 +1,4 @@
-"""Results of a test: a table of sums and a description. Each measurement adds its rows and its description to them."""
+"""Results of a test: a table of sums and a description, to which each measurement adds its own."""
 
 import gzip
 import json
@@ -15,12 +15,12 @@ from kerple.base.errors import UserError
 
 TABLE, ABOUT = "results.csv.gz", "results.json"
 VERSION = 3  # of the format of these files
-KEYS = ["metric", "protocol", "length", "position", "block"]  # of a row
+KEYS = ["metric", "protocol", "length", "position", "block"]  # columns that identify a row
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sum of a test. The rows of a metric, protocol and length add up to its result.
+    """One sum of a test. The rows with the same metric, protocol and length add up to one result.
 
     Args:
         metric: ``ppl`` (sum of losses in nats), ``bits_per_byte`` (sum of losses in bits), or an accuracy (number of
@@ -48,10 +48,10 @@ ROW_COLUMNS = [field.name for field in fields(Row)]
 def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]) -> None:
     """Add the rows and the description of one measurement to the results of a test. Call it in one process only.
 
-    If the description has ``block_document``, the document of each block, the sums of the blocks of a document are
-    added, because a document is one sample of text. ``block`` in the rows is then the number of the document, counted
-    from 0 in order of first blocks. In the description, ``documents`` (the number of documents) and
-    ``document_numbers`` (the value of ``block_document`` for each) replace ``block_document``.
+    The description may have ``block_document``, the index of each block's document. A document is one sample of text.
+    The sums of its blocks are therefore added up, and the written column ``block`` contains the number of the document,
+    counted from 0 in the order of first blocks. In the written description, ``documents`` (the number of documents) and
+    ``document_numbers`` (the index of each document in ``block_document``) replace ``block_document``.
 
     Args:
         folder: Folder of the test.

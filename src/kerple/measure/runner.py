@@ -41,7 +41,7 @@ class Runner:
     progress: Callable[[Sequence[Any]], Iterator[Any]] = iter
 
     def part(self, items: Sequence[T]) -> Iterator[tuple[int, T]]:
-        """Yield the items of this process, each with its index. Items are dealt to the processes in turn."""
+        """Yield the items of this process, each with its index. The processes take items in turn."""
         for i in self.progress(range(self.rank, len(items), self.processes)):
             yield i, items[i]
 
@@ -85,7 +85,7 @@ class Runner:
             precision: ``32-true``, ``bf16-mixed``, ``16-mixed``, or ``auto`` to choose by the device.
 
         Raises:
-            UserError: If the precision is not one of these, or there is no CUDA device.
+            UserError: If the precision is not one of these, or ``device`` is ``cuda`` and there is no CUDA device.
         """
         processes, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         kind = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -86,8 +86,8 @@ class TaskAccuracy(Measure):
       needs one forward pass. Its exact match equals that of greedy decoding, because both have the same first error.
     - ``generated`` decodes the answer greedily with the cache.
 
-    The exact matches differ for a strategy whose logits depend on later tokens, such as RoPE with dynamic NTK. Set
-    ``generate`` for such a strategy.
+    The exact matches of the two protocols differ for a strategy whose logits depend on later tokens, such as RoPE with
+    dynamic NTK. Set ``generate`` for such a strategy.
 
     The text is a `kerple.tasks.sampling.Examples`. In the results, the protocol is the name of the task, and ``<task>
     generated`` for generated answers. The result has a figure of exact match against length, and a heat map if the task

@@ -23,7 +23,7 @@ from kerple.testing.subject import (
 
 
 def cuts(length: int) -> tuple[int, int]:
-    """Return two rows at which an input is cut: one inside a block of queries, and the 20th from the end."""
+    """Return two indices of tokens at which an input is cut: two thirds of the length, and 20 tokens before the end."""
     return 2 * length // 3, length - 20
 
 
@@ -121,8 +121,8 @@ def reach_of_a_window(subject: Subject, length: int) -> None:
 
     same(before[:, last:], after[:, last:], f"logits out of reach of a changed token, window {window}")
     assert (before[:, first:last] - after[:, first:last]).abs().max() > 1e-4, "a changed token changes nothing"
-    # without the first tokens, the others have other indices in the input; at larger lengths, these change the logits
-    # of some strategies even if they are shift-invariant
+    # Without the first tokens, the indices of the later tokens in the input are smaller. At larger lengths, the logits
+    # of some shift-invariant strategies depend on these indices.
     if length == SHORT and network.positions[0].shift_invariant and network.prefix_consistent:
         rest = network(ids[:, first:], Visibility(window), offset=first)
         same(rest[:, reach:], before[:, last:], "logits without the tokens that no window reaches", atol=1e-4)
@@ -155,7 +155,7 @@ def decoding_with_a_cache(subject: Subject, length: int) -> None:
 def block_size(subject: Subject, length: int) -> None:
     """Logits do not depend on the block size of attention.
 
-    Blocks are of queries. The default size is compared with two others.
+    Attention is computed in blocks of queries. The default size is compared with two other sizes.
     """
     network, ids, default = subject.network(length), tokens(2, length), blocks.QUERIES_AT_ONCE
     for window in (None, length // 4):
@@ -200,7 +200,8 @@ def positions_of_each_sequence(subject: Subject, length: int) -> None:
 def grouped_query_attention(subject: Subject, length: int) -> None:
     """Grouped-query attention equals attention with repeated key and value heads.
 
-    Two key heads for four query heads are compared with four key heads, whose weights are those of the two, repeated.
+    A network with two key heads for four query heads is compared with a network with four key heads. In the second
+    network, the weights of each key and value head occur twice.
     """
     grouped, full, ids = subject.network(length, kv_heads=2), subject.network(length), tokens(2, length)
     weights = grouped.state_dict()
@@ -243,5 +244,5 @@ def number_of_parameters(subject: Subject) -> None:
     expected = eval(formula[1], {"__builtins__": {}}, options | {"D": 32, "H": 4, "δ": 8, "L": 32})
     inner = nn.ModuleList(m for m in position.modules() if isinstance(m, Position) and m is not position)
     count = sum(p.numel() for p in position.parameters())
-    own = count - sum(p.numel() for p in inner.parameters())  # which have no duplicates
+    own = count - sum(p.numel() for p in inner.parameters())
     assert expected in (count, own), f"{count} parameters, the docstring says {formula[1]} = {expected}"

@@ -14,7 +14,8 @@ from kerple.positions.wrapper import Wrapper
 
 LENGTH, VOCABULARY = 32, 50  # default training length, and number of tokens of the vocabulary
 SHORT, MEDIUM, LONG = 30, 90, 300  # numbers of tokens of the tested inputs, the last at least
-LAYERS = 60  # depth for the strategy, a multiple of 2 to 6, so that the last layer ends any pattern of 2 to 6 layers
+LAYERS = 60  # number of layers in the strategy's shape, of which only the first and the last are built
+"""A multiple of 2, 3, 4, 5 and 6, so that the last layer is also the last of any pattern of 2 to 6 layers."""
 LARGEST = 1000  # a larger integer among a strategy's options does not increase the longest input
 
 
@@ -38,7 +39,8 @@ class Subject:
 
     def position(self, length: int = LENGTH) -> Position:
         """Return the strategy in evaluation mode, with width 32, 4 heads and this training length."""
-        torch.default_generator.manual_seed(0)  # torch.manual_seed takes 2 ms: a stack trace per accelerator
+        # torch.manual_seed would take 2 ms, because it records a stack trace for each accelerator
+        torch.default_generator.manual_seed(0)
         return self.build_layer(Shape(32, 4, length)).eval()
 
     def network(self, length: int = 0, kv_heads: int | None = None, trained: int = LENGTH) -> Transformer:
