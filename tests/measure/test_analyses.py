@@ -52,6 +52,7 @@ def table_of(folder: Path, measure: Measure, model: LanguageModel) -> pd.DataFra
 
 
 def blocks_of(length: int, count: int) -> Tensor:
+    """Return the first blocks of the test split, (count, length + 1) int64."""
     blocks = RandomText(tokens=400).blocks("test", length)
     return torch.stack([blocks[i] for i in range(count)])
 

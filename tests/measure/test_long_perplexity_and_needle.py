@@ -52,7 +52,7 @@ def totals(model: str, *flags: str) -> pd.DataFrame:
 def test_models_are_scored_on_the_same_key_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     first = totals("evaluator", "--data.directory", "shards")
-    assert not list(Path("shards").glob("keys-*"))  # a checkpoint names the shards, so nothing is written there
+    assert not list(Path("shards").glob("keys-*"))  # nothing is written there, because a checkpoint may determine it
     (path,) = Path("data/.keys").glob("keys-*.json")
     keys = json.loads(path.read_text())["keys"]
     written = path.stat().st_mtime_ns

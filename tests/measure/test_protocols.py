@@ -46,7 +46,7 @@ class Counter(Windows):
     name, training_length = "Counter", None
 
     def __init__(self) -> None:
-        self.forwards: list[tuple[int, int]] = []
+        self.forwards: list[tuple[int, int]] = []  # rows and inputs of each forward pass
 
     def losses(self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING) -> Tensor:
         assert last is None or last <= tokens.shape[1] - 1

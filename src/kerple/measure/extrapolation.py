@@ -251,7 +251,8 @@ def _measurements(
         lengths: The evaluation lengths.
         runner: Device, precision and processes.
         token_bytes: Number of bytes of text of each token id, (V,) int64; None for no bits per byte.
-        gain: The context gain. The losses of ``full`` and ``windowed`` at its length are added to it; None for none.
+        gain: The context gain, to which the losses of ``full`` and ``windowed`` at ``gain.length`` are added; None for
+            no context gain.
     """
     measurements = []
     for protocol, length in product(protocols, lengths):

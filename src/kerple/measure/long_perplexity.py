@@ -62,7 +62,7 @@ def carry_over(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: S
 
     Args:
         sizes: Number of bytes of each token of the other tokenisation.
-        spans: Pairs (start, end) of each token of the evaluator: it has the bytes start..end - 1 of the text.
+        spans: Pair (start, end) of each token of the evaluator, which has the bytes start..end - 1 of the text.
         is_key: Whether each token of the evaluator is a key token.
 
     Returns:

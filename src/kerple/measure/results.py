@@ -51,7 +51,7 @@ def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[
     The description may have ``block_document``, the index of each block's document. A document is one sample of text.
     The sums of its blocks are therefore added up, and the written column ``block`` contains the number of the document,
     counted from 0 in the order of first blocks. In the written description, ``documents`` (the number of documents) and
-    ``document_numbers`` (the index of each document in ``block_document``) replace ``block_document``.
+    ``document_numbers`` (the index of each document in the text) replace ``block_document``.
 
     Args:
         folder: Folder of the test.
@@ -84,7 +84,7 @@ def write_table(folder: Path, table: pd.DataFrame) -> None:
 
 
 def write_compressed(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as compressed CSV, atomically. It has no time stamp, so that equal tables give equal bytes."""
+    """Write a table as compressed CSV, atomically. The file has no time stamp, so equal tables give equal bytes."""
     write(path, gzip.compress(table.to_csv(index=False, lineterminator="\n").encode(), mtime=0))
 
 
@@ -106,7 +106,8 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         run = about.get("run", {})
         mappings = (about["evaluations"], *about["evaluations"].values(), run.get("config", {}), run.get("cost", {}))
         if about["version"] != VERSION or not all(isinstance(mapping, dict) for mapping in mappings):
-            raise ValueError(f"version {about['version']}, expected version {VERSION} with mappings as sections")
+            expected = f"expected version {VERSION}, with mappings in evaluations, run.config and run.cost"
+            raise ValueError(f"got version {about['version']}, {expected}")
         path = folder / TABLE
         table = pd.read_csv(path, dtype={"metric": str, "protocol": str})
         numbers = table[["length", "count", "sum"]].apply(pd.to_numeric)

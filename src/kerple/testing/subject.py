@@ -52,7 +52,7 @@ class Subject:
         Args:
             length: Largest number of tokens that the network must be able to read.
             kv_heads: Number of key heads; None for one per query head.
-            trained: Training length. If ``max_length`` of the strategy is below ``length``, it is ``length`` instead.
+            trained: Training length. It is replaced by ``length`` if ``max_length`` of the strategy is below this.
         """
         limit = self.position().max_length
         torch.default_generator.manual_seed(0)
@@ -93,7 +93,7 @@ AT_LENGTHS: set[Property] = set()
 
 
 def holds(function: Property) -> Property:
-    """Register the test of a property. The first line of its docstring states the property."""
+    """Register the test of a property. The first line of the test's docstring states the property."""
     PROPERTIES[(function.__doc__ or "").splitlines()[0].removesuffix(".").replace("`", "")] = function
     return function
 
@@ -125,7 +125,7 @@ def same(got: Tensor, expected: Tensor, what: str, atol: float = 1e-5, rtol: flo
 class _ExplicitPositions(Wrapper):
     """Strategy that reads tokens at given positions, which it marks as not contiguous.
 
-    Its name is private, so that the command line does not offer it.
+    The name of this class is private, so that the command line does not offer the class.
 
     Args:
         position: The strategy.
