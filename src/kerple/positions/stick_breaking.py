@@ -19,13 +19,13 @@ class StickBreaking(Position):
 
     z = q·k / √δ are the scores, where δ is the head dimension. From the key before the query backwards, each key takes
     the fraction σ(z) of the remaining weight. With ``rest`` the final remainder is the weight of the query's own value,
-    as in the appendix of Tan et al. Without it the remainder is discarded, and the weights sum to less than 1.
+    as in the appendix of Tan et al. By default the final remainder is discarded, and the weights sum to less than 1.
 
     Parameters: `0`. Cost: explicit scores, and a logarithm and a cumulative sum for each of them.
 
     Args:
         shape: Sizes of the model.
-        rest: Whether the query's own value gets the remainder. A query does not see its own key without it.
+        rest: Whether the query's own value gets the remainder. If False, the weight of the query's own value is 0.
     """
 
     shift_invariant = True
