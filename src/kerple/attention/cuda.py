@@ -186,7 +186,7 @@ def build_mask(length: int, window: int | None, device: torch.device) -> BlockMa
     whole = visited & (offset > 0) & ((offset + 1) * MASK_BLOCK - 1 < window)  # blocks in which all pairs are visible
 
     def counts_and_indices(selected: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, for each query block, the number of selected key blocks, and all key blocks, selected ones first."""
+        """Return, for each query block, the number of selected key blocks, and all indices, selected blocks first."""
         order = selected.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
         return selected.sum(-1).to(torch.int32)[None, None], order.to(torch.int32)[None, None]
 

@@ -73,7 +73,7 @@ def query_blocks(queries: int, length: int, block: int, window: int | None) -> l
     """Return, for each block of queries, its rows and the rows of the keys that at least one of its queries sees.
 
     Args:
-        queries: Number of queries, which have the last of all rows.
+        queries: Number of queries. They have the last rows.
         length: Number of keys.
         block: Largest number of queries in a block.
         window: Queries see only keys at distance < window; None for all.

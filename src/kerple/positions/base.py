@@ -5,7 +5,8 @@ A *hook* is a method that the model calls in a forward pass. A strategy override
 Letters in shapes: B is the batch size and T the number of tokens. H is the number of query heads, and G the number of
 key heads, a divisor of H. δ is the head dimension, and D the width of the model, usually H·δ. Tq is the number of
 queries, Tk the number of keys, N a number of distances, and c the width of a strategy's state. δ' is the last dimension
-of queries and keys after `transform_qk`. d = m - n >= 0 is the distance from query m back to key n.
+of queries and keys after `transform_qk`. d = m - n >= 0 is the distance from query m back to key n. Inner parentheses
+mark an optional dimension: ((B,) T) is (T,), or (B, T) if positions differ between sequences.
 """
 
 from abc import ABC, abstractmethod

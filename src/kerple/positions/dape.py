@@ -34,7 +34,7 @@ class DAPE(Position):
     shift_invariant = True
     per_layer = True
     taps = 1
-    """Number of neighbouring keys that each layer of the network reads."""
+    """Number of keys that each layer of the network reads for one output: the key itself and its neighbours."""
 
     def __init__(self, shape: Shape, over: Builder = KerpleLog, hidden: int = 32) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ def _parts(x: Tensor) -> tuple[Tensor, ...]:
 
 def _weights(z: Tensor, rest: Tensor | None) -> Tensor:
     """Return the weights of a part, which has the scores z (heads, Tq, Tk)."""
-    # -c_n from the last key backwards; sums that begin at near keys keep their weights precise
+    # -c_n, from the last key to the first; sums that begin at the nearest key keep the weights of near keys precise
     minus_c = F.softplus(z, threshold=40).flip(-1).cumsum_(-1)
     minimum = math.log(torch.finfo(z.dtype).tiny) + 7  # exp of smaller numbers is many times slower
     weights = (z - minus_c.flip(-1)).clamp_(min=minimum).exp_()
