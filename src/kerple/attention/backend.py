@@ -79,7 +79,9 @@ def select(
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
     elif explicit_scores:
-        backend = AttentionBackend("blocks", "no fused kernel supports score scales, new scores or first tokens")
+        backend = AttentionBackend(
+            "blocks", "no fused kernel supports score scales, new scores, output terms or first tokens"
+        )
     elif plain:
         backend = AttentionBackend("sdpa", "torch's fused kernel does causal attention without a table")
     elif device.type == "cpu":
