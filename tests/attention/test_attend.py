@@ -1,5 +1,7 @@
 """Implementations of attention against explicit attention in fp64, with gradients by autograd."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,18 +27,18 @@ def error(got: Tensor, expected: Tensor) -> float:
 
 
 def compare(
-    implementation, dtype: torch.dtype, batch: int, heads: int, queries: int, keys: int, window, strided, table=None
+    implementation, dtype: torch.dtype, batch: int, heads: int, queries: int, keys: int, window=None, table=None
 ) -> None:
+    """Compare output and gradients with those of explicit attention. A table of random biases is the default."""
     q, k, v, grad = inputs(batch, heads, queries, keys, dtype)
     table = torch.randn(heads, keys + 3).double() if table is None else table
     results = []
     for attention, kind in ((attend_reference, torch.float64), (implementation, dtype)):
         leaves = [x.to(kind, copy=True).requires_grad_() for x in (q, k, v)]
         leaves.append(table.to(torch.promote_types(kind, torch.float32), copy=True).requires_grad_())
-        rows = leaves[:3]
-        if strided:  # the layout of a model, (B, T, H, δ) in memory
-            rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in rows]
-        out = attention(*rows, AttentionSpec(table=leaves[3], window=window))
+        # the layout of a model, (B, T, H, δ) in memory
+        qkv = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in leaves[:3]]
+        out = attention(*qkv, AttentionSpec(table=leaves[3], window=window))
         assert out.dtype == kind
         results.append([out.detach(), *torch.autograd.grad(out, leaves, grad.to(kind))])
     for name, expected, got in zip(("out", "q", "k", "v", "table"), *results, strict=True):
@@ -46,31 +48,31 @@ def compare(
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize(
-    ("implementation", "batch", "heads", "queries", "keys", "strided"),
+    ("implementation", "batch", "heads", "queries", "keys"),
     [
-        (attend, 1, 1, 1, 1, False),
-        (attend, 3, 12, 63, 63, True),
-        (attend, 2, 5, 600, 600, True),
-        (attend, 2, 3, 1, 300, True),  # the queries are the last rows
-        (attend, 2, 3, 200, 300, True),
-        (attend_blocks, 2, 3, 300, 300, True),
+        (attend, 1, 1, 1, 1),
+        (attend, 3, 12, 63, 63),
+        (attend, 2, 5, 600, 600),
+        (attend, 2, 3, 1, 300),  # the queries are the last rows
+        (attend, 2, 3, 200, 300),
+        (attend_blocks, 2, 3, 300, 300),
     ],
 )
 def test_gradients_are_those_of_explicit_attention(
-    implementation, dtype, window, batch, heads, queries, keys, strided, monkeypatch
+    implementation, dtype, window, batch, heads, queries, keys, monkeypatch
 ) -> None:
     monkeypatch.setattr(blocks, "LARGEST_STORED", 0)  # blocks are computed again in the backward pass
-    compare(implementation, dtype, batch, heads, queries, keys, window, strided)
+    compare(implementation, dtype, batch, heads, queries, keys, window)
 
 
 def test_a_steep_table_has_a_finite_gradient() -> None:
-    """With biases down to -4,000, probabilities underflow. The backward pass clamps exponents without other effects."""
+    """With biases down to -4,000, probabilities underflow. The backward pass clamps exponents, which changes no sum."""
     table = -torch.tensor([4.0, 0.5])[:, None] * torch.arange(1000)
-    compare(attend, torch.float32, 1, 2, 1000, 1000, None, False, table.double())  # NaN is not below the tolerance
+    compare(attend, torch.float32, 1, 2, 1000, 1000, table=table.double())  # NaN is not below the tolerance
 
 
 def test_long_inputs_use_larger_blocks() -> None:
-    compare(attend, torch.float32, 1, 1, 2100, 2100, None, True)  # two blocks of 768 and a shorter one
+    compare(attend, torch.float32, 1, 1, 2100, 2100)  # two blocks of 768 queries and one of 564
 
 
 def test_attention_to_few_keys_is_computed_in_fp32() -> None:
@@ -82,12 +84,12 @@ def test_attention_to_few_keys_is_computed_in_fp32() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("which", range(3))
-def test_attention_accepts_any_strides(which, window) -> None:
+@pytest.mark.parametrize("argument", range(3))
+def test_attention_accepts_any_strides(argument, window) -> None:
     """torch's fused kernel reads wrong memory if the entries of a row are not contiguous."""
     tensors, table = [x.float() for x in inputs(2, 3, 70, 70, torch.float32)[:3]], torch.randn(3, 70)
-    for x in (tensors[which].mT.contiguous().mT, tensors[which][..., :1].expand(tensors[which].shape)):
-        strided, dense = ([*tensors[:which], y, *tensors[which + 1 :]] for y in (x, x.contiguous()))
+    for x in (tensors[argument].mT.contiguous().mT, tensors[argument][..., :1].expand(tensors[argument].shape)):
+        strided, dense = ([*tensors[:argument], y, *tensors[argument + 1 :]] for y in (x, x.contiguous()))
         expected = attend_reference(*(y.double() for y in dense), AttentionSpec(table=table.double(), window=window))
         assert error(attend(*strided, AttentionSpec(table=table, window=window)), expected) < 1e-5
 
@@ -131,12 +133,9 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
     torch.library.opcheck(torch.ops.kerple.table_attention.default, forward)
     with torch.no_grad():
         out, lse = torch.ops.kerple.table_attention.default(*forward)
-    tensors, gradients = (
-        [x.detach() for x in (q, k, v, table, out, lse)],
-        (torch.randn_like(out), torch.randn_like(lse)),
-    )
+    tensors = [x.detach() for x in (q, k, v, table, out, lse)]
     for learned in (True, False):
-        arguments = (tensors, *gradients, None, 0.25, learned)
+        arguments = (tensors, torch.randn_like(out), torch.randn_like(lse), None, 0.25, learned)
         torch.library.opcheck(torch.ops.kerple.table_attention_backward.default, arguments)
 
 
@@ -157,16 +156,14 @@ def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: 
     q, k, v, grad = inputs(2, 4, 300, 300, torch.bfloat16, dim=64)
     q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # the scores have the standard deviation ``spread``
 
-    def errors(attention, spec: AttentionSpec) -> list[float]:
+    def errors(attention) -> list[float]:
         results = []
-        for kind in (torch.float64, torch.bfloat16):
+        for function, kind in ((attend_reference, torch.float64), (attention, torch.bfloat16)):
             leaves = [x.to(kind).requires_grad_() for x in (q, k, v)]
-            out = (attend_reference if kind == torch.float64 else attention)(*leaves, spec)
+            out = function(*leaves)
             results.append([out, *torch.autograd.grad(out, leaves, grad.to(kind))])
         return [error(got, expected) for expected, got in zip(*results, strict=True)]
 
-    fused = errors(
-        lambda q, k, v, _: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), AttentionSpec()
-    )
-    ours = errors(implementation, AttentionSpec(table=torch.zeros(4, 300)))
+    fused = errors(partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True))
+    ours = errors(partial(implementation, spec=AttentionSpec(table=torch.zeros(4, 300))))
     assert all(a <= 1.5 * b for a, b in zip(ours, fused, strict=True)), (ours, fused)

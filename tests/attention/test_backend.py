@@ -1,4 +1,4 @@
-"""The selection of the implementation of attention by `select`, and its errors."""
+"""The selection of the implementation of attention by `select`, and the errors that `select` raises."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kerple.base.errors import UserError
 
 CALL: dict[str, Any] = {
     "device": torch.device("cuda"), "dtype": torch.bfloat16, "dims": (64, 64), "queries": "all",
-    "few_keys": False, "table": True, "window": False, "explicit": False,
+    "few_keys": False, "table": True, "window": False, "explicit_scores": False,
 }  # fmt: skip
 CPU = {"device": torch.device("cpu")}
 
@@ -30,7 +30,7 @@ def _gpu_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         ("auto", {}, "flex"),
         ("auto", {"dtype": torch.float32}, "blocks"),
         ("auto", {"dims": (8, 8)}, "blocks"),
-        ("auto", {"explicit": True}, "blocks"),
+        ("auto", {"explicit_scores": True}, "blocks"),
         ("auto", {"table": False}, "sdpa"),
         ("auto", {"table": False, "queries": "last"}, "blocks"),
         ("auto", {"device": torch.device("mps")}, "blocks"),
@@ -39,7 +39,6 @@ def _gpu_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fused", {"queries": "one"}, "blocks"),  # no error, because no kernel with a table supports a cache
         ("auto", CPU | {"dtype": torch.float32, "dims": (8, 8), "queries": "last"}, "tiles"),
         ("auto", CPU | {"table": False, "window": True}, "tiles"),
-        ("auto", CPU | {"explicit": True}, "blocks"),
     ],
 )
 def test_the_backend_of_each_call(option: AttentionOption, change: dict[str, Any], name: str) -> None:

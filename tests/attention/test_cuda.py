@@ -65,14 +65,11 @@ def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None
 
 @pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 300])
 def test_the_block_mask_is_the_one_torch_builds(window) -> None:
-    length, largest = 768, window or 768
-    mask = cuda.build_mask(length, window, torch.device("cpu"))
-    wanted = create_block_mask(
-        lambda b, h, m, n: (m >= n) & (m - n < largest), None, None, length, length, device="cpu"
-    )
-    torch.testing.assert_close(mask.to_dense(), wanted.to_dense())
-    assert torch.equal(mask.kv_num_blocks, wanted.kv_num_blocks)
-    assert torch.equal(mask.full_kv_num_blocks, wanted.full_kv_num_blocks)
+    mask, limit = cuda.build_mask(768, window, torch.device("cpu")), window or 768
+    expected = create_block_mask(lambda b, h, m, n: (m >= n) & (m - n < limit), None, None, 768, 768, device="cpu")
+    torch.testing.assert_close(mask.to_dense(), expected.to_dense())
+    assert torch.equal(mask.kv_num_blocks, expected.kv_num_blocks)
+    assert torch.equal(mask.full_kv_num_blocks, expected.full_kv_num_blocks)
 
 
 def test_all_lengths_are_padded_to_few_lengths() -> None:

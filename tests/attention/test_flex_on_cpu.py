@@ -39,7 +39,7 @@ def tensors(
 ) -> tuple[list[Tensor], Tensor]:
     """Return q, k, v and a table of more than ``length`` distances, all with gradients, and the output's gradient.
 
-    With ``view`` the first four have the layout of a model, (batch, tokens, heads, dimension) in memory.
+    With ``view``, q, k, v and the output's gradient have the memory layout of a model, (batch, tokens, heads, dim).
     """
     shapes = [(heads, dim), (groups, dim), (groups, v_dim), (heads, v_dim)]
     rows = [torch.randn(2, length, h, d, device=device).to(dtype).transpose(1, 2) for h, d in shapes]

@@ -10,12 +10,6 @@ from kerple.positions import Shape, strategies
 from tests.gpu.conftest import memory_below
 
 
-def network(name: str, device: torch.device) -> Transformer:
-    """Return a network of two layers and 4 heads, whose weights are so large that attention is not uniform."""
-    torch.manual_seed(0)
-    return Transformer(Shape(128, 4, 128), 2, 500, strategies()[name], init=0.1).to(device)
-
-
 def loss_and_gradients(model: Transformer, tokens: Tensor) -> list[Tensor]:
     with torch.autocast(tokens.device.type, torch.bfloat16):
         losses = model.losses(tokens)
@@ -24,7 +18,9 @@ def loss_and_gradients(model: Transformer, tokens: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["KerpleLog", "NoPE", "RoPE", "ALiBi", "T5"])
 def test_compiled_and_eager_agree(name: str, device) -> None:
-    model, tokens = network(name, device), torch.randint(500, (2, 129), device=device)
+    torch.manual_seed(0)
+    model = Transformer(Shape(128, 4, 128), 2, 500, strategies()[name], init=0.1).to(device)  # attention is not uniform
+    tokens = torch.randint(500, (2, 129), device=device)
     eager = loss_and_gradients(model, tokens)
     model.compile()
     compiled = loss_and_gradients(model, tokens)

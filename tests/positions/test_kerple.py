@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.positions import FIRE, ALiBi, KernelSum, KerpleBias3, KerpleLog, KerpleLog3, KerplePower, Shape, strategies
+from kerple.positions import KernelSum, KerpleBias3, KerpleLog, KerpleLog3, KerplePower, Shape, strategies
 from kerple.positions.kernel_sum import is_conditionally_positive_definite
 
 HEADS, LENGTH = 3, 300
@@ -34,10 +34,10 @@ KERNELS: dict[str, tuple[Callable | None, Callable | None, dict[str, tuple[int, 
     "KerpleWeight2": (None, lambda d, r1, r2: math.exp(-r1 * d**r2), {"r1": U1, "r2": EXPONENT}),
 }
 INITIAL_VALUES = {"r1": [0.4, 1.7, 0.02], "r2": [0.03, 0.9, 0.5], "r3": [0.3, 1.9, 1.0], "r4": [0.5, 0.05, 1.2]}
-over_names = pytest.mark.parametrize("name", KERNELS)
+each_kernel = pytest.mark.parametrize("name", KERNELS)
 
 
-@over_names
+@each_kernel
 def test_bias_and_weight_are_the_papers_formulas(name: str) -> None:
     *formulas, ranges = KERNELS[name]
     values = {r: INITIAL_VALUES[r] for r in ranges}
@@ -53,7 +53,7 @@ def test_bias_and_weight_are_the_papers_formulas(name: str) -> None:
     assert all(parameter.grad.isfinite().all() for parameter in position.parameters())
 
 
-@over_names
+@each_kernel
 def test_random_initial_values_fill_the_papers_ranges_and_constraints_are_its_bounds(name: str) -> None:
     torch.manual_seed(0)
     position = strategies()[name](Shape(4000, 4000, 64))
@@ -113,14 +113,3 @@ def test_kernel_sum_adds_multiples_of_biases() -> None:
     d = torch.tensor([0.0, 1.0, 2.0, 7.0, 1000.0])
     expected = -torch.log(1 + 0.25 * d) - 0.5 * d.sqrt()
     torch.testing.assert_close(KernelSum(SHAPE, kernels, factors=[2.0, 0.5]).bias(d), expected.expand(HEADS, -1))
-
-
-class Growing(ALiBi):
-    def bias(self, distance: Tensor) -> Tensor:
-        return -super().bias(distance)
-
-
-def test_invalid_kernel_sums_are_errors() -> None:
-    for kernels, factors in (([FIRE], None), ([KerpleLog], [-1.0]), ([KerpleLog, Growing], None)):
-        with pytest.raises(UserError, match=r"KernelSum: (kernels|factors): got"):
-            KernelSum(SHAPE, kernels, factors)

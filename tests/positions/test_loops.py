@@ -1,4 +1,4 @@
-"""Output and gradients of attention with each strategy against loops over the formula of a score in its paper."""
+"""Output and gradients of attention, compared with loops over the formula of a score in the paper of each strategy."""
 
 import math
 from collections.abc import Callable
@@ -93,15 +93,7 @@ def kerple_log(position: Any, h: int, distance: int) -> Tensor:
 # a strategy, and the factor of the scores in head h of a query that sees n keys
 FACTORS: dict[str, tuple[Callable[[Shape], Position], Callable[[Any, int, int], Any]]] = {
     "SSMax": (positions.SSMax, lambda position, h, n: position.scale[h] * math.log(n)),
-    "SSMax, bias": (
-        partial(positions.SSMax, start=0.0, bias=1.0),
-        lambda position, h, n: position.scale[h] * math.log(n) + position.offset[h],
-    ),
     "llama4": (positions.Temperature, lambda _, h, n: 1 + 0.1 * math.log(1 + n // SHAPE.length)),
-    "inkling": (
-        partial(positions.Temperature, rule="inkling", length=3),
-        lambda _, h, n: 1 + 0.1 * math.log(max(n / 3, 1)),
-    ),
     "swan": (partial(positions.Temperature, rule="swan"), lambda _, h, n: math.log(7 + n, SHAPE.length)),
     "Sink": (Sink, lambda _, h, n: 1),
     "off by one": (partial(Sink, learnable=False), lambda _, h, n: 1),
@@ -135,7 +127,7 @@ def test_factors_of_queries_and_sinks(name: str, window: int | None, offset: int
 @pytest.mark.parametrize(("window", "offset"), [(None, 0), (9, 1001), (4, 0)])
 @pytest.mark.parametrize("group", [1, 3, None])
 def test_scores_of_far_keys_use_grouped_distances(group: int | None, window: int | None, offset: int) -> None:
-    """With a bias and a sink, which scores of near and far keys share."""
+    """A bias and a sink apply to the scores of near and of far keys."""
     near = 5
     strategy = partial(positions.SelfExtend, group=group) if group else positions.ReRoPE
     position = Combined(SHAPE, (positions.KerpleLog, partial(strategy, neighbor_window=near), Sink)).double()
@@ -223,14 +215,12 @@ def test_pope_is_a_sum_of_cosines(window: int | None, offset: int) -> None:
 
 @pytest.mark.parametrize(("window", "offset"), [(None, 0), (5, 700)])
 def test_xpos(window: int | None, offset: int) -> None:
+    pair = torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM
+
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64)
-        for i in range(HEAD_DIM // 2):
-            (q0, q1), (k0, k1) = q[b, h, m, 2 * i : 2 * i + 2], k[b, h, n, 2 * i : 2 * i + 2]
-            angle, zeta = (m - n) * 10000 ** (-2 * i / HEAD_DIM), (2 * i / HEAD_DIM + 0.4) / 1.4
-            product = (q0 * k0 + q1 * k1) * math.cos(angle) + (q0 * k1 - q1 * k0) * math.sin(angle)
-            total = total + product * zeta ** ((m - n) / 8)
-        return total / HEAD_DIM**0.5
+        query, key = (torch.view_as_complex(row.view(-1, 2)) for row in (q[b, h, m], k[b, h, n]))
+        decay = ((pair + 0.4) / 1.4) ** ((m - n) / 8)
+        return (query * key.conj() * torch.polar(decay, (m - n) * 10000**-pair)).real.sum() / HEAD_DIM**0.5
 
     compare_with_loops(positions.XPos(SHAPE, decay=8), score, window, offset)
 
@@ -274,7 +264,7 @@ def test_learned_relative_bias(extent: int, window: int | None, temperature: int
     compare_with_loops(position, score, window, 300)
 
 
-def fire_with_other_parameters(threshold: float) -> positions.FIRE:
+def fire_with_changed_parameters(threshold: float) -> positions.FIRE:
     position = positions.FIRE(SHAPE, threshold=threshold).double()
     position.c.data.fill_(0.37)
     position.threshold_scale.data.fill_(1.1)
@@ -283,7 +273,7 @@ def fire_with_other_parameters(threshold: float) -> positions.FIRE:
 
 @pytest.mark.parametrize("offset", [0, 200])  # above the threshold the bias also depends on m
 def test_fire_is_the_papers_network(offset: int) -> None:
-    position = fire_with_other_parameters(100.0)
+    position = fire_with_changed_parameters(100.0)
 
     def psi(x: int | Tensor) -> Tensor:
         return torch.log(position.c * x + 1)
@@ -296,7 +286,7 @@ def test_fire_is_the_papers_network(offset: int) -> None:
 
 
 def test_the_pieces_of_fire_equal_its_network_with_constant_units_and_equal_knots() -> None:
-    position = fire_with_other_parameters(12.0)
+    position = fire_with_changed_parameters(12.0)
     first = position.mlp[0]
     first.weight.data[:4] = 0.0  # constant units, active or not
     first.bias.data[:4] = torch.tensor([1.0, -1.0, 0.0, 2.0])

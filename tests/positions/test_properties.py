@@ -34,12 +34,12 @@ SETTINGS = {
     "Combined, four": {"parts": (positions.Sinusoidal, positions.FoX, positions.RoPE, positions.KerpleWeight1)},
     "Abacus, FIRE": {"position": positions.FIRE},
 }
-# one or more for each hook; the slow test below compiles all strategies
+# strategies that the fast tests compile, at least one for each hook; the slow test below compiles all strategies
 COMPILED = {
     "Abacus, FIRE", "FoX", "KerpleBiasWeight", "KerpleLog", "LearnedRelativeBias, short", "PoPE", "RandomizedPositions",
     "RoPE", "Shaw", "StickBreaking",
 }  # fmt: skip
-# they differ from KerpleLog and KerpleBiasWeight only in the formula, which test_kerple.py tests
+# strategies that differ from KerpleLog and KerpleBiasWeight only in the formula, which test_kerple.py tests
 FORMULAS = {"KerpleBias2", "KerpleBias3", "KerpleLog3", "KerplePower", "KerpleWeight1", "KerpleWeight2"}
 # reasons for which a property may not apply, and the strategies that may give them
 EXPECTED = {
@@ -55,7 +55,7 @@ def subject(name: str) -> Subject:
     return Subject(partial(strategies()[name.split(",")[0]], **SETTINGS.get(name, {})))
 
 
-# fast tests include every strategy, and of the further options those that are compiled
+# fast tests include every strategy, but further options of a strategy only if they are in COMPILED
 SLOW = {name for name in SETTINGS if "," in name} - COMPILED
 
 
@@ -136,11 +136,12 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("CoPE", {"rows": 1}, "rows: got 1, expected 2 or more"),
         # DAPE uses only biases, so that it would see keys outside the window
         ("DAPE", {"over": partial(LayerPattern, kinds={"a": positions.ALiBi})}, "over: got LayerPattern"),
+        ("KernelSum", {"kernels": [KerpleLog, positions.FIRE]}, "kernels: got .*, expected one or more biases by dist"),
+        ("KernelSum", {"factors": [1.0, -1.0]}, "factors: got .*, expected 2 numbers of 0 or more"),
+        ("KernelSum", {"kernels": [KerpleLog, positions.T5]}, "kernels: got .*, expected conditionally positive def"),
         ("LayerPattern", {"kinds": {"a": positions.Sinusoidal}}, "kinds: a: got Sinusoidal, expected a strategy that"),
         ("LayerPattern", {"kinds": {}}, "kinds: got none"),
-        ("LayerPattern", {"pattern": ["local", "far"]}, "pattern: got far, expected one of local, global"),
-        ("LayerPattern", {"pattern": []}, "pattern: got 0 kinds, expected 1 to 4, the number of layers"),
-        ("LayerPattern", {"pattern": ["local"] * 5}, "pattern: got 5 kinds, expected 1 to 4"),
+        ("LayerPattern", {"pattern": ["local"] * 5}, "pattern: got 5 kinds, expected 1 to 4, the number of layers"),
         ("LayerPattern", {"windows": {"far": 3}}, "windows: got far, expected one of local, global"),
         ("LayerPattern", {"windows": {"local": 0}}, "windows: local: got 0, expected at least 1 key"),
         ("RandomizedPositions", {"max_positions": 11}, "max_positions: got 11"),

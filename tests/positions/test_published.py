@@ -27,11 +27,8 @@ def embed(position: Position, x: Tensor, ids: list[int]) -> Tensor:
 
 def test_sinusoidal_is_its_formula() -> None:
     ids, x = [0, 1, 7, 511, 40_000], torch.randn(1, 5, 12)
-    expected = torch.empty(5, 12)
-    for row, t in zip(expected, ids, strict=True):
-        for i in range(6):
-            angle = t / 10000 ** (2 * i / 12)
-            row[2 * i], row[2 * i + 1] = math.sin(angle), math.cos(angle)
+    angles = [[t / 10000 ** (2 * i / 12) for i in range(6)] for t in ids]
+    expected = torch.tensor([[wave(a) for a in row for wave in (math.sin, math.cos)] for row in angles])  # (5, 12)
     sinusoidal, scaled = Sinusoidal(Shape(12, 2, 10)), Sinusoidal(Shape(12, 2, 10), scaled=True)
     close(embed(sinusoidal, torch.zeros(1, 5, 12), ids), expected[None], 1e-6)
     close(embed(sinusoidal, x, ids), x + expected, 1e-6)
@@ -48,20 +45,16 @@ def test_learned_positions_beyond_the_table() -> None:
     close(vectors[1::2], (table[1:] + table[:-1]) / 2, 1e-6)
 
 
-def shape(heads: int) -> Shape:
-    return Shape(8 * heads, heads, 64)
-
-
 @pytest.mark.parametrize("heads", [1, 8, 12, 20])
 def test_alibi_has_the_slopes_of_bloom(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     theirs = bloom.build_alibi_tensor(torch.ones(1, 50, dtype=torch.int64), heads, torch.float32).view(heads, 50)
-    ours = positions.ALiBi(shape(heads)).bias(torch.arange(50).float())
+    ours = positions.ALiBi(Shape(8 * heads, heads, 64)).bias(torch.arange(50).float())
     torch.testing.assert_close(ours.flip(-1), theirs - theirs[:, -1:], atol=1e-4, rtol=1e-5)
 
 
 def test_learnable_slopes_start_at_alibis_and_do_not_become_negative() -> None:
-    fixed, learnable = positions.ALiBi(shape(12)), positions.ALiBi(shape(12), learnable=True)
+    fixed, learnable = positions.ALiBi(SHAPE), positions.ALiBi(SHAPE, learnable=True)
     torch.testing.assert_close(learnable.slopes.data, fixed.slopes)
     learnable.slopes.data -= 0.1
     learnable.constrain_()
@@ -72,20 +65,18 @@ def test_learnable_slopes_start_at_alibis_and_do_not_become_negative() -> None:
 def test_t5_buckets_are_those_of_transformers_at_any_distance(buckets: int, max_distance: int) -> None:
     t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     distance = torch.arange(40_000)
-    expected = t5.T5Attention._relative_position_bucket(
-        -distance, bidirectional=False, num_buckets=buckets, max_distance=max_distance
-    )
+    expected = t5.T5Attention._relative_position_bucket(-distance, False, buckets, max_distance)
     assert torch.equal(t5_bucket(distance, buckets, max_distance), expected)
-    ours = positions.T5(shape(12), buckets, max_distance)
+    ours = positions.T5(SHAPE, buckets, max_distance)
     assert torch.equal(ours.bias(distance.float()), ours.table[:, expected])
 
 
 def test_sandwich_is_its_formula() -> None:
-    ours = positions.Sandwich(shape(4), size=128).bias(torch.arange(2000).float())
-    for head in range(4):
+    ours = positions.Sandwich(SHAPE, size=128).bias(torch.arange(2000).float())
+    for head in range(HEADS):
         for d in (*range(10), 511, 1999):
             waves = sum(math.cos(d / 10000 ** (2 * i / 128)) for i in range(64))
-            assert ours[head, d].item() == pytest.approx(waves * 4 / (8 * (head + 1)), rel=1e-5)
+            assert ours[head, d].item() == pytest.approx(waves * HEADS / (8 * (head + 1)), rel=1e-5)
 
 
 def added_scores(position: Position, q: Tensor, k: Tensor, state: Tensor | None = None) -> Tensor:

@@ -23,6 +23,7 @@ SHAPE = Shape(32, 4, 12)
 
 
 def drawn_ids(position: RandomizedPositions, length: int) -> list[int]:
+    """Return the positions of an input of this length, and check that they are sorted and distinct."""
     ids = position.remap_positions(TokenPositions.arange(length, offset=7), torch.zeros(1, length)).ids.tolist()
     assert len(ids) == length
     assert ids == sorted(set(ids))
@@ -152,10 +153,7 @@ def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("parts", "message"),
-    [
-        ((Abacus, Coupled), "got Abacus and Coupled, expected one of them"),
-        ((Coupled,), "Coupled needs a task, got data dict"),
-    ],
+    [((Abacus, Coupled), "got Abacus and Coupled, expected one"), ((Coupled,), "Coupled needs a task, got data dict")],
 )
 def test_places_of_two_rules_or_without_a_task_are_errors(parts: tuple[type[Position], ...], message: str) -> None:
     model = LanguageModel(partial(positions.Combined, parts=parts), 9, 8, layers=1, dim=16, heads=2)

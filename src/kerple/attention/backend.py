@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 class AttentionBackend:
     """Implementation of attention, and the reason for its selection.
 
+    Fused kernels do not store the scores of all queries and keys. Explicit scores are stored, as a tensor.
+
     - ``sdpa``: `torch.nn.functional.scaled_dot_product_attention`, for causal attention without modifications.
     - ``tiles``: On the CPU, torch's fused kernel with table and window as its mask, and a backward pass in tiles
       (`kerple.attention.cpu`).
@@ -49,7 +51,7 @@ def select(
     few_keys: bool,
     table: bool,
     window: bool,
-    explicit: bool,
+    explicit_scores: bool,
 ) -> str:
     """Return the name of the backend of a call, and log the backend at its first use.
 
@@ -66,8 +68,8 @@ def select(
         few_keys: Whether there are at most `FEW_KEYS` keys.
         table: Whether the kernel must add a bias by distance, or return the log-sum-exp.
         window: Whether a window hides some keys.
-        explicit: Whether the call needs explicit scores: for factors by distance, for scores or output of the strategy,
-            or for first tokens that queries see in addition to a window.
+        explicit_scores: Whether no fused kernel supports the modifications of the strategy: factors by distance, new
+            scores, terms of the output, additional keys, or first tokens that queries see in addition to a window.
 
     Raises:
         UserError: If the option is ``fused``, and no fused implementation is possible.
@@ -76,9 +78,9 @@ def select(
     plain = not table and not window and queries in ("all", "one")
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
-    elif explicit:
+    elif explicit_scores:
         backend = AttentionBackend(
-            "blocks", "no fused kernel supports score scales, new scores or output, or first tokens"
+            "blocks", "no fused kernel supports score scales, new scores, output terms or first tokens"
         )
     elif plain:
         backend = AttentionBackend("sdpa", "torch's fused kernel does causal attention without a table")

@@ -31,7 +31,7 @@ class TiledBackward:
     Gradients are summed in the dtype of the table. Those of q, k and v are then cast to the dtype of q.
 
     Args:
-        tensors: q, k, v, table, output and log-sum-exp of the call, with the shapes given there.
+        tensors: q, k, v, table, output and log-sum-exp of the call, in the shapes that `table_attention` documents.
         grad: Gradient of the output, (B, H, Tq, δ).
         grad_lse: Gradient of the log-sum-exp, (B, H, Tq).
         window: Queries saw only keys at distance < window; None for all.
@@ -119,7 +119,7 @@ class TiledBackward:
 def choose_tile_shape(q: Tensor, length: int, window: int | None) -> tuple[int, int, int, int]:
     """Return the largest numbers of batch elements, heads, queries and keys in a tile.
 
-    They are the fastest of twenty choices, timed with two threads on cores with 2 MB of cache each.
+    These numbers are the fastest of twenty choices, timed with two threads on cores with 2 MB of cache each.
     """
     batch, heads, queries, _ = q.shape
     scores = (512 if q.dtype.itemsize > 2 or length <= 256 else 1024) * 1024
@@ -149,13 +149,13 @@ def toeplitz(line: Tensor, offset: int, height: int, width: int) -> Tensor:
 def add_by_distance(padded: Tensor, total: Tensor, first_distance: int) -> None:
     """Add the sum of each diagonal of a tile to ``total`` (H, >= Tk) at the distance of the diagonal.
 
-    Entry (row, column) of the tile (H, height, width) has the distance ``first_distance`` + row - column. It is 0 if
-    this distance is negative. In ``padded`` (H, height + 1, height + width), each row of the tile follows ``height``
-    zeros, and the last row is zero. If the rows are read at a pitch one longer, the diagonals become columns. One sum
-    over rows is then enough, without atomic additions.
+    Entry (row, column) of the tile (H, height, width) has the distance ``first_distance`` + row - column. Entries at
+    negative distances are 0. In ``padded`` (H, height + 1, height + width), each row of the tile follows ``height``
+    zeros, and the last row is zero. If the flattened tensor is divided into rows that are one entry longer, the
+    diagonals become columns. One sum over rows is then enough, without atomic additions.
     """
-    height, pitch = padded.shape[1] - 1, padded.shape[2]
-    skewed = padded.flatten(1)[:, : height * (pitch + 1)].unflatten(1, (height, pitch + 1))
+    height, columns = padded.shape[1] - 1, padded.shape[2]
+    skewed = padded.flatten(1)[:, : height * (columns + 1)].unflatten(1, (height, columns + 1))
     sums = skewed.sum(1)  # entry i is the sum at distance first_distance + height - i; entry 0 is 0
-    largest, smallest = first_distance + height - 1, max(0, first_distance - (pitch - height) + 1)
+    largest, smallest = first_distance + height - 1, max(0, first_distance - (columns - height) + 1)
     total[:, smallest : largest + 1] += sums[:, 1 : largest - smallest + 2].flip(-1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 MASK_BLOCK = 128  # number of queries and of keys in a block of FlexAttention's mask
-RECOMPILATIONS = 64  # limit of compiled graphs; torch's default of 8 is too low for many lengths and windows
+RECOMPILATIONS = 64  # largest number of compiled graphs; torch's default of 8 is too low for many lengths and windows
 
 
 class AddTableGradient(torch.autograd.Function):
@@ -103,7 +103,7 @@ def flex(
         enable_gqa=q.shape[1] != k.shape[1], return_aux=AuxRequest(lse=True),
         kernel_options=tiles(shared_memory(q.device), max(q.shape[3], v.shape[3])),
     )  # fmt: skip
-    # if it were detached outside, the compiled backward pass would get a tensor of zeros as its gradient
+    # detached here, because the compiled backward pass would otherwise get zeros as the gradient of the log-sum-exp
     return out, aux.lse if differentiable_lse else aux.lse.detach()
 
 
@@ -186,7 +186,7 @@ def build_mask(length: int, window: int | None, device: torch.device) -> BlockMa
     whole = visited & (offset > 0) & ((offset + 1) * MASK_BLOCK - 1 < window)  # blocks in which all pairs are visible
 
     def counts_and_indices(selected: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, for each query block, the number of selected key blocks, and all key blocks, selected ones first."""
+        """Return, for each query block, the number of selected key blocks, and all indices, selected blocks first."""
         order = selected.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
         return selected.sum(-1).to(torch.int32)[None, None], order.to(torch.int32)[None, None]
 

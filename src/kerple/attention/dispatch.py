@@ -15,6 +15,7 @@ from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec, repeat_for_query_heads, sink_of_queries
 
 Fused = Callable[[Tensor, Tensor, Tensor, Tensor | None, int | None], tuple[Tensor, Tensor]]
+"""Function of q, k, v, table and window that returns the output and the log-sum-exp of the scores."""
 
 
 def attend(
@@ -42,7 +43,7 @@ def attend(
         Tensor (B, H, Tq, δ') in the dtype of ``q`` after autocast.
 
     Raises:
-        ValueError: If shapes or dtypes do not fit together.
+        ValueError: If shapes or dtypes do not match.
         UserError: If ``option`` is ``fused``, and no fused implementation supports this call.
     """
     check_inputs(q, k, v, spec)
@@ -56,7 +57,7 @@ def attend(
     if neighbors is not None and neighbors >= (length if spec.first else window or length):
         q, k, neighbors = q.chunk(2, -1)[0], k.chunk(2, -1)[0], None  # all keys are near: the first halves are enough
     dim = q.shape[3] if neighbors is None else q.shape[3] // 2
-    explicit = (spec.weight, spec.more_keys, spec.modify_scores, spec.add_to_output)
+    unfused_modifications = (spec.weight, spec.more_keys, spec.modify_scores, spec.add_to_output)
     backend = select(
         option,
         device=q.device,
@@ -67,7 +68,7 @@ def attend(
         # a sink and two halves need the log-sum-exp, which the kernels for tables return and torch's sdpa does not
         table=spec.table is not None or spec.sink is not None or neighbors is not None,
         window=window is not None,
-        explicit=any(x is not None for x in explicit) or spec.first > 0,
+        explicit_scores=spec.first > 0 or any(modification is not None for modification in unfused_modifications),
     )
     if backend in ("sdpa", "tiles") and value_dim < dim:  # torch's kernels need equal head dimensions of q and v
         v = F.pad(v, (0, dim - value_dim))
@@ -86,7 +87,7 @@ def attend(
 
     def fused(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None) -> tuple[Tensor, Tensor]:
         if backend == "flex":
-            from kerple.attention.cuda import attend_flex  # imported here because the import is slow
+            from kerple.attention.cuda import attend_flex  # imported here, because this import is slow
 
             return attend_flex(q, k, v, table, window, scale, sink is not None or neighbors is not None)
         k, v = repeat_for_query_heads(q, k, v)
@@ -113,13 +114,12 @@ def attend_halves(
 ) -> tuple[Tensor, Tensor]:
     """Attention to near keys with the first halves of q and k, and to far keys with the second halves.
 
-    Near keys are the last ``neighbors`` keys up to the query, and far keys are earlier. The two outputs are merged by
-    their log-sum-exps. Attention to far keys is causal attention too, in which query m sees the keys up to
-    m - neighbors.
+    Near keys are the last ``neighbors`` keys up to the query, and far keys are all earlier keys. The two outputs are
+    merged by their log-sum-exps. Attention to far keys is also causal: query m sees the keys up to m - neighbors.
 
     Args:
-        attention: Function of q, k, v, table and window that returns an output and a log-sum-exp.
-        neighbors: Number of near keys.
+        attention: Function for one set of keys.
+        neighbors: Number of near keys, including the query's own.
         q: Queries (B, H, Tq, 2δ).
         k: Keys (B, G, Tk, 2δ), Tk > neighbors.
         v: Values (B, G, Tk, δ').
@@ -144,7 +144,7 @@ def attend_halves(
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
-    """Raise a ValueError if shapes or dtypes of the arguments of `attend` do not fit together."""
+    """Raise a ValueError if shapes or dtypes of the arguments of `attend` do not match."""
     heads, queries, length = q.shape[1], q.shape[2], k.shape[2]
     shapes = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
     alike = q.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]

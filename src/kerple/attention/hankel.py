@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def hankel_line(table: Tensor, length: int, block: int, window: int | None, hidden: float = -math.inf) -> Tensor:
-    """Return the vector of each head of which `hankel_view` returns views.
+    """Return a vector for each head. `hankel_view` returns views of these vectors.
 
     Args:
         table: Bias of each head at distance d = 0, 1, …, (H, >= length).

@@ -29,12 +29,12 @@ class AttentionSpec:
             implementations expand neither the table nor its gradient to Tq × Tk.
         weight: Factor of the scaled scores at distance d = 0, 1, …, (H, >= Tk), applied before ``table`` is added.
         window: Queries see only keys at distance d < window; None for all.
-        first: Number of first keys that later queries see in addition to their window. Without a window it has no
-            effect.
+        first: Number of first keys that every later query sees in addition to its window. It has no effect if
+            ``window`` is None.
         sink: Additional logit in the softmax, without a value, (H,) or (B, H, Tq).
         modify_scores: Function ``f(s, q, k, rows, columns, seen)`` that changes the scores of a block of queries. It
             may be called again in the backward pass. ``s`` are the scores (B, H, queries, keys) after ``weight`` and
-            ``table``. ``q`` are the queries, and ``k`` the keys, repeated for the query heads. ``rows`` and ``columns``
+            ``table``. ``q`` are the queries, and ``k`` the keys, repeated for all query heads. ``rows`` and ``columns``
             are slices with the rows of queries and keys. ``seen`` says which keys each query sees, bool (queries,
             keys). The result is new scores, or new scores and a sink (B, H, queries), or
             `kerple.positions.AttentionWeights`, which replace the softmax and ignore ``sink``.
@@ -44,8 +44,8 @@ class AttentionSpec:
         more_keys: Scores (B, H, Tq, F) of F additional keys, -inf for hidden keys, and their values (B, H, F, δ'). The
             scores join the softmax after ``modify_scores``. They cannot be combined with ``add_to_output`` or with
             `kerple.positions.AttentionWeights`.
-        neighbor_window: Scores at distances below it are products of the first halves of queries and keys. Scores at
-            other distances are products of the second halves. None if there are no halves.
+        neighbor_window: Scores at distances below this number are products of the first halves of queries and keys.
+            Scores at other distances are products of the second halves. None if queries and keys are not divided.
     """
 
     scale: float | None = None
@@ -73,7 +73,7 @@ def query_blocks(queries: int, length: int, block: int, window: int | None) -> l
     """Return, for each block of queries, its rows and the rows of the keys that at least one of its queries sees.
 
     Args:
-        queries: Number of queries, which have the last of all rows.
+        queries: Number of queries. They have the last rows.
         length: Number of keys.
         block: Largest number of queries in a block.
         window: Queries see only keys at distance < window; None for all.
@@ -86,7 +86,7 @@ def query_blocks(queries: int, length: int, block: int, window: int | None) -> l
 def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch.device) -> Tensor:
     """Return which keys each query sees, bool (queries, keys).
 
-    It sees its own and earlier keys, if they are in its window or among the ``spec.first`` first keys.
+    A query sees its own and earlier keys, if they are in its window or among the ``spec.first`` first keys.
     """
     queries = torch.arange(rows.start, rows.stop, device=device)
     keys = torch.arange(columns.start, columns.stop, device=device)

@@ -3,9 +3,9 @@
 Scores are divided into tiles of queries × keys. All tiles of one block diagonal, with equal index of query block minus
 index of key block, contain the same distances. One program of the kernel processes one head and part of the tiles of
 one block diagonal. It sums the gradient of the scores, dS = P ∘ (dP - Δ), over these tiles and the batch in registers,
-and writes one tile (see `kerple.attention.cpu_backward` for the formula, where Δ is D). The written tiles are then
-summed along their diagonals, without atomic additions. The kernel reads q, k, v, the table, the log-sum-exp, Δ and the
-gradient of the output. It can therefore be combined with any kernel for the gradients of q, k and v.
+and writes one tile. The formula is that of `kerple.attention.cpu_backward`, where Δ is called D. The written tiles are
+then summed along their diagonals, without atomic additions. The kernel reads q, k, v, the table, the log-sum-exp, Δ and
+the gradient of the output. It can therefore be combined with any kernel for the gradients of q, k and v.
 
 The tests run the kernel in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), in fp32 and fp16, because the
 interpreter has no bf16. They also compile it for the chips of `tiling`. Its speed on a GPU has not been measured.
@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILES = 16  # smallest number of tiles per program of the longest diagonal; fewer would need more partial sums
-PROGRAMS = 1024  # number of programs to aim for, enough for any chip; a constant, because it changes the order of sums
+TILES = 16  # smallest number of tiles per program of the longest diagonal; fewer would cause more partial sums
+PROGRAMS = 1024  # target number of programs, enough for any chip; a constant, because it determines the order of sums
 
 
 def tiling(capability: tuple[int, int], dim: int) -> tuple[int, int, int]:
@@ -162,7 +162,7 @@ def sum_tiles(tiles: Tensor) -> Tensor:
     """Sum tiles (H, diagonals, S, S) of side S by distance; (H, diagonals · S).
 
     Entry (r, c) of tile t has the distance t·S + r - c. The columns are reversed, and rows are padded to 2 S entries.
-    If the rows are read at a pitch of 2 S - 1, each diagonal of the tile becomes a column.
+    If the flattened tile is divided into rows of 2 S - 1 entries, each diagonal of the tile becomes a column.
     """
     heads, count, side, _ = tiles.shape
     padded = F.pad(tiles.flip(-1), (0, side)).flatten(2)  # (H, diagonals, S · 2S)

@@ -10,7 +10,10 @@ def exact_dtype(device: torch.device) -> torch.dtype:
 
 
 def frequencies(dim: int, base: float | Tensor, device: torch.device) -> Tensor:
-    """Return the frequencies ``base^(-2i/dim)`` in radians per position, i = 0..dim/2-1; (dim/2,) fp64."""
+    """Return the frequencies ``base^(-2i/dim)`` in radians per position, i = 0..dim/2-1.
+
+    They are (dim/2,) fp64, or (…, dim/2) fp64 if ``base`` is a tensor (…, 1).
+    """
     i = torch.arange(0, dim, 2, dtype=exact_dtype(device), device=device)
     return base ** (-i / dim)
 

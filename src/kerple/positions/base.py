@@ -5,10 +5,12 @@ A *hook* is a method that the model calls in a forward pass. A strategy override
 Letters in shapes: B is the batch size and T the number of tokens. H is the number of query heads, and G the number of
 key heads, a divisor of H. δ is the head dimension, and D the width of the model, usually H·δ. Tq is the number of
 queries, Tk the number of keys, N a number of distances, and c the width of a strategy's state. δ' is the last dimension
-of queries and keys after `transform_qk`. d = m - n >= 0 is the distance from query m back to key n.
+of queries and keys after `transform_qk`. d = m - n >= 0 is the distance from query m back to key n. Inner parentheses
+mark an optional dimension: ((B,) T) is (T,), or (B, T) if positions differ between sequences.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import isfunction
 
@@ -30,7 +32,7 @@ class Shape:
         layer: Index of the strategy's layer; 0 if all layers share the strategy.
         layers: Number of layers.
         max_positions: Number of possible positions in training, from which strategies compute the sizes of learned
-            tables. It is larger than ``length`` if positions have gaps; None for ``length``.
+            tables. It is larger than ``length`` if positions have gaps (`RandomizedPositions`); None for ``length``.
         head_width: Head dimension δ; None for D / H.
 
     Raises:
@@ -70,13 +72,14 @@ class Position(Constrained, ABC):
     """Positional strategy, which gives a transformer information about the positions of its tokens.
 
     The first argument of a subclass is a `Shape`; its other arguments are the options of the strategy. Positions are
-    int64. Biases, angles and parameters are fp32 or fp64, also if other weights or autocast are bf16 (`Constrained`).
+    int64. Biases, angles and parameters are fp32 or fp64, even if other weights or autocast are bf16 (`Constrained`).
     Strategies multiply matrices with `products.product`. The docstring of a strategy has a line ``Parameters:
     `formula```, which the tests compare with the number of parameters. The formula may use D, H, δ, L (training length)
     and the options of the strategy.
 
-    With `score_scale`, `modify_scores` or `add_to_output`, attention computes scores explicitly, in blocks of queries.
-    The other hooks keep fused attention, except `bias` for positions with gaps.
+    Fused attention stores no scores. It supports all hooks except `score_scale`, `modify_scores`, `add_to_output`, and
+    `bias` for positions with gaps. With these hooks the scores of one block of queries at a time are stored as a tensor
+    (*explicit scores*), which is slower.
     """
 
     shift_invariant: bool | None = False
@@ -121,7 +124,7 @@ class Position(Constrained, ABC):
         return getattr(type(self), hook) is not getattr(Position, hook)
 
     def require(self, ok: bool, option: str, value: object, expected: str) -> None:
-        """Raise a UserError for an option of this strategy unless ``ok``."""
+        """Raise a UserError unless ``ok``, for an ``option`` of this strategy that has this ``value``."""
         if not ok:
             raise UserError(f"{type(self).__name__}: {option}: got {value}, expected {expected}")
 
@@ -166,7 +169,7 @@ class Position(Constrained, ABC):
         return q, k
 
     def sink_logit(self, q: Tensor, positions: TokenPositions) -> Tensor | None:
-        """Return an additional logit for the softmax, which has no value vector: (H,) or (B, H, T) fp32, finite.
+        """Return a finite logit that joins the softmax without a value vector, (H,) or (B, H, T) fp32.
 
         ``q`` are the queries after `transform_qk`.
         """
@@ -223,6 +226,10 @@ class Position(Constrained, ABC):
 _OTHER_METHODS = ("__init__", "uses", "require")
 HOOKS = tuple(name for name, value in vars(Position).items() if isfunction(value) and name not in _OTHER_METHODS)
 """Names of all hooks."""
+
+
+Builder = Callable[[Shape], Position]
+"""Function that builds a strategy from a shape, such as the class of the strategy."""
 
 
 def is_distance_bias(position: Position) -> bool:

@@ -13,26 +13,26 @@ from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
 
 SINGLE_WIDTH = (CoPE, PaTH, PoPE, RoPE, Shaw, TransformerXL, XPos)
-"""Strategies that need queries and keys of the head dimension δ. `PoPE` and `SelfExtend` double their width."""
+"""Strategies that support only queries and keys of the head dimension δ, not of 2δ as from `PoPE` and `SelfExtend`."""
 
 
 def check_combination(parts: Sequence[Position]) -> None:
     """Raise a UserError if there are no strategies, or if two of them exclude each other.
 
-    `PaTH` computes scores from queries and keys, so that a bias, a score scale and earlier changes of scores are lost.
-    `PoPE` and `SelfExtend` double the width of queries and keys, which `SINGLE_WIDTH` strategies do not support.
+    `PaTH` computes new scores from queries and keys. A bias, a score scale, and new scores of an earlier part would be
+    lost. `PoPE` and `SelfExtend` double the width of queries and keys, which `SINGLE_WIDTH` strategies do not support.
     """
     if not parts:
         raise UserError("Combined: parts: got none, expected at least one strategy")
     for i, part in enumerate(parts):
         if _contains(part, PaTH):
-            by_distance = [p for p in parts if p.uses("bias") or p.uses("score_scale")]
+            by_distance = [other for other in parts if other.uses("bias") or other.uses("score_scale")]
             _refuse(by_distance, "with PaTH, which replaces the scores; leave one out")
-            earlier = [p for p in parts[:i] if p.uses("modify_scores")]
+            earlier = [other for other in parts[:i] if other.uses("modify_scores")]
             _refuse(earlier, "before PaTH, which replaces the scores; put PaTH first")
         if _contains(part, PoPE) or part.neighbor_window is not None:
             name = "PoPE" if _contains(part, PoPE) else type(part).__name__
-            single_width = [p for p in parts if p is not part and _contains(p, *SINGLE_WIDTH)]
+            single_width = [other for other in parts if other is not part and _contains(other, *SINGLE_WIDTH)]
             _refuse(single_width, f"with {name}, which doubles the width of queries and keys; leave one out")
 
 
@@ -42,5 +42,6 @@ def _contains(part: Position, *kinds: type[Position]) -> bool:
 
 
 def _refuse(parts: Sequence[Position], reason: str) -> None:
+    """Raise a UserError for the first of these parts, if there are any."""
     if parts:
         raise UserError(f"Combined: parts: got {type(parts[0]).__name__} {reason}")

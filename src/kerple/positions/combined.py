@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError
-from kerple.positions.base import Position, Shape
+from kerple.positions.base import Builder, Position, Shape
 from kerple.positions.combination import check_combination
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.temperature import SSMax
@@ -17,7 +17,7 @@ from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, To
 
 
 class Combined(Position):
-    """Combines strategies: biases and additions to the output are summed, score scales are multiplied.
+    """Combination of strategies: biases and additions to the output are summed, score scales are multiplied.
 
     `remap_positions`, `embed`, `transform_qk`, `modify_scores` and `transform_output` of the parts are applied in the
     order of the parts. The logits of several sinks are merged by their log-sum-exp.
@@ -34,23 +34,24 @@ class Combined(Position):
             part returns `AttentionWeights` and a later part modifies scores, or another part has a sink.
     """
 
-    def __init__(self, shape: Shape, parts: Sequence[Callable[[Shape], Position]] = (SSMax, KerpleLog)) -> None:
+    def __init__(self, shape: Shape, parts: Sequence[Builder] = (SSMax, KerpleLog)) -> None:
         super().__init__()
         self.parts = cast(Sequence[Position], nn.ModuleList(build(shape) for build in parts))
         check_combination(list(self.parts))
-        invariant = [p.shift_invariant for p in self.parts]
+        invariant = [part.shift_invariant for part in self.parts]
         self.shift_invariant = None if None in invariant else all(invariant)
-        self.prefix_consistent = all(p.prefix_consistent for p in self.parts)
-        self.per_layer = any(p.per_layer for p in self.parts)
-        self.varies_by_layer = any(p.varies_by_layer for p in self.parts)
-        self.window = min((p.window for p in self.parts if p.window is not None), default=None)
-        self.neighbor_window = next((p.neighbor_window for p in self.parts if p.neighbor_window is not None), None)
-        self.test_only = any(p.test_only for p in self.parts)
-        self.max_length = min((p.max_length for p in self.parts if p.max_length is not None), default=None)
-        self._widths = [0] * len(self.parts)  # last dimension of the token_state of each part
+        self.prefix_consistent = all(part.prefix_consistent for part in self.parts)
+        self.per_layer = any(part.per_layer for part in self.parts)
+        self.varies_by_layer = any(part.varies_by_layer for part in self.parts)
+        self.window = min((part.window for part in self.parts if part.window is not None), default=None)
+        # `check_combination` ensures that at most one part has a neighbor window
+        self.neighbor_window = next(filter(None, (part.neighbor_window for part in self.parts)), None)
+        self.test_only = any(part.test_only for part in self.parts)
+        self.max_length = min((part.max_length for part in self.parts if part.max_length is not None), default=None)
+        self._widths = [0] * len(self.parts)  # last dimension of the token_state of each part, 0 without a state
 
     def uses(self, hook: str) -> bool:
-        return any(p.uses(hook) for p in self.parts)
+        return any(part.uses(hook) for part in self.parts)
 
     def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
         return reduce(lambda positions, part: part.remap_positions(positions, tokens), self.parts, positions)
@@ -59,10 +60,10 @@ class Combined(Position):
         return reduce(lambda x, part: part.embed(x, positions), self.parts, x)
 
     def bias(self, distance: Tensor) -> Tensor | None:
-        return _reduce_present(torch.add, [p.bias(distance) for p in self.parts])
+        return _reduce_present(torch.add, [part.bias(distance) for part in self.parts])
 
     def score_scale(self, distance: Tensor) -> Tensor | None:
-        return _reduce_present(torch.mul, [p.score_scale(distance) for p in self.parts])
+        return _reduce_present(torch.mul, [part.score_scale(distance) for part in self.parts])
 
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
@@ -72,7 +73,7 @@ class Combined(Position):
         return q, k
 
     def sink_logit(self, q: Tensor, positions: TokenPositions) -> Tensor | None:
-        return _reduce_present(torch.logaddexp, [_expand_sink(p.sink_logit(q, positions), q) for p in self.parts])
+        return _reduce_present(torch.logaddexp, [_expand_sink(part.sink_logit(q, positions), q) for part in self.parts])
 
     def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
         return reduce(lambda out, part: part.transform_output(out, x), self.parts, out)
@@ -107,11 +108,8 @@ class Combined(Position):
         return result
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
-        terms = [
-            part.add_to_output(p, v, replace(block, state=state))
-            for part, state in self._with_states(block.state)
-            if part.uses("add_to_output")
-        ]
+        users = [(part, state) for part, state in self._with_states(block.state) if part.uses("add_to_output")]
+        terms = [part.add_to_output(p, v, replace(block, state=state)) for part, state in users]
         return torch.stack(terms).sum(0)  # (B, H, Tq, δ)
 
     def _with_states(self, state: Tensor | None) -> Iterator[tuple[Position, Tensor | None]]:
@@ -122,11 +120,11 @@ class Combined(Position):
 
 
 def _reduce_present(operation: Callable[[Tensor, Tensor], Tensor], tensors: list[Tensor | None]) -> Tensor | None:
-    """Combine all tensors that are not None by an operation; None if there are none."""
+    """Reduce all tensors that are not None by an operation of two tensors; return None if all are None."""
     present = [x for x in tensors if x is not None]
     return reduce(operation, present) if present else None
 
 
 def _expand_sink(sink: Tensor | None, q: Tensor) -> Tensor | None:
-    """Expand a sink (H,) to all queries, (B, H, T); others are unchanged."""
-    return sink[:, None].expand(q.shape[:3]) if sink is not None and sink.ndim == 1 else sink  # (B, H, T)
+    """Expand a sink (H,) to all queries, (B, H, T). Return None and a sink (B, H, T) unchanged."""
+    return sink[:, None].expand(q.shape[:3]) if sink is not None and sink.ndim == 1 else sink

@@ -55,10 +55,8 @@ class Constrained(nn.Module):
         parameter = torch.empty(size, dtype=torch.float32)
         if start is None:
             if not between[0] < between[1]:
-                given = f"got no range for random initial values, {between[0]:g} to {between[1]:g}"
-                raise UserError(
-                    f"{name}: {given}; give an initial value, or a lower bound (floor) below {between[1]:g}"
-                )
+                given = f"got no initial value, and an empty range of random values, {between[0]:g} to {between[1]:g}"
+                raise UserError(f"{name}: {given}; set {name}, or a floor below {between[1]:g}")
             parameter.uniform_(*between).clamp_(minimum, maximum)
         else:
             values = [float(start)] * size if isinstance(start, int | float) else start

@@ -17,7 +17,7 @@ class CoPE(Position):
     published code q_m·e is not divided by √δ, and e is initialised to 0.
 
     Parameters: `rows * δ`, shared by heads, one set per layer by default.
-    Cost: explicit scores, a cumulative sum of them, and a look-up among ``rows`` products per query.
+    Cost: explicit scores, their cumulative sum, ``rows`` products per query, and look-ups among these per score.
 
     Args:
         shape: Sizes of the model.

@@ -1,14 +1,13 @@
 """`Coupled` and `Abacus`: learned vectors for places that a task assigns to tokens, such as the places of digits."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from kerple.positions.absolute import NoPE
-from kerple.positions.base import Position, Shape
+from kerple.positions.base import Builder, Shape
 from kerple.positions.products import precise
 from kerple.positions.token_positions import TokenPositions, readable
 from kerple.positions.wrapper import Resampled
@@ -17,7 +16,7 @@ GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly betwee
 
 
 class PlaceEmbedding(Resampled):
-    """Adds a learned vector for the place of a token to its embedding.
+    """Learned vectors for the places of tokens, added to the embeddings of the tokens.
 
     A place is a positive number that the task assigns to a token, such as the significance of a digit. It is the
     index of a row in the table of vectors. Tokens without a place have the number 0, and get no vector.
@@ -43,7 +42,7 @@ class PlaceEmbedding(Resampled):
     def __init__(
         self,
         shape: Shape,
-        position: Callable[[Shape], Position] = NoPE,
+        position: Builder = NoPE,
         rows: int = 128,
         seed: int = 0,
         size: float = 3.0,
@@ -69,14 +68,14 @@ class PlaceEmbedding(Resampled):
         largest = places.amax(-1, keepdim=True)
         # tests may have larger places than training, and an index outside the table ends the process on a GPU
         if readable(places, wait=not self.training):
-            last = int(largest.max())
-            expected = f"{last + 1} or more, because a token has place {last}; or use shorter inputs"
-            self.require(last < self.rows, "rows", self.rows, expected)
+            place = int(largest.max())
+            expected = f"{place + 1} or more, because a token has place {place}; or use shorter inputs"
+            self.require(place < self.rows, "rows", self.rows, expected)
         if self.training:
             # tokens without a place, such as padding, are ignored, because the padding depends on the batch
             tokens = tokens * (places > 0)  # (B, T)
-            number = (tokens * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).sum(-1, keepdim=True)
-            fraction = (self.shift_fraction + number * GOLDEN).frac()  # (B, 1) fp32
+            checksum = (tokens * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).sum(-1, keepdim=True)
+            fraction = (self.shift_fraction + checksum * GOLDEN).frac()  # (B, 1) fp32
             places = torch.where(places > 0, places + (fraction * (self.rows - largest)).long(), 0)  # (B, T)
         return replace(positions, places=places)
 

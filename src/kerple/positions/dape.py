@@ -1,12 +1,10 @@
 """`DAPE` and `DAPEv2`: a small network corrects the scores, given the scores and biases of all heads."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kerple.positions.base import Position, Shape, is_distance_bias
+from kerple.positions.base import Builder, Position, Shape, is_distance_bias
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.pair_network import pair_network
 from kerple.positions.products import product
@@ -18,27 +16,27 @@ class DAPE(Position):
     section 3.2).
 
     For one pair, s are the scaled scores of the H heads, and b are H biases, which another strategy computes from the
-    distance. [s; b] is their concatenation. Positions enter only through b. The first layer also has a bias vector,
-    which the formula omits.
+    distance. [s; b] is their concatenation. Positions enter only through b. The first layer of the network also has a
+    bias vector, which the formula omits.
 
     Parameters: `2 * H + 3 * H * hidden + hidden` with the default bias, one set per layer by default.
     Cost: explicit scores, and ``hidden`` numbers for each of them.
 
     Args:
         shape: Sizes of the model.
-        over: Function that builds the other strategy from the shape.
+        over: Function that builds the strategy of the biases b from the shape.
         hidden: Number of hidden units of the network.
 
     Raises:
-        UserError: If ``hidden`` is not positive, or the other strategy is not only a bias by distance.
+        UserError: If ``hidden`` is not positive, or the strategy of ``over`` is not only a bias by distance.
     """
 
     shift_invariant = True
     per_layer = True
     taps = 1
-    """Number of neighbouring keys that each layer of the network reads."""
+    """Number of keys that each layer of the network reads for one output: the key itself and its neighbours."""
 
-    def __init__(self, shape: Shape, over: Callable[[Shape], Position] = KerpleLog, hidden: int = 32) -> None:
+    def __init__(self, shape: Shape, over: Builder = KerpleLog, hidden: int = 32) -> None:
         super().__init__()
         self.require(hidden >= 1, "hidden", hidden, "a positive width, such as 32")
         self.over = over(shape)
@@ -65,26 +63,26 @@ class DAPEv2(DAPE):
     """`DAPE` whose two layers are convolutions over three neighbouring keys (Zheng et al. 2024, arXiv 2410.04798,
     section 3.3).
 
-    Inputs of unseen keys are set to 0 before each convolution. Results therefore do not depend on the size of a block
-    of queries. The authors' code sets them to 0 only before the first convolution.
+    Inputs of unseen keys are set to 0 before each convolution. Results therefore do not depend on the number of queries
+    that are computed at once. The authors' code sets these inputs to 0 only before the first convolution.
 
     Parameters: `2 * H + 9 * H * hidden + hidden` with the default bias, one set per layer by default.
     Cost: explicit scores, ``hidden`` numbers for each of them, and three times the products of DAPE.
 
     Args:
         shape: Sizes of the model.
-        over: Function that builds, from the shape, the strategy that computes b.
+        over: Function that builds the strategy of the biases b from the shape.
         hidden: Number of channels between the convolutions.
 
     Raises:
-        UserError: If ``hidden`` is not positive, or the other strategy is not only a bias by distance.
+        UserError: If ``hidden`` is not positive, or the strategy of ``over`` is not only a bias by distance.
     """
 
     taps = 3
 
     def _network(self, s: Tensor, b: Tensor, block: QueryKeyBlock) -> Tensor:
         s_weight, b_weight = self.into.weight.unflatten(-1, (self.taps, -1)).chunk(2, -1)  # (hidden, taps, H) each
-        # separate layers, because the products with b are usually equal for the whole batch
+        # separate convolutions of s and b, because the result for b is usually equal for the whole batch
         hidden = self._layer(s_weight, s, block) + self._layer(b_weight, b, block) + self.into.bias[:, None, None]
         hidden = F.leaky_relu(hidden, inplace=True)  # (B, hidden, Tq, Tk)
         return self._layer(self.out.weight.unflatten(-1, (self.taps, -1)), hidden, block)

@@ -12,8 +12,8 @@ from kerple.positions.base import Position, Shape
 class ALiBi(Position):
     """Linear penalty on distance: ``-slope_h · d`` (Press et al. 2022, arXiv 2108.12409, section 3).
 
-    Slopes are 2^(-8h/H). If H is not a power of two, let P be the next smaller power of two. The slopes are then those
-    of P heads, followed by every second slope of 2P heads, as in the published code.
+    Slopes are 2^(-8h/H). If H is not a power of two, let P be the largest power of two below H. The slopes are then
+    those of P heads, followed by every second slope of 2P heads, as in the published code.
 
     Parameters: `H * learnable`, shared by all layers. Cost: one (H, T) table per forward pass.
 
@@ -59,7 +59,7 @@ class Sandwich(Position):
             dimension.
 
     Raises:
-        UserError: If the size is odd or below 2.
+        UserError: If ``size`` is odd or below 2.
     """
 
     shift_invariant = True

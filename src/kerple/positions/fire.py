@@ -19,8 +19,8 @@ class FIRE(Position):
     that a constant added to all positions changes the logits.
 
     Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer by default.
-    Cost: explicit scores. The MLP is a piecewise linear function: for each score, a search of its piece among
-    ``hidden`` + 1, and look-ups of slope and intercept.
+    Cost: explicit scores. The MLP is a piecewise linear function. Each score needs a search among its ``hidden`` + 1
+    pieces, and look-ups of a slope and an intercept.
 
     Args:
         shape: Sizes of the model.

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from kerple.positions.base import Position, Shape, is_distance_bias
+from kerple.positions.base import Builder, Position, Shape, is_distance_bias
 from kerple.positions.kerple import KerpleLog, KerplePower
 
 
@@ -39,10 +39,7 @@ class KernelSum(Position):
     shift_invariant = True
 
     def __init__(
-        self,
-        shape: Shape,
-        kernels: Sequence[Callable[[Shape], Position]] = (KerpleLog, KerplePower),
-        factors: list[float] | None = None,
+        self, shape: Shape, kernels: Sequence[Builder] = (KerpleLog, KerplePower), factors: list[float] | None = None
     ) -> None:
         super().__init__()
         self.kernels = cast(Sequence[Position], nn.ModuleList(build(shape) for build in kernels))
@@ -52,13 +49,14 @@ class KernelSum(Position):
         self.require(only_biases, "kernels", names, "one or more biases by distance, such as KerpleLog")
         valid = len(self.factors) == len(names) and all(factor >= 0 for factor in self.factors)
         self.require(valid, "factors", factors, f"{len(names)} numbers of 0 or more, one per kernel")
-        points = torch.arange(64.0)
+        points = torch.arange(64.0)  # on the meta device it has no values to check
         definite = points.is_meta or is_conditionally_positive_definite(self.bias, points)
         self.require(definite, "kernels", names, "conditionally positive definite kernels, such as KerpleLog")
 
     def bias(self, distance: Tensor) -> Tensor:
         tables = [cast(Tensor, kernel.bias(distance)) for kernel in self.kernels]
-        return torch.stack([f * table for f, table in zip(self.factors, tables, strict=True)]).sum(0)  # (H, N)
+        products = [factor * table for factor, table in zip(self.factors, tables, strict=True)]  # (H, N) each
+        return torch.stack(products).sum(0)
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
 """`LayerPattern`: a strategy and a window for each layer, in a repeating pattern of kinds of layers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kerple.positions.absolute import NoPE
-from kerple.positions.base import Position, Shape
+from kerple.positions.base import Builder, Shape
 from kerple.positions.rotary import RoPE
 from kerple.positions.wrapper import Wrapper
 
@@ -35,7 +35,7 @@ class LayerPattern(Wrapper):
     def __init__(
         self,
         shape: Shape,
-        kinds: Mapping[str, Callable[[Shape], Position]] = {"local": RoPE, "global": NoPE},
+        kinds: Mapping[str, Builder] = {"local": RoPE, "global": NoPE},
         pattern: Sequence[str] | None = None,
         windows: Mapping[str, int | None] = {},
     ) -> None:

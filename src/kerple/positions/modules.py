@@ -1,6 +1,6 @@
 """`Modules`: `torch.nn.ModuleList` with a type of its elements, for type checkers.
 
-It does not exist at run time. Import it under ``if TYPE_CHECKING``.
+`Modules` does not exist at run time. Import it under ``if TYPE_CHECKING``.
 """
 
 from collections.abc import Iterator

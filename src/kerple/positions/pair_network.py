@@ -1,7 +1,7 @@
 """`pair_network`: a network of two layers on the scores and biases of all heads, for each pair of query and key.
 
-Pairs are computed in pieces, so that not all hidden units are stored at once. N is the number of pairs of a sequence, n
-that of a piece. B is the batch size, and H the number of heads.
+Pairs are computed in pieces, so that not all hidden units are stored at once. N is the number of pairs of a sequence,
+and n the number of pairs of a piece. B is the batch size, and H the number of heads.
 """
 
 import torch
@@ -10,16 +10,16 @@ from torch.nn import functional as F
 
 from kerple.positions.products import full_precision
 
-HIDDEN_AT_ONCE = 2**18  # largest number of hidden units of a piece on a CPU, which fit its cache
-HIDDEN_AT_ONCE_ON_GPU = 2**26  # larger, because each piece costs several kernel launches
-SLOPE = 0.01  # of LeakyReLU for negative numbers
+HIDDEN_AT_ONCE = 2**18  # largest number of hidden units of a piece on a CPU; they fit the cache
+HIDDEN_AT_ONCE_ON_GPU = 2**26  # larger than on a CPU, because each piece costs several kernel launches
+SLOPE = 0.01  # slope of LeakyReLU for negative numbers
 
 
 @torch.library.custom_op("kerple::pair_network", mutates_args=())
 def pair_network(s: Tensor, b: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Tensor:
     """Return ``w2 · LeakyReLU(w1 · [s; b] + b1)`` for each pair, without autocast and TF32.
 
-    It has a first derivative, but no second. All arguments have the dtype of ``s``.
+    The result has first derivatives, but no second derivatives. All arguments have the dtype of ``s``.
 
     Args:
         s: Scores (B, H, N), fp32 or fp64.
@@ -63,6 +63,7 @@ def pair_network_backward(
 
 
 def _pieces(s: Tensor, hidden: int) -> list[slice]:
+    """Return the pairs of each piece, for a network with this number of hidden units."""
     size = max(1, (HIDDEN_AT_ONCE if s.device.type == "cpu" else HIDDEN_AT_ONCE_ON_GPU) // (len(s) * hidden))
     return [slice(i, i + size) for i in range(0, s.shape[-1], size)]
 

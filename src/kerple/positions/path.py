@@ -19,8 +19,8 @@ class PaTH(Position):
 
     In each head, w_t is a normalised low-rank projection of the hidden state of token t, and β_t in (0, 2) its gate.
     H_t keeps the component along w_t (β_t near 0), removes it (near 1) or reflects it (near 2). Yang et al. also
-    convolve the projection over the last three tokens. This is omitted here, because it reads up to two tokens outside
-    a window.
+    convolve the projection over the last three tokens. The convolution is omitted here, because it would read up to two
+    tokens outside a window.
 
     Parameters: `2 * D * rank + H * D + H`, one set per layer by default.
     Cost: explicit scores, and additional products for each block of `KEYS_AT_ONCE` keys (section 3.3).
@@ -30,7 +30,7 @@ class PaTH(Position):
         rank: Rank of the projection, for all heads together.
 
     Raises:
-        UserError: If the rank is not positive.
+        UserError: If ``rank`` is not positive.
     """
 
     shift_invariant = True
@@ -83,7 +83,7 @@ def _combined_gates(w: Tensor, beta: Tensor) -> Tensor:
 
 
 class _Inverse(torch.autograd.Function):
-    """(I + L)⁻¹ of a strictly lower triangular matrix L. The backward pass of torch might multiply in TF32."""
+    """(I + L)⁻¹ of a strictly lower triangular matrix L. Torch's own backward pass might multiply in TF32."""
 
     @staticmethod
     def forward(ctx: Any, lower: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class PoPE(Position):
     Args:
         shape: Sizes of the model.
         base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
-        phase: Initial value of φ, from -2π to 0; None draws from this range.
+        phase: Initial value of φ, from -2π to 0; None draws from U(-2π, 0).
 
     Raises:
         UserError: If ``base`` or ``phase`` is out of range.

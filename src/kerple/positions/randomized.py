@@ -1,12 +1,11 @@
 """`RandomizedPositions`: random positions, in training from as large a range as in tests."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kerple.positions.base import Position, Shape
+from kerple.positions.base import Builder, Shape
 from kerple.positions.rotary import RoPE
 from kerple.positions.token_positions import TokenPositions
 from kerple.positions.wrapper import Resampled
@@ -41,19 +40,14 @@ class RandomizedPositions(Resampled):
     fixed: Tensor
     """Positions in evaluation, the draw of step 0; (max_positions,) int64, not stored in checkpoints."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        position: Callable[[Shape], Position] = RoPE,
-        max_positions: int | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, shape: Shape, position: Builder = RoPE, max_positions: int | None = None, seed: int = 0) -> None:
         max_positions = 32 * shape.length if max_positions is None else max_positions
         super().__init__(position(replace(shape, max_positions=max_positions)), seed)
         expected = f"at least the training length {shape.length}; set it to the length of the longest test input"
         self.require(max_positions >= shape.length, "max_positions", max_positions, expected)
         self.max_length = max_positions
-        self.shift_invariant, self.prefix_consistent = True, False  # for any wrapped strategy
+        # for any wrapped strategy, because an offset does not change the draw, and the draw depends on the input length
+        self.shift_invariant, self.prefix_consistent = True, False
         self.register_buffer("drawn", torch.zeros(shape.length, dtype=torch.int64))
         self.register_buffer("fixed", torch.zeros(max_positions, dtype=torch.int64), persistent=False)
         self.draw_()

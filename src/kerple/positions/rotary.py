@@ -61,7 +61,7 @@ class RoPE(Position):
     changes the angles, in most cases to extend the context length without training:
 
     - ``pi``: angles are divided by s (Chen et al. 2023, arXiv 2306.15595).
-    - ``ntk``: the base is multiplied by s^(r/(r-2)). The fastest angle stays, and the slowest is divided by s.
+    - ``ntk``: the base is multiplied by s^(r/(r-2)). The largest frequency stays, and the smallest is divided by s.
     - ``dynamic_ntk``: ``ntk`` with s·T/L - (s - 1) instead of s, for an input whose last position is T - 1 >= L. All
       angles change with T. Therefore logits also depend on the number of later tokens, and an offset changes the
       logits. Generation uses no cache, because cached keys would keep the angles of a smaller T.
@@ -71,8 +71,8 @@ class RoPE(Position):
     - ``llama3``: ``yarn`` with a ramp over the number of rotations (Grattafiori et al. 2024, arXiv 2407.21783, and the
       published code of Llama 3.1).
     - ``longrope``: the angle of pair i is divided by entry i of ``short_factors``, or of ``long_factors`` for inputs
-      with positions of L and more (Ding et al. 2024, arXiv 2402.13753). All angles change at L, so that
-      generation uses no cache.
+      with positions of L and more (Ding et al. 2024, arXiv 2402.13753). All angles change when an input grows beyond L
+      tokens. Therefore generation uses no cache.
     - ``proportional``: all dimensions form pairs, so that r = δ in the formula. Only the first rotary_fraction · δ/2
       pairs are rotated. Their angles are divided by s if it is given. Models are trained with this scaling (p-RoPE,
       Barbero et al. 2024, arXiv 2410.06205).
@@ -97,8 +97,8 @@ class RoPE(Position):
         short_factors: The r/2 divisors of ``longrope`` for inputs of up to L tokens.
         long_factors: The r/2 divisors of ``longrope`` for longer inputs.
         mistake: Known mistake of public code, reproduced to measure its effect; None for none. ``bf16`` rounds
-            positions, frequencies and their products, as in a model that is converted to bf16. Not all positions above
-            256 are then distinct.
+            positions, frequencies and their products to bf16, as in a model that is converted to bf16. Not all
+            positions above 256 are then distinct.
 
     Raises:
         UserError: If an option is out of range, r is not an even number of dimensions, or a list of divisors does not
@@ -134,10 +134,9 @@ class RoPE(Position):
         expected = "0 < beta_slow < beta_fast, such as 1 and 32"
         self.require(0 < beta_slow < beta_fast, "beta_slow, beta_fast", f"{beta_slow}, {beta_fast}", expected)
         expected = f"{dim // 2} positive numbers, one per rotated pair, with scaling longrope; none with other scalings"
+        count = dim // 2 if scaling == "longrope" else 0
         for name, divisors in (("short_factors", short_factors), ("long_factors", long_factors)):
-            valid = divisors is None
-            if scaling == "longrope":
-                valid = divisors is not None and len(divisors) == dim // 2 and min(divisors) > 0
+            valid = len(divisors or []) == count and all(divisor > 0 for divisor in divisors or [])
             self.require(valid, name, divisors, expected)
         self.layout, self.mistake = layout, mistake
         self.frequencies = RotaryFrequencies(

@@ -5,13 +5,12 @@ distances, and once for far keys. One softmax is taken over near and far keys. m
 the key, and L the training length.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kerple.positions.base import HOOKS, Position, Shape
+from kerple.positions.base import HOOKS, Builder, Shape
 from kerple.positions.rotary import RoPE
 from kerple.positions.token_positions import TokenPositions
 from kerple.positions.wrapper import Wrapper
@@ -37,22 +36,19 @@ class SelfExtend(Wrapper):
         group: g, the number of far positions that are merged into one; None merges all of them (`ReRoPE`).
 
     Raises:
-        UserError: If a number is not positive, or the wrapped strategy does more than transform queries and keys.
+        UserError: If ``neighbor_window`` or ``group`` is not positive, or the wrapped strategy does more than transform
+            queries and keys.
     """
 
     neighbor_window: int
 
     def __init__(
-        self,
-        shape: Shape,
-        position: Callable[[Shape], Position] = RoPE,
-        neighbor_window: int | None = None,
-        group: int | None = 8,
+        self, shape: Shape, position: Builder = RoPE, neighbor_window: int | None = None, group: int | None = 8
     ) -> None:
         super().__init__(position(shape))
         window = max(shape.length // 2, 1) if neighbor_window is None else neighbor_window
         self.require(window >= 1, "neighbor_window", window, "at least 1 key, the query's own")
-        self.require(group is None or group >= 1, "group", group, "at least 1 position, or none for all in one group")
+        self.require(group is None or group >= 1, "group", group, "at least 1 position, or none for one group of all")
         hooks = [hook for hook in HOOKS if self.position.uses(hook)]
         only_transforms = hooks == ["transform_qk"] and not self.position.varies_by_layer
         expected = "a strategy that only transforms queries and keys, such as RoPE"
@@ -97,10 +93,9 @@ class ReRoPE(SelfExtend):
         neighbor_window: w, the number of last keys at exact distances, including the query's own; None is L/2.
 
     Raises:
-        UserError: If the window is not positive, or the wrapped strategy does more than transform queries and keys.
+        UserError: If ``neighbor_window`` is not positive, or the wrapped strategy does more than transform queries and
+            keys.
     """
 
-    def __init__(
-        self, shape: Shape, position: Callable[[Shape], Position] = RoPE, neighbor_window: int | None = None
-    ) -> None:
+    def __init__(self, shape: Shape, position: Builder = RoPE, neighbor_window: int | None = None) -> None:
         super().__init__(shape, position, neighbor_window, None)

@@ -13,7 +13,7 @@ class Shaw(Position):
 
     At distance d, the score is ``q·(k + a^K[min(d, clip)]) / √δ`` and the value is ``v + a^V[min(d, clip)]``, where δ
     is the head dimension. Attention is causal, so that negative distances need no vectors. The vectors a^K and a^V are
-    initialised Xavier-uniform.
+    initialised by `torch.nn.init.xavier_uniform_`.
 
     Parameters: `2 * (clip + 1) * δ`, shared by heads, one set per layer by default.
     Cost: explicit scores, clip + 1 products per query, and a look-up among them per score.

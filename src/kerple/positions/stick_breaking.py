@@ -19,13 +19,13 @@ class StickBreaking(Position):
 
     z = q·k / √δ are the scores, where δ is the head dimension. From the key before the query backwards, each key takes
     the fraction σ(z) of the remaining weight. With ``rest`` the final remainder is the weight of the query's own value,
-    as in the appendix of Tan et al. Without it the remainder is discarded, and the weights sum to less than 1.
+    as in the appendix of Tan et al. By default the final remainder is discarded, and the weights sum to less than 1.
 
     Parameters: `0`. Cost: explicit scores, and a logarithm and a cumulative sum for each of them.
 
     Args:
         shape: Sizes of the model.
-        rest: Whether the query's own value gets the remainder. A query does not see its own key without it.
+        rest: Whether the query's own value gets the remainder. If False, the weight of the query's own value is 0.
     """
 
     shift_invariant = True
@@ -72,7 +72,7 @@ def _parts(x: Tensor) -> tuple[Tensor, ...]:
 
 def _weights(z: Tensor, rest: Tensor | None) -> Tensor:
     """Return the weights of a part, which has the scores z (heads, Tq, Tk)."""
-    # -c_n from the last key backwards; sums that begin at near keys keep their weights precise
+    # -c_n, from the last key to the first; sums that begin at the nearest key keep the weights of near keys precise
     minus_c = F.softplus(z, threshold=40).flip(-1).cumsum_(-1)
     minimum = math.log(torch.finfo(z.dtype).tiny) + 7  # exp of smaller numbers is many times slower
     weights = (z - minus_c.flip(-1)).clamp_(min=minimum).exp_()

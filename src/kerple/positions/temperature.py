@@ -76,9 +76,9 @@ class Temperature(Position):
 
     Args:
         shape: Sizes of the model.
-        rule: One of the rules above.
-        scale: The a of the rule.
-        length: The n₀ of the rule, a number of keys; None is the training length.
+        rule: Name of the rule.
+        scale: Factor or exponent a of the rule.
+        length: Number of keys n₀ of the rule; None is the training length.
 
     Raises:
         UserError: If ``scale`` is not positive, or ``length`` is below 2.

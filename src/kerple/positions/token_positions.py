@@ -49,7 +49,7 @@ class TokenPositions:
 
     def compute_once(self, function: Callable[["TokenPositions"], Result]) -> Result:
         """Return ``function(self)``, and store it for later layers of the forward pass with the same strategy."""
-        if torch.compiler.is_compiling():  # all blocks share one compiled graph, so that each must compute the result
+        if torch.compiler.is_compiling():  # all layers share one compiled graph, so that each must compute the result
             return function(self)
         if function not in self._results:
             self._results[function] = function(self)

@@ -50,7 +50,7 @@ class TransformerXL(Position):
     def _shifted(self, q: Tensor, keys: int) -> Tensor:
         """Return ``q·W_R r_d`` (B, H, Tq, Tk) for contiguous positions of the queries and ``keys`` keys."""
         queries = q.shape[2]
-        columns = queries + keys  # one for each distance, the largest first, and one that is not used
+        columns = queries + keys  # one for each distance from keys - 1 to 1 - queries, and one that is not used
         distance = keys - 1 - torch.arange(columns, device=q.device)  # (columns,)
         vectors = product(self._waves(distance).to(q.dtype), self.projection.mT)  # (H, columns, δ)
         return shift_rows(product(q, vectors.mT))[..., :keys]  # (B, H, Tq, Tk)

@@ -10,20 +10,20 @@ from kerple.positions.token_positions import TokenPositions
 
 
 class XPos(Position):
-    """RoPE with a decay for each pair of dimensions: pair i of the query at position m is multiplied by ``ζ_i^(m/B)``,
-    and of the key at position n by ``ζ_i^(-n/B)`` (Sun et al. 2022, arXiv 2212.10554).
+    """RoPE with a decay for each pair of dimensions: pair i of the query at position m is multiplied by
+    ``ζ_i^(m/decay)``, and pair i of the key at position n by ``ζ_i^(-n/decay)`` (Sun et al. 2022, arXiv 2212.10554).
 
     ``ζ_i = (2i/δ + 0.4) / 1.4``, i = 0..δ/2-1, where δ is the head dimension. Positions m and n are relative to the
     first position of the input, or to 0 if positions have gaps. Factors are clamped to e^±80, and to e^±7 in fp16,
-    whose largest number is e^11. The decay is therefore exact for inputs of up to 63·B tokens (32,000 for B = 512), and
-    of up to 5·B tokens in fp16.
+    whose largest number is e^11. Therefore the decay is exact for inputs of up to 63 · decay tokens (32,000 for the
+    default of 512). In fp16 it is exact for inputs of up to 5 · decay tokens.
 
     Parameters: `0`. Cost: two multiplications and one addition per entry of q and of k.
 
     Args:
         shape: Sizes of the model; its head dimension must be even.
         base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
-        decay: B, the distance at which the scores of pair 0 have decayed to 0.4/1.4 of their value.
+        decay: Distance in tokens at which the scores of pair 0 have decayed to 0.4/1.4 of their value.
         layout: ``half`` or ``interleaved``, see `RoPE`.
 
     Raises:
