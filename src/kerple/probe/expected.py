@@ -11,10 +11,9 @@ from kerple.hf.adapter import config_length
 from kerple.hf.rope import read_rope
 from kerple.hf.windows import layer_kinds
 from kerple.model import Transformer
-from kerple.positions import NoPE, RoPE, Shape
+from kerple.positions import LayerPattern, NoPE, RoPE, Shape
 from kerple.positions.temperature import Temperature
 from kerple.positions.token_positions import TokenPositions
-from kerple.positions.wrapper import Wrapper
 
 ORIGINAL = "original_max_position_embeddings"
 NO_POSITIONS_IN_FULL_LAYERS = {"cohere2", "cohere2_moe", "afmoe", "flint"}
@@ -100,7 +99,7 @@ def our_layers(network: Transformer) -> list[Layer]:
     layers = []
     for i in range(len(network.blocks)):
         outer = network.positions[min(i, len(network.positions) - 1)]  # there is one instance per layer, or for all
-        position = outer.position if isinstance(outer, Wrapper) else outer
+        position = outer.position if isinstance(outer, LayerPattern) else outer
         rope, judged = position if isinstance(position, RoPE) else None, isinstance(position, RoPE | NoPE)
         layers.append(Layer(type(position).__name__, rope, outer.window, judged=judged))
     return layers

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerple.hf.adapter import learned_positions, reset_dynamic_rope
+from kerple.hf.adapter import learned_positions
 from kerple.model import Transformer
 from kerple.probe.capture import Call, captured
 from kerple.probe.expected import Layer, configured_layers, original_length, our_layers
+from kerple.probe.invariances import read_logits
 from kerple.probe.rotation import rotation_differences
 
 SHORT = 32  # number of tokens of the short text
@@ -30,13 +31,17 @@ class Pass:
         label: Name of the text in messages.
         rows: Indices of the tokens in the input, (T,) int64.
         ids: Positions of the tokens, (T,) int64.
-        calls: The calls by layer, one for each forward pass; empty if the model cannot read the text.
+        calls: The calls by the index of the layer, one for each forward pass. Empty if the model cannot read the text.
     """
 
     label: str
     rows: Tensor
     ids: Tensor
     calls: dict[int, list[Call]]
+
+    def vectors(self, layer: int, name: str) -> Tensor:
+        """Return the queries (``q``), keys (``k``) or values (``v``) of a layer for the T tokens, (heads, T, δ)."""
+        return torch.cat([getattr(call, name)[:, -call.q.shape[1] :] for call in self.calls[layer]], 1)
 
 
 @dataclass
@@ -112,21 +117,19 @@ def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | No
         label: Name of the text in messages.
         sizes: Number of tokens of each forward pass.
         ids: Positions of the tokens, (T,) int64; None for their indices in the input.
-        cache: Cache of tokens before the text, or None.
+        cache: Cache of the tokens before the text; None if the text is the whole input.
     """
     first = 0 if cache is None else cache.get_seq_length()
     rows = torch.arange(first, first + sum(sizes))
     options: dict[str, Any] = {} if ids is None else {"position_ids": ids[None].to(model.device)}
-    use_cache = len(sizes) > 1 or cache is not None
-    reset_dynamic_rope(model)
+    parts = sizes if len(sizes) > 1 or cache is not None else None
+    tokens = torch.full((1, len(rows)), token, device=model.device)
     with captured(model) as calls, suppress(ValueError, RuntimeError):  # `measure_invariances` reports such errors
-        for size in sizes:
-            options |= {} if cache is None else {"cache": cache}
-            tokens = torch.full((1, size), token, device=model.device)
-            cache = model(input_ids=tokens, use_cache=use_cache, **options).get("cache")
+        read_logits(model, tokens, parts, cache, **options)
     by_layer: dict[int, list[Call]] = defaultdict(list)
-    # after an error, some tokens have no call, and the pass is left empty
-    for call in calls if sum(call.q.shape[1] for call in calls if call.layer == calls[0].layer) == len(rows) else ():
+    # after an error, attention was not called for some tokens
+    complete = sum(call.q.shape[1] for call in calls if call.layer == calls[0].layer) == len(rows)
+    for call in calls if complete else ():
         by_layer[call.layer].append(call)
     return Pass(label, rows, rows if ids is None else ids, by_layer)
 
@@ -143,51 +146,62 @@ def _cache_of_zeros(earlier: Pass, length: int) -> Any:
 
 
 def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict:
-    """Compare layer ``i`` with its configuration; ``learned`` is whether the model has learned positions."""
-    verdict, notes = Verdict(i, str(layer)), []
+    """Compare layer ``i`` with its configuration; ``learned`` is whether the model has learned positions.
+
+    `Verdict.differences` are those of the first pass that has any.
+    """
+    verdict = Verdict(i, str(layer))
     if i not in passes[0].calls:
         reason = "the forward pass failed, or attention does not use transformers' registry of attention functions"
         verdict.unknown = f"no attention call was recorded: {reason}"
         return verdict
+    passes = [p for p in passes if i in p.calls]
+    notes: list[str] = []
     for p in passes:
-        if not (calls := p.calls.get(i)):
-            continue
-        differences = _window_differences(calls, p, layer)
-        q = torch.cat([call.q for call in calls], 1)
-        k = torch.cat([call.k[:, -call.q.shape[1] :] for call in calls], 1)
-        v = torch.cat([call.v[:, -call.q.shape[1] :] for call in calls], 1)
+        v = p.vectors(i, "v")
         v = v / v.abs().max()
+        differences = _visibility_differences(i, layer, p)
         if float((v - v[:, :1]).abs().max()) <= SAME:
-            found: dict[str, list[str]] = defaultdict(list)
-            for x, what in ((k, "keys"), (q, "queries")) if p.rows[0] == 0 else ():
-                messages, radians = rotation_differences(x, what, p.rows, p.ids, layer)
-                for message in messages:
-                    found[message].append(what)
-            notes += [_describe(radians)] if p is passes[0] else []
-            differences += [f"{' and '.join(of)}: {message}" for message, of in found.items()]
-            factor = calls[0].factor
-            if layer.rope is not None and factor is not None and p is passes[0]:
-                notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
-                if abs(factor / layer.rope.attention_factor - 1) > SAME:
-                    differences.append(f"attention factor {factor:.4g}, expected {layer.rope.attention_factor:.4g}")
+            description, found = _compare_rotation(i, layer, p)
+            notes, differences = notes or description, differences + found
         elif learned:
-            notes = ["positions are added to the hidden states"]
-            distinct = len(v.mul(1e4).round().unique(dim=1)[0])
+            notes, distinct = ["positions are added to the hidden states"], v.mul(1e4).round().unique(dim=1).shape[1]
             if distinct < v.shape[1]:
                 differences.append(f"{v.shape[1]} positions have only {distinct} different hidden states")
         else:
             verdict.unknown = "hidden states of a repeated token differ, so that the rotation cannot be measured"
         verdict.differences = verdict.differences or [f"{message} ({p.label})" for message in differences]
-    calls = [call for p in passes for call in p.calls.get(i, [])]
-    sizes = [call.window or 0 if call.visible is None else int(call.visible.sum(1).max()) for call in calls]
-    notes += [f"window {max(sizes)}"] if 0 < max(sizes) < max(int(p.rows[-1]) + 1 for p in passes) else ["no window"]
+    calls = [call for p in passes for call in p.calls[i]]
+    window = max(call.window or 0 if call.visible is None else int(call.visible.sum(1).max()) for call in calls)
+    notes += [f"window {window}" if 0 < window <= max(int(p.rows[-1]) for p in passes) else "no window"]
     notes += [name for name in ("sinks", "bias") if any(getattr(call, name) for call in calls)]
     verdict.measured = ", ".join(notes)
     if verdict.differences and not layer.judged:
         first = "; ".join(verdict.differences[:2])
-        verdict.unknown = f"not judged, because this model family is not known; first differences: {first}"
+        verdict.unknown = f"not judged, because the design of this family is not known; first differences: {first}"
         verdict.differences = []
     return verdict
+
+
+def _compare_rotation(i: int, layer: Layer, p: Pass) -> tuple[list[str], list[str]]:
+    """Return descriptions of the rotation in layer ``i``, and its differences from the configuration.
+
+    Both are empty if the text follows a cache, because rotations are measured relative to position 0.
+    """
+    if p.rows[0] > 0:
+        return [], []
+    found: dict[str, list[str]] = defaultdict(list)  # from each message to ``keys``, ``queries`` or both
+    for name, what in (("k", "keys"), ("q", "queries")):
+        messages, radians = rotation_differences(p.vectors(i, name), what, p.rows, p.ids, layer)
+        for message in messages:
+            found[message].append(what)
+    notes, differences = [_describe(radians)], [f"{' and '.join(names)}: {message}" for message, names in found.items()]
+    factor = p.calls[i][0].factor
+    if layer.rope is not None and factor is not None:
+        notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
+        if abs(factor / layer.rope.attention_factor - 1) > SAME:
+            differences.append(f"attention factor {factor:.4g}, expected {layer.rope.attention_factor:.4g}")
+    return notes, differences
 
 
 def _describe(radians: Tensor) -> str:
@@ -200,19 +214,21 @@ def _describe(radians: Tensor) -> str:
     return f"rotates by {high:.4g} to {low:.4g} radians per position"
 
 
-def _window_differences(calls: list[Call], p: Pass, layer: Layer) -> list[str]:
-    """Return a list of at most one message: the first query that sees other keys than configured, or a wrong argument.
+def _visibility_differences(i: int, layer: Layer, p: Pass) -> list[str]:
+    """Return at most one message: that a query of layer ``i`` sees other keys than configured, or a wrong argument.
 
-    The argument is the window that the model passes to the attention function.
+    The argument is the size of the window that the model passes to the attention function.
     """
-    begin = int(p.rows[0])
-    for call in calls if p.ids is p.rows else ():
-        rows = torch.arange(begin, begin := begin + call.q.shape[1])
-        if call.visible is not None:
-            expected = layer.sees(rows, torch.arange(begin - call.visible.shape[1], begin))
-            for row in (call.visible.cpu() != expected).any(1).nonzero()[:1, 0].tolist():
-                wanted = int(layer.sees(rows[row : row + 1], torch.arange(begin)).sum())
-                return [f"query {int(rows[row])} sees {int(call.visible[row].sum())} keys, expected {wanted}"]
+    calls = p.calls[i]
+    # if positions have gaps, transformers masks the tokens before a gap, as if another text began after it
+    for call, rows in zip(calls, p.rows.split([call.q.shape[1] for call in calls]), strict=True):
+        if call.visible is None or p.ids is not p.rows:
+            continue
+        end = int(rows[-1]) + 1
+        expected = layer.sees(rows, torch.arange(end - call.visible.shape[1], end))
+        for row in (call.visible.cpu() != expected).any(1).nonzero()[:1, 0].tolist():
+            wanted = int(layer.sees(rows[row : row + 1], torch.arange(end)).sum())
+            return [f"query {int(rows[row])} sees {int(call.visible[row].sum())} keys, expected {wanted}"]
     if calls[0].window not in (None, layer.window, layer.chunk):
         return [f"attention received a window of {calls[0].window}, expected {layer.window or layer.chunk}"]
     return []
