@@ -29,8 +29,7 @@ FREE_OPTIONS = ("kv_heads", "per_layer", "hidden", "qkv_bias", "tied", "eps", "i
 LLAMA_OPTIONS = {name: value for name, value in vars(Architecture()).items() if name not in FREE_OPTIONS}
 LLAMA_OPTIONS |= {"bias": False, "norm": "rms", "gated": True, "activation": "silu"}
 """Values of all other options in a Llama or Qwen2."""
-LLAMA_ROPE: dict[str, Any] = {"layout": "half", "rotary_fraction": 1.0}
-LLAMA_ROPE |= dict.fromkeys(("scaling", "attention_factor", "mistake"))
+LLAMA_ROPE = {"layout": "half", "rotary_fraction": 1.0, "scaling": None, "attention_factor": None, "mistake": None}
 """Options of `kerple.positions.RoPE` in a Llama or Qwen2. Only ``base`` may have any value."""
 AUTO_MAP = {"AutoConfig": "modeling_kerple.KerpleRemoteConfig"}
 AUTO_MAP |= {"AutoModelForCausalLM": "modeling_kerple.KerpleRemoteForCausalLM"}

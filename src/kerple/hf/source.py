@@ -130,8 +130,9 @@ def library_errors(source: ModelSource, part: str) -> Iterator[None]:
         yield
     except Exception as error:  # the libraries raise errors of many classes for damaged files
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:300]}"
-        message = f"model: the {part} of {source.name} could not be read ({reason}); expected {EXPECTED}"
-        raise UserError(message) from error
+        raise UserError(
+            f"model: the {part} of {source.name} could not be read ({reason}); expected {EXPECTED}"
+        ) from error
 
 
 def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
@@ -228,9 +229,8 @@ def source_digest(source: ModelSource) -> str:
 def has_tokenizer(source: ModelSource) -> bool:
     """Return whether the folder of a model has a tokenizer; True for a GGUF file and for a model on the hub."""
     folder = Path(source.location)
-    if source.gguf is not None or not folder.is_dir():
-        return True
-    return any((folder / name).exists() for name in TOKENIZER_FILES)
+    elsewhere = source.gguf is not None or not folder.is_dir()
+    return elsewhere or any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 @lru_cache(maxsize=2)  # reading a tokenizer from a GGUF file takes seconds

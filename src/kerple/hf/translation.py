@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.hf.families import FAMILIES, GEMMA3, Family
-from kerple.hf.rope import read_rope
+from kerple.hf.rope import layer_rope, read_rope
 from kerple.hf.windows import layer_kinds
 from kerple.model.stored import StoredModel, Weights
 
@@ -93,22 +93,18 @@ def _rope_strategy(family: Family, config: Any, length: int) -> tuple[dict[str, 
         UserError: If no options of `kerple.positions.RoPE` give the model's RoPE.
     """
     layers, training_length = config.num_hidden_layers, length
-    ropes, types = config.rope_parameters, layer_kinds(config)
-    rotary_layers = getattr(config, "no_rope_layers", None)  # despite the name, 1 is a layer with RoPE
     kinds: dict[str, Any] = {}
     windows: dict[str, int] = {}
     pattern = []
-    for i, layer_type in enumerate(types):
+    for i, layer_type in enumerate(layer_kinds(config)):
         window = config.sliding_window if layer_type == "sliding_attention" else None
-        has_rope = rotary_layers[i] if rotary_layers else window or not family.local_rotary
-        kind = ("local" if window else "global") + ("" if has_rope else "_nope")
+        rope = layer_rope(config, i, layer_type)
+        kind = ("local" if window else "global") + ("" if rope else "_nope")
         pattern.append(kind)
-        if window:
-            windows[kind] = window
-        if not has_rope:
+        windows |= {kind: window} if window else {}
+        if not rope:
             kinds[kind] = {"class_path": "kerple.positions.NoPE"}
         elif kind not in kinds:
-            rope = ropes if "rope_theta" in ropes else ropes[layer_type]
             training_length = rope.get("original_max_position_embeddings", training_length)
             options = read_rope(rope, family.partial_rotary, length)
             if options is None:
