@@ -33,7 +33,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
 
     Losses are computed from the hidden states in chunks, so that the logits of a long input are never in memory at
     once. Some models change the product of hidden states and head by a soft cap or a scale. The constructor detects
-    such a model on 12 tokens, and its losses are computed from whole logits.
+    such models on 12 tokens. Their losses are computed from the logits of the whole input.
 
     Args:
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.

@@ -54,8 +54,8 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
         changes |= {"rope_type": "linear", "factor": factor}
     unknown = kind not in ("none", "linear", "yarn", "divisors") or not scaling.keys() <= set(SCALING)
     if unknown or ("rope_type" in changes and "rope_theta" not in target) or (kind == "divisors" and factor != 1):
-        entries = ", ".join([*(f"{key} {value}" for key, value in scaling.items()), *divisors])
-        given = f"got {path.name}, whose RoPE has a scaling of type {kind} ({entries})"
+        listed = ", ".join([*(f"{key} {value}" for key, value in scaling.items()), *divisors])
+        given = f"got {path.name}, whose RoPE has a scaling of type {kind} ({listed})"
         raise UserError(f"model: {given}; transformers does not support it, so use the model's safetensors")
     if "rope_theta" in target:
         target.update(changes)

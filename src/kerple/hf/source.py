@@ -249,7 +249,7 @@ def bos_token(source: ModelSource) -> int | None:
     """Return the id of the token that the model's tokenizer adds before a text, or None.
 
     transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json. This function reads
-    it, because the model was probably trained with this token.
+    ``add_bos_token``, because the model was probably trained with this token.
 
     Raises:
         UserError: If the model has no tokenizer.

@@ -170,7 +170,7 @@ def _part(state: Mapping[str, Tensor], name: str) -> Tensor | None:
 
 def _unsupported(given: str, expected: str) -> UserError:
     """Return the error about a family or an option that our `Transformer` lacks."""
-    message = f"model: got one {given}, and this project's network needs {expected}"
+    message = f"model: got a model {given}, but this project's network needs {expected}"
     return UserError(f"{message}; test the model by `test --hf` without model.position")
 
 

@@ -22,7 +22,7 @@ KNOWN = {
     *("stablelm", "starcoder2", "ministral", "ministral3", "llama4_text", "gpt_oss", "glm", "glm4", "nemotron"),
     *(NO_ROPE_IN_FULL_LAYERS | NO_ROPE_WITH_WINDOWS),
 }
-"""Families (``model_type``) whose code was compared with `configured_layers`. In others, a difference is no fault."""
+"""Families (``model_type``) whose code was compared with `configured_layers`. Only their differences are faults."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Layer:
         """
         if self.temperature is None:
             return torch.ones(len(ids), dtype=torch.float64)
-        numbers = rows if self.temperature.rule == "llama4" else ids  # Llama 4 ignores position_ids
-        return self.temperature.factor(TokenPositions(numbers, numbers), torch.float64)[:, 0]
+        positions = rows if self.temperature.rule == "llama4" else ids  # Llama 4 ignores position_ids
+        return self.temperature.factor(TokenPositions(positions, positions), torch.float64)[:, 0]
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return whether each query sees each key, (Tq, Tk) bool.
@@ -88,7 +88,10 @@ def configured_layers(config: Any) -> list[Layer]:
 
 
 def our_layers(network: Transformer) -> list[Layer]:
-    """Return the layers that the strategies of a network of this project describe; only RoPE and NoPE are judged."""
+    """Return the layers that the strategies of a network of this project describe.
+
+    Differences from the forward pass are faults only for RoPE and NoPE.
+    """
     layers = []
     for i in range(len(network.blocks)):
         outer = network.positions[min(i, len(network.positions) - 1)]  # there is one instance per layer, or for all
@@ -108,7 +111,7 @@ def original_length(config: Any) -> int | None:
 
 
 def _layer(config: Any, i: int, kind: str) -> Layer:
-    """Return layer ``i`` of a configuration, which is of this kind."""
+    """Return layer ``i`` of a configuration. ``kind`` is its kind, see `layer_kinds`."""
     window = config.sliding_window if kind == "sliding_attention" else None
     chunk = config.attention_chunk_size if kind == "chunked_attention" else None
     parameters = layer_rope(config, i, kind)

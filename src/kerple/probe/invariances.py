@@ -18,7 +18,7 @@ from kerple.probe.expected import configured_layers, original_length
 
 LENGTH = 48  # number of tokens of the tested input, without padding
 SHIFT = 16  # positions of a shift, and number of padding tokens
-ALLOWED = 20  # allowed difference of logits, as a multiple of their change if embeddings are rounded
+ALLOWED = 20  # allowed difference of logits, as a multiple of their change by rounding errors of the embeddings
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ def _rounding(model: Any, tokens: Tensor, logits: Tensor) -> float:
 
 
 def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
-    """Return two reasons, each a part of the model's design, or None.
+    """Return the parts of the model's design through which a shift of positions, and the input length, change logits.
 
-    The first is why a shift of the positions may change the logits, and the second why the input length may.
+    Each is None if the logits should not change.
     """
     if isinstance(network := getattr(model, "network", None), Transformer):
         shift_reason = None if all(p.shift_invariant for p in network.positions) else "its strategy"

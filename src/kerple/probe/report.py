@@ -82,17 +82,14 @@ class Report:
     def write(self, folder: Path) -> None:
         """Write ``probe.html`` and ``probe.json`` into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        write(
-            folder / "probe.html", render_template("kerple.probe", "probe.html.jinja", report=self, embedded=_embedded)
-        )
+        page = render_template("kerple.probe", "probe.html.jinja", report=self, embedded=_embedded)
+        write(folder / "probe.html", page)
+        invariances = [asdict(i) | {"verdict": i.verdict} for i in self.invariances]
+        for entry in invariances:  # JSON has neither inf nor NaN
+            entry["difference"] = entry["difference"] if math.isfinite(entry["difference"] or 0) else None
         content = vars(self) | {
             "layers": [asdict(v) | {"verdict": v.verdict} for v in self.layers],
-            "invariances": [
-                # JSON has no inf
-                asdict(i)
-                | {"difference": i.difference if math.isfinite(i.difference or 0) else None, "verdict": i.verdict}
-                for i in self.invariances
-            ],
+            "invariances": invariances,
             "results": [{key: vars(r)[key] for key in ("name", "report", "scalars", "tables")} for r in self.results],
             "faults": self.faults,
         }
