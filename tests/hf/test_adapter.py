@@ -53,7 +53,7 @@ def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejecte
 @pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"])
 @torch.inference_mode()
 def test_scaled_rope_has_the_frequencies_of_this_projects_rope(scaling):
-    """`tests/positions/test_rotary.py` compares the latter with published code."""
+    """`tests/positions/test_rotary.py` compares the RoPE of this project with published code."""
     factor = None if scaling == "none" else 4.0
     model = hf.AutoModelForCausalLM.from_config(scaled(configuration("llama"), scaling, factor, LENGTH)).eval()
     network, rope = hugging_face_network(model, LENGTH), model.model.rotary_emb

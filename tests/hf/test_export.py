@@ -163,9 +163,9 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
     assert "names the class my_file.Root" in complaint(capsys, *export_command)
     main([*export_command, "--trust", "my_file"])
     assert "KerpleRemoteForCausalLM; " in capsys.readouterr().out
-    for refused in (False, None):  # without an answer on the terminal
+    for trust in (False, None):  # None asks on the terminal, which gives no answer here
         with pytest.raises(ValueError, match="trust_remote_code=True"):
-            hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=refused)
+            hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
     assert "contains custom code" in complaint(capsys, "test", "--hf", folder)
     tokens = text(1, 40)
     with torch.inference_mode():

@@ -178,7 +178,7 @@ def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[Kerpl
         *strategies: Classes of the strategies.
     """
     for strategy in strategies if module.startswith(REMOTE_PACKAGE) else ():
-        # transformers puts a part that begins with a digit into the name, and the parser of options rejects such names
+        # transformers puts a part that begins with a digit into the module's name, which the parser of options rejects
         name = REMOTE_PACKAGE + strategy.__module__.removeprefix(REMOTE_PACKAGE).replace(".", "_")
         sys.modules[name], strategy.__module__ = sys.modules[strategy.__module__], name
     # transformers makes a dataclass of a configuration without an ``__init__`` of its own

@@ -229,8 +229,8 @@ def source_digest(source: ModelSource) -> str:
 def has_tokenizer(source: ModelSource) -> bool:
     """Return whether the folder of a model has a tokenizer; True for a GGUF file and for a model on the hub."""
     folder = Path(source.location)
-    elsewhere = source.gguf is not None or not folder.is_dir()
-    return elsewhere or any((folder / name).exists() for name in TOKENIZER_FILES)
+    not_a_folder = source.gguf is not None or not folder.is_dir()
+    return not_a_folder or any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 @lru_cache(maxsize=2)  # reading a tokenizer from a GGUF file takes seconds

@@ -17,7 +17,7 @@ ACTIVATION_NAMES = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "si
 
 
 def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
-    """Translate a model of transformers.
+    """Translate a model of transformers to options and weights of our own `Transformer`.
 
     Args:
         config: The `PreTrainedConfig` of a model of one of `FAMILIES`, or of a model that this project has exported.
