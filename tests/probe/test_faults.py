@@ -55,7 +55,7 @@ def change_positions(change: Callable[[torch.Tensor], torch.Tensor], name: str) 
 
 def set_frequencies(value: Callable[[torch.Tensor], torch.Tensor], name: str) -> Any:
     model = build(name)
-    for buffer in (buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")):
+    for buffer in (buffer for key, buffer in model.named_buffers() if key.endswith("inv_freq")):
         buffer.copy_(value(buffer))
     return model
 
