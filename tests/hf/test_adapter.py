@@ -17,6 +17,7 @@ from tests.hf.tiny import CONFIGS, LENGTH, configuration, hf, small, text, tiny
 def test_losses_equal_the_cross_entropy_of_the_models_logits(family):
     model, tokens = tiny(family).double(), text(2, 2 * LENGTH + 1)
     network = hugging_face_network(model, LENGTH)
+    assert isinstance(network, Offset) == (family != "bloom")  # transformers' BLOOM takes no position_ids
     assert network.chunked_logits == (family not in ("gemma3_text", "cohere2"))  # these cap or scale their logits
     expected = F.cross_entropy(model(tokens[:, :-1]).logits.mT, tokens[:, 1:], reduction="none")
     torch.testing.assert_close(network.losses(tokens), expected, rtol=1e-9, atol=1e-9, check_dtype=False)
@@ -38,11 +39,6 @@ def test_a_window_equals_an_explicit_mask(family, window, keep_first):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_models_with_position_ids_have_the_capability_offset():
-    assert isinstance(hugging_face_network(tiny("gpt2")), Offset)
-    assert not isinstance(hugging_face_network(tiny("bloom"), LENGTH), Offset)
-
-
 def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejected():
     network = hugging_face_network(small(hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=24))
     assert (network.max_length, network.name) == (24, "Learned")
@@ -57,7 +53,7 @@ def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejecte
 @pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"])
 @torch.inference_mode()
 def test_scaled_rope_has_the_frequencies_of_this_projects_rope(scaling):
-    """`tests/positions/test_rotary.py` compares the latter with published code."""
+    """`tests/positions/test_rotary.py` compares the RoPE of this project with published code."""
     factor = None if scaling == "none" else 4.0
     model = hf.AutoModelForCausalLM.from_config(scaled(configuration("llama"), scaling, factor, LENGTH)).eval()
     network, rope = hugging_face_network(model, LENGTH), model.model.rotary_emb

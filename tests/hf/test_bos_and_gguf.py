@@ -126,12 +126,12 @@ def longrope(short, factor, original):
 
 
 LISTS = [("rope_factors_long.weight", LONG), ("rope_factors_short.weight", SHORT)]
-YARN_THERE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0}
+YARN_PARAMETERS = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0}
 GGUF = [
     ({}, (), {"rope_type": "default"}),
     ({"type": "none", "factor": 4.0}, (), {"rope_type": "default"}),
     ({"factor": 4.0}, (), {"rope_type": "linear", "factor": 4.0}),
-    (YARN, (), YARN_THERE | {"attention_factor": 0.1 * math.log(4) + 1}),
+    (YARN, (), YARN_PARAMETERS | {"attention_factor": 0.1 * math.log(4) + 1}),
     ({}, [("rope_freqs.weight", LONG)], longrope(LONG, 1.0, 2 * LENGTH)),  # Llama 3 has divisors for all lengths
     ({"attn_factor": 1.25, "original_context_length": 16.0}, LISTS, longrope(SHORT, 1.25, 16)),
 ]

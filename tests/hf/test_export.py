@@ -54,13 +54,6 @@ def exported(options: dict[str, Any], folder: Path) -> tuple[Transformer, str]:
     return network, name
 
 
-def read_again(folder: Path) -> Transformer:
-    stored = read_stored_model(str(folder))
-    network = build_transformer(stored.model)
-    assert not copy_weights(network, stored).new
-    return network.eval()
-
-
 @pytest.mark.parametrize("name", OURS | STOCK)
 @torch.inference_mode()
 def test_an_exported_model_has_the_same_logits_and_generates_the_same_text(name, tmp_path):
@@ -69,7 +62,10 @@ def test_an_exported_model_has_the_same_logits_and_generates_the_same_text(name,
     loaded, tokens = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), text(1, 40)
     tolerance = 1e-4 if name in STOCK else 0
     torch.testing.assert_close(loaded(tokens).logits, ours(tokens), atol=tolerance, rtol=tolerance)
-    assert torch.equal(read_again(tmp_path)(tokens), ours(tokens))
+    stored = read_stored_model(str(tmp_path))
+    read_again = build_transformer(stored.model).eval()
+    assert not copy_weights(read_again, stored).new
+    assert torch.equal(read_again(tokens), ours(tokens))
     generated = loaded.generate(tokens[:, :9], max_new_tokens=20, do_sample=False)[0, 9:]
     assert generated.tolist() == [int(t) for t in generate(ours, tokens[:, :9], 20)]
 
@@ -167,9 +163,9 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
     assert "names the class my_file.Root" in complaint(capsys, *export_command)
     main([*export_command, "--trust", "my_file"])
     assert "KerpleRemoteForCausalLM; " in capsys.readouterr().out
-    for refused in (False, None):  # without an answer on the terminal
+    for trust in (False, None):  # None asks on the terminal, which gives no answer here
         with pytest.raises(ValueError, match="trust_remote_code=True"):
-            hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=refused)
+            hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
     assert "contains custom code" in complaint(capsys, "test", "--hf", folder)
     tokens = text(1, 40)
     with torch.inference_mode():

@@ -38,7 +38,7 @@ def test_logits_equal_those_of_transformers_also_with_a_cache_and_after_export(f
     ours = build_transformer(stored.model).eval()
     account = copy_weights(ours, stored)
     assert not account.new
-    # our network has two norms per layer for the one of Cohere 2
+    # our network has two norms per layer, and Cohere 2 has one
     norms = sum(w.numel() for name, w in stored.weights.items() if "mlp_norm" in name) if family == "cohere2" else 0
     assert sum(account.copied.values()) == sum(p.numel() for p in theirs.parameters()) + norms
     expected = theirs(tokens).logits

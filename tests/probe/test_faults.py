@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,9 +18,12 @@ from kerple.probe.measured import measure_layers
 from kerple.probe.report import probe_model
 from tests.hf.test_bos_and_gguf import YARN as YARN_IN_GGUF
 from tests.hf.test_bos_and_gguf import write_gguf
+from tests.hf.test_export import rope
+from tests.hf.test_modeling import random_kerple
 from tests.hf.tiny import hf, small
 from tests.probe.models import FAMILIES, LENGTH, build
 
+RANDOM_POSITIONS = {"class_path": "RandomizedPositions", "init_args": {"position": "RoPE"}}
 TABLE = Path(__file__).parents[2] / "docs/concepts/probe.md"
 
 
@@ -39,55 +43,30 @@ def change_rope(**changes: Any) -> Callable[[str], Any]:
     return lambda name: rebuild(name, lambda parameters: parameters | changes)
 
 
-def rotaries(model: Any) -> list[Any]:
-    return [m for m in model.modules() if "RotaryEmbedding" in type(m).__name__]
-
-
-def buffers(rotary: Any) -> list[torch.Tensor]:
-    return [b for n, b in rotary.named_buffers() if n.endswith("inv_freq")]
-
-
-def triple_frequencies(name: str, condition: Callable[[torch.Tensor], bool]) -> Any:
-    """Build a model whose frequencies are three times as large in calls whose positions meet a condition."""
+def change_positions(change: Callable[[torch.Tensor], torch.Tensor], name: str) -> Any:
+    """Build a model that computes angles or embeddings from changed positions."""
     model = build(name)
-    for rotary in rotaries(model):
-
-        def forward(x: Any, position_ids: Any, *args: Any, old: Any = rotary.forward, rotary: Any = rotary, **k: Any):
-            changed = buffers(rotary) if condition(position_ids) else []
-            for b in changed:
-                b.mul_(3)
-            angles = old(x, position_ids, *args, **k)
-            for b in changed:
-                b.div_(3)
-            return angles
-
-        rotary.forward = forward
-    return model
-
-
-def change_positions(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    model = build(name)
-    for rotary in rotaries(model):
+    for rotary in (m for m in model.modules() if "RotaryEmbedding" in type(m).__name__):
         rotary.forward = lambda x, position_ids, *a, old=rotary.forward, **k: old(x, change(position_ids), *a, **k)
     if hasattr(model.base_model, "wpe"):
         model.base_model.wpe.register_forward_pre_hook(lambda m, a: (change(a[0]),))
     return model
 
 
-def set_frequencies(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def set_frequencies(value: Callable[[torch.Tensor], torch.Tensor], name: str) -> Any:
     model = build(name)
-    for b in (b for rotary in rotaries(model) for b in buffers(rotary)):
-        b.copy_(value(b))
+    for buffer in (buffer for key, buffer in model.named_buffers() if key.endswith("inv_freq")):
+        buffer.copy_(value(buffer))
     return model
 
 
-def change_pattern(name: str, change: Callable[[list[int]], list[int]]) -> Any:
+def change_pattern(change: Callable[[list[int]], list[int]], name: str) -> Any:
     """Build a model with another pattern of layers without positions."""
     if pattern := FAMILIES[name][1].get("no_rope_layers"):
         return build(name, no_rope_layers=change(pattern))
     model = build(name)
-    local = [k == "sliding_attention" for k in model.config.layer_types]
-    for layer, rotated in zip(model.model.layers, change([int(x) for x in local]), strict=True):
+    local = [int(kind == "sliding_attention") for kind in model.config.layer_types]
+    for layer, rotated in zip(model.model.layers, change(local), strict=True):
         attention = layer.self_attn
         if hasattr(attention, "is_sliding"):
             attention.is_sliding = bool(rotated)
@@ -96,21 +75,7 @@ def change_pattern(name: str, change: Callable[[list[int]], list[int]]) -> Any:
     return model
 
 
-def restart_after_prefill(name: str) -> Any:
-    """Build a model whose positions begin at 0 again after the tokens in a cache."""
-    model = build(name)
-
-    def restart(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if (cache := kwargs.get("cache")) is not None and cache.get_seq_length():
-            tokens = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-            kwargs["position_ids"] = torch.arange(tokens.shape[1])[None]
-        return args, kwargs
-
-    model.base_model.register_forward_pre_hook(restart, with_kwargs=True)
-    return model
-
-
-def change_window(name: str, by: int) -> Any:
+def change_window(by: int, name: str) -> Any:
     model = build(name)
     model.config.sliding_window += by
     return model
@@ -151,35 +116,32 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "wrong θ": (WITH_ROPE, change_rope(rope_theta=2000.0)),
     "wrong factor": (SCALED, lambda n: rebuild(n, lambda p: p | ({"factor": 8.0} if p.get("factor") else {}))),
     "window dropped": (WINDOWS, build, without_window),
-    "window too long by one": (WINDOWS, lambda n: change_window(n, 1)),
-    "window too short by one": (WINDOWS, lambda n: change_window(n, -1)),
-    "positions restarted inside a sequence": (
-        [*OWN_ROTARY, "gpt2"],
-        lambda n: change_positions(n, lambda ids: ids % 20),
-    ),
+    "window too long by one": (WINDOWS, partial(change_window, 1)),
+    "window too short by one": (WINDOWS, partial(change_window, -1)),
+    "positions restarted inside a sequence": ([*OWN_ROTARY, "gpt2"], partial(change_positions, lambda ids: ids % 20)),
     "a norm after the rotation": (OWN_ROTARY, build, norm_after_rotation),
-    "positions restarted after a cache": ([*OWN_ROTARY, "gpt2"], restart_after_prefill),
-    "RoPE in layers without positions": (PATTERNS, lambda n: change_pattern(n, lambda p: [1] * len(p))),
-    "pattern of layers without positions inverted": (
-        PATTERNS,
-        lambda n: change_pattern(n, lambda p: [1 - x for x in p]),
+    "positions restarted after a cache": (
+        [*OWN_ROTARY, "gpt2"],
+        partial(change_positions, lambda ids: ids - ids[..., :1]),
     ),
-    "`inv_freq` zeroed at load": (OWN_ROTARY, lambda n: set_frequencies(n, torch.zeros_like)),
+    "RoPE in layers without positions": (PATTERNS, partial(change_pattern, lambda p: [1] * len(p))),
+    "pattern of layers without positions inverted": (PATTERNS, partial(change_pattern, lambda p: [1 - x for x in p])),
+    "`inv_freq` zeroed at load": (OWN_ROTARY, partial(set_frequencies, torch.zeros_like)),
     "`inv_freq` rebuilt unscaled at load": (
         REBUILT,
-        lambda n: set_frequencies(n, lambda b: 1000.0 ** (-torch.arange(len(b)) / len(b))),
+        partial(set_frequencies, lambda b: 1000.0 ** (-torch.arange(len(b)) / len(b))),
     ),
     "prefill and decoding with different frequencies": (
         OWN_ROTARY,
-        lambda n: triple_frequencies(n, lambda ids: ids.shape[-1] == 1),
+        partial(change_positions, lambda ids: 3 * ids if ids.shape[-1] == 1 else ids),  # three times the angles
     ),
     "YaRN lost when the table of angles grows": (
         YARN,
-        lambda n: triple_frequencies(n, lambda ids: bool(ids.max() > LENGTH)),
+        partial(change_positions, lambda ids: 3 * ids if ids.max() > LENGTH else ids),
     ),
     "LongRoPE's list chosen by allocated length": (
         ["phi3"],
-        lambda n: set_frequencies(n, lambda b: b / (1 + torch.arange(8) / 4)),
+        partial(set_frequencies, lambda b: b / (1 + torch.arange(8) / 4)),
     ),
 }
 
@@ -206,6 +168,12 @@ def test_the_scaling_that_transformers_ignores_in_a_gguf_file_is_a_fault(tmp_pat
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_correct_model_has_no_fault(name):
     model = build(name)
+    assert probe_model(model, model.config).faults == []
+
+
+@pytest.mark.parametrize("position", [rope(scaling="dynamic_ntk", factor=2.0), RANDOM_POSITIONS])
+def test_our_models_without_a_cache_and_with_random_positions_have_no_fault(position):
+    model = random_kerple(position)
     assert probe_model(model, model.config).faults == []
 
 

@@ -33,7 +33,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
 
     Losses are computed from the hidden states in chunks, so that the logits of a long input are never in memory at
     once. Some models change the product of hidden states and head by a soft cap or a scale. The constructor detects
-    such a model on 12 tokens, and its losses are computed from whole logits.
+    such models on 12 tokens. Their losses are computed from the logits of the whole input.
 
     Args:
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
@@ -53,7 +53,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         self.head = model.get_output_embeddings()
         self.training_length = length or config_length(model.config)
         self.learned = learned_positions(model)
-        self.name = name or _strategy_name(model.config.get_text_config(), self.learned)
+        self.name = name or strategy_name(model.config.get_text_config(), self.learned is not None)
         self._check_forward_pass()
 
     @property
@@ -76,9 +76,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
         """Return the losses of the targets, see `kerple.model.network.Offset`; the errors are those of `forward`."""
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
         first = 0 if last is None else -last
-        targets = targets[:, first:]
+        inputs, targets = tokens[:, :-1], tokens[:, 1:][:, first:]
         if not self.chunked_logits:
             logits = precise(self(inputs, visibility, offset)[:, first:])
             return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
@@ -191,24 +190,5 @@ def learned_positions(model: nn.Module) -> nn.Embedding | None:
 
     None if there is no such embedding.
     """
-    for name, module in model.named_modules():
-        last = name.rpartition(".")[2]
-        if isinstance(module, nn.Embedding) and (last == "wpe" or "position" in last):
-            return module
-    return None
-
-
-def _strategy_name(config: Any, learned: nn.Embedding | None) -> str:
-    """Return the name of a model's strategy in results, such as ``Learned``, ``ALiBi`` or ``YaRN``.
-
-    It is ``model_type`` of the configuration if the strategy is not known.
-
-    Args:
-        config: Configuration of the text model, a `transformers.PreTrainedConfig`.
-        learned: The model's table of learned positions, or None.
-    """
-    if learned is not None:
-        return "Learned"
-    if config.model_type == "bloom" or getattr(config, "alibi", False):
-        return "ALiBi"
-    return strategy_name(config) or config.model_type
+    tables = ((name.rpartition(".")[2], m) for name, m in model.named_modules() if isinstance(m, nn.Embedding))
+    return next((table for name, table in tables if name == "wpe" or "position" in name), None)

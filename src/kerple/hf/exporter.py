@@ -1,4 +1,4 @@
-"""Export of a network of this project to a folder that transformers loads, as a Llama or Qwen2 if it equals one."""
+"""Export of a network of this project to a folder that transformers loads, if possible as a Llama or Qwen2."""
 
 import json
 import re
@@ -29,8 +29,7 @@ FREE_OPTIONS = ("kv_heads", "per_layer", "hidden", "qkv_bias", "tied", "eps", "i
 LLAMA_OPTIONS = {name: value for name, value in vars(Architecture()).items() if name not in FREE_OPTIONS}
 LLAMA_OPTIONS |= {"bias": False, "norm": "rms", "gated": True, "activation": "silu"}
 """Values of all other options in a Llama or Qwen2."""
-LLAMA_ROPE: dict[str, Any] = {"layout": "half", "rotary_fraction": 1.0}
-LLAMA_ROPE |= dict.fromkeys(("scaling", "attention_factor", "mistake"))
+LLAMA_ROPE = {"layout": "half", "rotary_fraction": 1.0, "scaling": None, "attention_factor": None, "mistake": None}
 """Options of `kerple.positions.RoPE` in a Llama or Qwen2. Only ``base`` may have any value."""
 AUTO_MAP = {"AutoConfig": "modeling_kerple.KerpleRemoteConfig"}
 AUTO_MAP |= {"AutoModelForCausalLM": "modeling_kerple.KerpleRemoteForCausalLM"}
@@ -88,10 +87,13 @@ def export(
 
 
 def hugging_face_model(stored: StoredModel) -> Any:
-    """Return the network as a model of transformers; the errors are those of `export`.
+    """Return the network as a model of transformers.
 
-    It is a Llama if the network equals one, or a Qwen2, which has biases of queries, keys and values. Otherwise it is a
-    `KerpleForCausalLM`.
+    A network with the architecture of Llama becomes a Llama. If it also has biases of queries, keys and values
+    (``qkv_bias``), it becomes a Qwen2. All other networks become a `KerpleForCausalLM`.
+
+    Raises:
+        UserError: If the strategy needs the places that a task assigns to tokens.
     """
     position = stored.model["position"]
     position = {"class_path": position} if isinstance(position, str) else position

@@ -21,7 +21,6 @@ class Family:
         expected: Values that entries of the configuration must have, if they exist. Our `Transformer` supports no other
             values.
         partial_rotary: Whether RoPE rotates only the fraction ``partial_rotary_factor`` of the channels.
-        local_rotary: Whether only layers with a window have RoPE.
         layout: Pairs of channels that RoPE rotates, see `kerple.positions.RoPE`.
         norm_plus_one: Whether norms multiply by 1 + w, where w is the stored weight.
         fused: Order of the rows of the weight that computes queries, keys and values. ``qkv``: all queries, all keys,
@@ -36,7 +35,6 @@ class Family:
     options: Mapping[str, Any] = field(default_factory=dict)
     expected: Mapping[str, Any] = field(default_factory=dict)
     partial_rotary: bool = False
-    local_rotary: bool = False
     layout: Literal["half", "interleaved"] = "half"
     norm_plus_one: bool = False
     fused: Literal["qkv", "heads"] = "qkv"
@@ -44,6 +42,7 @@ class Family:
 
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+NORMS_AND_MLP = NORMS | {"mlp.0": "mlp.dense_h_to_4h", "mlp.2": "mlp.dense_4h_to_h"}
 LLAMA = Family(
     modules={"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"},
     layers="model.layers",
@@ -57,9 +56,7 @@ LLAMA = Family(
 GPT_NEOX = Family(
     modules={"embedding": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "lm_head"},
     layers="gpt_neox.layers",
-    layer_modules=NORMS
-    | {"attention.qkv": "attention.query_key_value", "attention.out": "attention.dense"}
-    | {"mlp.0": "mlp.dense_h_to_4h", "mlp.2": "mlp.dense_4h_to_h"},
+    layer_modules=NORMS_AND_MLP | {"attention.qkv": "attention.query_key_value", "attention.out": "attention.dense"},
     position="RoPE",
     expected={"attention_bias": True},
     partial_rotary=True,
@@ -78,9 +75,8 @@ BLOOM = Family(
     modules={"embedding": "transformer.word_embeddings", "embedding_norm": "transformer.word_embeddings_layernorm"}
     | {"norm": "transformer.ln_f", "head": "lm_head"},
     layers="transformer.h",
-    layer_modules=NORMS
-    | {"attention.qkv": "self_attention.query_key_value", "attention.out": "self_attention.dense"}
-    | {"mlp.0": "mlp.dense_h_to_4h", "mlp.2": "mlp.dense_4h_to_h"},
+    layer_modules=NORMS_AND_MLP
+    | {"attention.qkv": "self_attention.query_key_value", "attention.out": "self_attention.dense"},
     position="ALiBi",
     options={"embedding_norm": True},
     expected={"apply_residual_connection_post_layernorm": False},
@@ -106,7 +102,6 @@ COHERE2 = replace(
     LLAMA,
     layer_modules={**LLAMA.layer_modules, "mlp_norm": "input_layernorm"},  # attention and MLP share a norm
     options={"bias": False, "gated": True, "parallel": True},
-    local_rotary=True,
     layout="interleaved",
 )
 PHI3 = replace(

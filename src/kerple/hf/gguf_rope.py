@@ -28,18 +28,17 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
     from transformers.integrations.gguf import read_gguf_metadata
 
     metadata, tensors = read_gguf_metadata(str(path))
-    model = f"{metadata['general.architecture']}."
-    base = metadata.get(f"{model}rope.freq_base")
-    prefix = f"{model}rope.scaling."
-    scaling = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    prefix = f"{metadata['general.architecture']}."
+    entries = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    scaling = {key.removeprefix("rope.scaling."): v for key, v in entries.items() if key.startswith("rope.scaling.")}
     if not (rope := deepcopy(getattr(config, "rope_parameters", None))):
         return None
     # llama.cpp scales only the global layers of Gemma 3
     target = rope["full_attention"] if config.model_type == "gemma3_text" else rope
-    factor = scaling.get("factor") or metadata.get(f"{model}rope.scale_linear") or 1.0
+    factor = scaling.get("factor") or entries.get("rope.scale_linear") or 1.0
     kind = "divisors" if (divisors := [name for name in DIVISORS if name in tensors]) else scaling.get("type", "linear")
-    length = scaling.get("original_context_length", metadata.get(f"{model}context_length"))
-    changes = {} if base is None else {"rope_theta": base}
+    length = scaling.get("original_context_length", entries.get("context_length"))
+    changes = {"rope_theta": entries["rope.freq_base"]} if "rope.freq_base" in entries else {}
     original = {"original_max_position_embeddings": length, "attention_factor": scaling.get("attn_factor", 1.0)}
     if kind == "divisors":
         from gguf import GGUFReader
@@ -55,8 +54,8 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
         changes |= {"rope_type": "linear", "factor": factor}
     unknown = kind not in ("none", "linear", "yarn", "divisors") or not scaling.keys() <= set(SCALING)
     if unknown or ("rope_type" in changes and "rope_theta" not in target) or (kind == "divisors" and factor != 1):
-        entries = ", ".join([*(f"{key} {value}" for key, value in scaling.items()), *divisors])
-        given = f"got {path.name}, whose RoPE has a scaling of type {kind} ({entries})"
+        listed = ", ".join([*(f"{key} {value}" for key, value in scaling.items()), *divisors])
+        given = f"got {path.name}, whose RoPE has a scaling of type {kind} ({listed})"
         raise UserError(f"model: {given}; transformers does not support it, so use the model's safetensors")
     if "rope_theta" in target:
         target.update(changes)

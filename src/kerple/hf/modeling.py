@@ -19,7 +19,7 @@ from kerple.model.stored import build_transformer
 from kerple.positions import Position
 
 REMOTE_PACKAGE = "transformers_modules."  # prefix of the modules into which transformers imports the code of models
-MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()  # the models that `constrain_after_step` must find
+MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()  # all models in memory, for `constrain_after_step`
 
 
 class KerpleConfig(PreTrainedConfig):
@@ -97,7 +97,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         """Load a model as transformers does, and compute the buffers that files do not hold, such as ALiBi's slopes."""
         result = super().from_pretrained(*args, **kwargs)
         model = result[0] if isinstance(result, tuple) else result  # a tuple with ``output_loading_info``
-        # transformers creates models without values; a network with few parameters has the same buffers
+        # transformers creates the model without values; this smaller network computes the same buffers
         small = build_transformer(model.config.network | {"vocabulary": 1, "hidden": 1}, remote=cls.remote)
         stored = model.network.state_dict()
         for name, value in small.named_buffers():
@@ -144,8 +144,8 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             cache: The cache that an earlier call returned, to which the keys and values of these tokens are added.
             labels: Tokens (B, T) int64, usually ``input_ids``. The loss compares the logits after token i with label
                 i + 1, unless it is -100.
-            use_cache: Whether to return a cache. In training mode none is returned. None is returned for a strategy
-                that is not ``prefix_consistent``, because more input changes the keys of earlier tokens.
+            use_cache: Whether to return a cache. It has no effect in training mode, and for a strategy that is not
+                ``prefix_consistent``, because more input changes the keys of earlier tokens.
             logits_to_keep: Number of last tokens whose logits are returned; 0 for all.
             **ignored: Other arguments of transformers. ``position_ids`` are only checked.
 
@@ -178,7 +178,7 @@ def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[Kerpl
         *strategies: Classes of the strategies.
     """
     for strategy in strategies if module.startswith(REMOTE_PACKAGE) else ():
-        # transformers puts a part that begins with a digit into the name, and the parser of options rejects such names
+        # transformers puts a part that begins with a digit into the module's name, which the parser of options rejects
         name = REMOTE_PACKAGE + strategy.__module__.removeprefix(REMOTE_PACKAGE).replace(".", "_")
         sys.modules[name], strategy.__module__ = sys.modules[strategy.__module__], name
     # transformers makes a dataclass of a configuration without an ``__init__`` of its own

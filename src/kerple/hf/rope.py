@@ -1,4 +1,4 @@
-"""RoPE in configurations of transformers: its name, its translation to options of this project, and its scaling."""
+"""RoPE in configurations of transformers: names in results, translation to options of this project, and scaling."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -18,14 +18,44 @@ OPTIONS |= {"high_freq_factor": "beta_fast", "low_freq_factor": "beta_slow"}
 OPTIONS |= {"short_factor": "short_factors", "long_factor": "long_factors"}
 """Options of scalings: from the name in transformers to the name in `kerple.positions.RoPE`."""
 
+NO_ROPE_IN_FULL_LAYERS = {"cohere2", "cohere2_moe", "afmoe", "flint"}
+"""Families whose layers with full attention (without window or chunks) have no positional encoding."""
+NO_ROPE_WITH_WINDOWS = {"exaone4", "exaone_moe"}
+"""Families whose layers with full attention have none if the model also has layers with a window."""
 
-def strategy_name(config: Any) -> str | None:
-    """Return the name of a model's RoPE in results, such as ``PI``; None for a model without RoPE.
 
-    It is ``RoPE (mixed)`` if the configuration has different ``rope_parameters`` for different kinds of layers.
+def layer_rope(config: Any, i: int, kind: str) -> Mapping[str, Any]:
+    """Return the ``rope_parameters`` of layer ``i``; empty if the layer has no positional encoding.
+
+    Args:
+        config: Configuration of the text model, a `transformers.PreTrainedConfig`.
+        i: Index of the layer.
+        kind: Kind of the layer, see `kerple.hf.windows.layer_kinds`.
     """
+    pattern = getattr(config, "no_rope_layers", None)  # despite the name, 1 is a layer with RoPE
+    windows = getattr(config, "sliding_window", None) is not None
+    families = NO_ROPE_IN_FULL_LAYERS | (NO_ROPE_WITH_WINDOWS if windows else set())
+    has_rope = pattern[i] if pattern else kind != "full_attention" or config.model_type not in families
+    ropes = getattr(config, "rope_parameters", None) or {}
+    return (ropes if "rope_theta" in ropes else ropes.get(kind) or {}) if has_rope else {}
+
+
+def strategy_name(config: Any, learned: bool) -> str:
+    """Return the name of a model's strategy in results, such as ``Learned``, ``ALiBi`` or ``YaRN``.
+
+    It is ``RoPE (mixed)`` if the configuration has different ``rope_parameters`` for different kinds of layers, and
+    ``model_type`` if the strategy is not known.
+
+    Args:
+        config: Configuration of the text model, a `transformers.PreTrainedConfig`.
+        learned: Whether the model has a table of learned positions.
+    """
+    if learned:
+        return "Learned"
+    if config.model_type == "bloom" or getattr(config, "alibi", False):
+        return "ALiBi"
     if not (rope := getattr(config, "rope_parameters", None)):
-        return None
+        return config.model_type
     kind = rope.get("rope_type", "default") if "rope_theta" in rope else "mixed"
     return STRATEGIES.get(SCALINGS.get(kind, kind), f"RoPE ({kind})")
 

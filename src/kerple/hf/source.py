@@ -130,8 +130,9 @@ def library_errors(source: ModelSource, part: str) -> Iterator[None]:
         yield
     except Exception as error:  # the libraries raise errors of many classes for damaged files
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:300]}"
-        message = f"model: the {part} of {source.name} could not be read ({reason}); expected {EXPECTED}"
-        raise UserError(message) from error
+        raise UserError(
+            f"model: the {part} of {source.name} could not be read ({reason}); expected {EXPECTED}"
+        ) from error
 
 
 def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
@@ -228,9 +229,8 @@ def source_digest(source: ModelSource) -> str:
 def has_tokenizer(source: ModelSource) -> bool:
     """Return whether the folder of a model has a tokenizer; True for a GGUF file and for a model on the hub."""
     folder = Path(source.location)
-    if source.gguf is not None or not folder.is_dir():
-        return True
-    return any((folder / name).exists() for name in TOKENIZER_FILES)
+    not_a_folder = source.gguf is not None or not folder.is_dir()
+    return not_a_folder or any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 @lru_cache(maxsize=2)  # reading a tokenizer from a GGUF file takes seconds
@@ -249,7 +249,7 @@ def bos_token(source: ModelSource) -> int | None:
     """Return the id of the token that the model's tokenizer adds before a text, or None.
 
     transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json. This function reads
-    it, because the model was probably trained with this token.
+    ``add_bos_token``, because the model was probably trained with this token.
 
     Raises:
         UserError: If the model has no tokenizer.

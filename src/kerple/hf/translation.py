@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.hf.families import FAMILIES, GEMMA3, Family
-from kerple.hf.rope import read_rope
+from kerple.hf.rope import layer_rope, read_rope
 from kerple.hf.windows import layer_kinds
 from kerple.model.stored import StoredModel, Weights
 
@@ -17,7 +17,7 @@ ACTIVATION_NAMES = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "si
 
 
 def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
-    """Translate a model of transformers.
+    """Translate a model of transformers to options and weights of our own `Transformer`.
 
     Args:
         config: The `PreTrainedConfig` of a model of one of `FAMILIES`, or of a model that this project has exported.
@@ -93,22 +93,18 @@ def _rope_strategy(family: Family, config: Any, length: int) -> tuple[dict[str, 
         UserError: If no options of `kerple.positions.RoPE` give the model's RoPE.
     """
     layers, training_length = config.num_hidden_layers, length
-    ropes, types = config.rope_parameters, layer_kinds(config)
-    rotary_layers = getattr(config, "no_rope_layers", None)  # despite the name, 1 is a layer with RoPE
     kinds: dict[str, Any] = {}
     windows: dict[str, int] = {}
     pattern = []
-    for i, layer_type in enumerate(types):
+    for i, layer_type in enumerate(layer_kinds(config)):
         window = config.sliding_window if layer_type == "sliding_attention" else None
-        has_rope = rotary_layers[i] if rotary_layers else window or not family.local_rotary
-        kind = ("local" if window else "global") + ("" if has_rope else "_nope")
+        rope = layer_rope(config, i, layer_type)
+        kind = ("local" if window else "global") + ("" if rope else "_nope")
         pattern.append(kind)
-        if window:
-            windows[kind] = window
-        if not has_rope:
+        windows |= {kind: window} if window else {}
+        if not rope:
             kinds[kind] = {"class_path": "kerple.positions.NoPE"}
         elif kind not in kinds:
-            rope = ropes if "rope_theta" in ropes else ropes[layer_type]
             training_length = rope.get("original_max_position_embeddings", training_length)
             options = read_rope(rope, family.partial_rotary, length)
             if options is None:
@@ -174,7 +170,7 @@ def _part(state: Mapping[str, Tensor], name: str) -> Tensor | None:
 
 def _unsupported(given: str, expected: str) -> UserError:
     """Return the error about a family or an option that our `Transformer` lacks."""
-    message = f"model: got one {given}, and this project's network needs {expected}"
+    message = f"model: got a model {given}, but this project's network needs {expected}"
     return UserError(f"{message}; test the model by `test --hf` without model.position")
 
 

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kerple.attention.spec import AttentionSpec, query_blocks, visible_keys
 from kerple.base.errors import UserError
 from kerple.positions.visibility import Visibility
 
 NAME = "kerple_windowed"
-QUERY_ROWS = 512  # number of queries that are read at once, which limits the size of the mask
+QUERY_ROWS = 512  # largest number of queries whose mask is in memory at once
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # options of attention functions that change scores or softmax
 
 
@@ -124,23 +125,15 @@ def windowed_attention(
         UserError: If the layer needs an option that this attention does not support.
     """
     visibility = visibility.narrow(sliding_window)
-    size = visibility.window
-    assert size is not None
     unsupported = [name for name in UNSUPPORTED if options.get(name) is not None]
     if unsupported or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
         needs = ", ".join(unsupported) or "a mask, dropout or attention to later tokens"
-        given = f"got {size}, but {type(module).__name__} needs {needs}"
+        given = f"got {visibility.window}, but {type(module).__name__} needs {needs}"
         raise UserError(f"window: {given}, which attention with a window does not support; remove the window")
-    length, cached = query.shape[2], key.shape[2] - query.shape[2]
-    parts = []
-    for first in range(0, length, QUERY_ROWS):
-        last = min(first + QUERY_ROWS, length)
-        begin = 0 if visibility.first else max(0, cached + first - size + 1)
-        rows = torch.arange(cached + first, cached + last, device=query.device)[:, None]
-        columns = torch.arange(begin, cached + last, device=query.device)
-        mask = (columns <= rows) & ((columns > rows - size) | (columns < visibility.first))  # (rows, columns)
-        k, v = key[:, :, begin : cached + last], value[:, :, begin : cached + last]
-        grouped = query.shape[1] != key.shape[1]
-        q = query[:, :, first:last]
-        parts.append(F.scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=grouped))
-    return torch.cat(parts, 2).transpose(1, 2), None  # (B, T, H, δ)
+    spec = AttentionSpec(window=visibility.window, first=visibility.first)
+    blocks = query_blocks(query.shape[2], key.shape[2], QUERY_ROWS, None if spec.first else spec.window)
+    grouped, out = query.shape[1] != key.shape[1], []
+    for q, (rows, columns) in zip(query.split(QUERY_ROWS, 2), blocks, strict=True):
+        seen, k, v = visible_keys(rows, columns, spec, q.device), key[:, :, columns], value[:, :, columns]
+        out.append(F.scaled_dot_product_attention(q, k, v, seen, scale=scaling, enable_gqa=grouped))
+    return torch.cat(out, 2).transpose(1, 2), None  # (B, T, H, δ)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -78,13 +79,9 @@ def captured(model: Any) -> Iterator[list[Call]]:
         outputs.extend([output] if isinstance(output, Tensor) else [])
 
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
-    original, our_attention.attend = our_attention.attend, attend  # type: ignore[assignment]
-    hook = register_module_forward_hook(collect_output)
-    try:
-        with hook, attention_replaced(model, NAME, registered), torch.inference_mode():
-            yield calls
-    finally:
-        our_attention.attend = original
+    ours, theirs = patch.object(our_attention, "attend", attend), attention_replaced(model, NAME, registered)
+    with ours, theirs, register_module_forward_hook(collect_output), torch.inference_mode():
+        yield calls
 
 
 def _factor(q: Tensor, outputs: list[Tensor]) -> float | None:

@@ -8,27 +8,21 @@ import torch
 from torch import Tensor
 
 from kerple.hf.adapter import config_length
-from kerple.hf.rope import read_rope
+from kerple.hf.rope import NO_ROPE_IN_FULL_LAYERS, NO_ROPE_WITH_WINDOWS, layer_rope, read_rope
 from kerple.hf.windows import layer_kinds
 from kerple.model import Transformer
-from kerple.positions import NoPE, RoPE, Shape
+from kerple.positions import LayerPattern, NoPE, RoPE, Shape
 from kerple.positions.temperature import Temperature
 from kerple.positions.token_positions import TokenPositions
-from kerple.positions.wrapper import Wrapper
 
 ORIGINAL = "original_max_position_embeddings"
-NO_POSITIONS_IN_FULL_LAYERS = {"cohere2", "cohere2_moe", "afmoe", "flint"}
-"""Families whose layers with full attention (without window or chunks) have no positional encoding."""
-NO_POSITIONS_WITH_WINDOWS = {"exaone4", "exaone_moe"}
-"""Families for which the same holds if the model also has layers with a window."""
 KNOWN = {
     *("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "gemma", "gemma2", "gemma3_text"),
     *("olmo", "olmo2", "olmo3", "smollm3", "cohere", "phi", "phi3", "gpt_neox", "gpt2", "opt", "bloom", "granite"),
     *("stablelm", "starcoder2", "ministral", "ministral3", "llama4_text", "gpt_oss", "glm", "glm4", "nemotron"),
-    *NO_POSITIONS_IN_FULL_LAYERS,
-    *NO_POSITIONS_WITH_WINDOWS,
+    *(NO_ROPE_IN_FULL_LAYERS | NO_ROPE_WITH_WINDOWS),
 }
-"""Families (``model_type``) whose code was compared with `configured_layers`. In others, a difference is no fault."""
+"""Families (``model_type``) whose code was compared with `configured_layers`. Only their differences are faults."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,6 @@ class Layer:
     """Positional encoding and window of one layer, as a configuration describes them.
 
     Args:
-        kind: Kind of the layer in the configuration, such as ``sliding_attention``.
         rope: RoPE with the layer's frequencies and attention factor; None for a layer without RoPE.
         window: Number of keys that a query sees, including its own; None for all keys up to its own.
         chunk: Length of the chunks of tokens to which attention is limited; None without chunks.
@@ -45,7 +38,6 @@ class Layer:
             layers whose RoPE has no formula in this project.
     """
 
-    kind: str
     rope: RoPE | None = None
     window: int | None = None
     chunk: int | None = None
@@ -61,8 +53,8 @@ class Layer:
         """
         if self.temperature is None:
             return torch.ones(len(ids), dtype=torch.float64)
-        numbers = rows if self.temperature.rule == "llama4" else ids  # Llama 4 ignores position_ids
-        return self.temperature.factor(TokenPositions(numbers, numbers), torch.float64)[:, 0]
+        positions = rows if self.temperature.rule == "llama4" else ids  # Llama 4 ignores position_ids
+        return self.temperature.factor(TokenPositions(positions, positions), torch.float64)[:, 0]
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return whether each query sees each key, (Tq, Tk) bool.
@@ -96,13 +88,16 @@ def configured_layers(config: Any) -> list[Layer]:
 
 
 def our_layers(network: Transformer) -> list[Layer]:
-    """Return the layers that the strategies of a network of this project describe; only RoPE and NoPE are judged."""
+    """Return the layers that the strategies of a network of this project describe.
+
+    Differences from the forward pass are faults only for RoPE and NoPE.
+    """
     layers = []
     for i in range(len(network.blocks)):
         outer = network.positions[min(i, len(network.positions) - 1)]  # there is one instance per layer, or for all
-        position = outer.position if isinstance(outer, Wrapper) else outer
+        position = outer.position if isinstance(outer, LayerPattern) else outer
         rope, judged = position if isinstance(position, RoPE) else None, isinstance(position, RoPE | NoPE)
-        layers.append(Layer(type(position).__name__, rope, outer.window, judged=judged))
+        layers.append(Layer(rope, outer.window, judged=judged))
     return layers
 
 
@@ -116,24 +111,13 @@ def original_length(config: Any) -> int | None:
 
 
 def _layer(config: Any, i: int, kind: str) -> Layer:
-    """Return layer ``i`` of a configuration, which is of this kind."""
+    """Return layer ``i`` of a configuration. ``kind`` is its kind, see `layer_kinds`."""
     window = config.sliding_window if kind == "sliding_attention" else None
     chunk = config.attention_chunk_size if kind == "chunked_attention" else None
-    all_parameters = getattr(config, "rope_parameters", None) or {}
-    parameters = all_parameters if "rope_theta" in all_parameters else all_parameters.get(kind) or {}
-    parameters = {} if _without_positions(config, i, kind) else parameters
-    rope, temperature = _rope(parameters, config), _temperature(config, all_parameters, bool(parameters))
+    parameters = layer_rope(config, i, kind)
+    rope, temperature = _rope(parameters, config), _temperature(parameters, config)
     judged = config.model_type in KNOWN and (rope is not None or "rope_theta" not in parameters)
-    return Layer(kind, rope, window, chunk, temperature, judged)
-
-
-def _without_positions(config: Any, i: int, kind: str) -> bool:
-    """Return whether layer ``i``, which is of this kind, has no positional encoding."""
-    if pattern := getattr(config, "no_rope_layers", None):
-        return not pattern[i]  # despite the name, 1 is a layer with positions
-    windows = getattr(config, "sliding_window", None) is not None
-    families = NO_POSITIONS_IN_FULL_LAYERS | (NO_POSITIONS_WITH_WINDOWS if windows else set())
-    return kind == "full_attention" and config.model_type in families
+    return Layer(rope, window, chunk, temperature, judged)
 
 
 def _rope(parameters: Mapping[str, Any], config: Any) -> RoPE | None:
@@ -153,10 +137,10 @@ def _rope(parameters: Mapping[str, Any], config: Any) -> RoPE | None:
     return rope
 
 
-def _temperature(config: Any, parameters: Mapping[str, Any], has_rope: bool) -> Temperature | None:
-    """Return the temperature of a layer of Llama 4 or Ministral 3, or None."""
+def _temperature(parameters: Mapping[str, Any], config: Any) -> Temperature | None:
+    """Return the temperature of a layer with these ``rope_parameters`` in Llama 4 or Ministral 3; None in others."""
     shape = Shape(1, 1, 2)  # a temperature with an explicit length ignores the shape
-    if getattr(config, "attn_temperature_tuning", False) and not has_rope:
+    if getattr(config, "attn_temperature_tuning", False) and not parameters:
         return Temperature(shape, "llama4", config.attn_scale, int(config.floor_scale))
     beta = parameters.get("llama_4_scaling_beta")
     return Temperature(shape, "ministral3", beta, parameters[ORIGINAL]) if beta else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kerple.base.errors import UserError
@@ -17,7 +18,7 @@ from kerple.probe.expected import configured_layers, original_length
 
 LENGTH = 48  # number of tokens of the tested input, without padding
 SHIFT = 16  # positions of a shift, and number of padding tokens
-ALLOWED = 20  # allowed difference of logits, as a multiple of their change if embeddings are rounded
+ALLOWED = 20  # allowed difference of logits, as a multiple of their change by rounding errors of the embeddings
 
 
 @dataclass(frozen=True)
@@ -64,37 +65,35 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
     tokens = torch.randint(min(3, vocabulary - 1), vocabulary, (3, length), generator=generator).to(model.device)
     single, half = tokens[:1], length // 2
     one_by_one = [half, *[1] * (length - half)]  # sizes of the parts
-    expected = _logits(model, single)
+    expected = read_logits(model, single)
     allowed = ALLOWED * _rounding(model, single, expected)
     shift_reason, length_reason = _by_design(model, config)
 
     def padded(left: bool) -> Tensor:
         padding = tokens[1:2, :SHIFT]
-        parts = (padding, single) if left else (single, padding)
-        mask = torch.ones(1, length + SHIFT, dtype=torch.long, device=model.device)
-        mask[:, slice(SHIFT) if left else slice(length, None)] = 0
-        logits = _logits(model, torch.cat(parts, 1), attention_mask=mask)
-        return logits[:, SHIFT:] if left else logits[:, :length]
+        padded_tokens = torch.cat((padding, single) if left else (single, padding), 1)
+        mask = F.pad(torch.ones_like(single), (SHIFT, 0) if left else (0, SHIFT))
+        return read_logits(model, padded_tokens, attention_mask=mask)[mask.bool()][None]
 
     def shifted() -> Tensor:
         if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
             raise UserError("the model takes no position_ids")
-        return _logits(model, single, position_ids=torch.arange(SHIFT, SHIFT + length, device=model.device)[None])
+        return read_logits(model, single, position_ids=torch.arange(SHIFT, SHIFT + length, device=model.device)[None])
 
     def other_attention() -> Tensor:
         if not getattr(model, "_supports_sdpa", False):
             raise UserError("the family has no sdpa attention")
         with attention_replaced(model, "eager" if model.config._attn_implementation != "eager" else "sdpa"):
-            return _logits(model, single)
+            return read_logits(model, single)
 
     tests: dict[str, tuple[Callable[[], Tensor], Tensor, str | None]] = {
         f"shift by {SHIFT} positions": (shifted, expected, shift_reason),
-        "logits of a prefix": (lambda: _logits(model, single[:, :half]), expected[:, :half], length_reason),
-        "cached against uncached": (lambda: _cached(model, single, [half, length - half]), expected, length_reason),
-        "prefill against decoding": (lambda: _cached(model, single, one_by_one), expected, length_reason),
+        "logits of a prefix": (lambda: read_logits(model, single[:, :half]), expected[:, :half], length_reason),
+        "cached against uncached": (lambda: read_logits(model, single, [half, length - half]), expected, length_reason),
+        "prefill against decoding": (lambda: read_logits(model, single, one_by_one), expected, length_reason),
         "padding on the left": (lambda: padded(True), expected, shift_reason or length_reason),
         "padding on the right": (lambda: padded(False), expected, length_reason),
-        "batch against single": (lambda: _logits(model, tokens)[:1], expected, None),
+        "batch against single": (lambda: read_logits(model, tokens)[:1], expected, None),
         "sdpa against eager attention": (other_attention, expected, None),
     }
     return [_test(name, *test, allowed=allowed) for name, test in tests.items()]
@@ -103,29 +102,40 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
 def _test(name: str, run: Callable[[], Tensor], expected: Tensor, by_design: str | None, allowed: float) -> Invariance:
     try:
         difference = float((run().double() - expected.double()).abs().max())
-    except (UserError, ValueError, NotImplementedError, ImportError) as error:  # the model does not support the test
+    except (ValueError, NotImplementedError, ImportError) as error:  # the model does not support the test
         return Invariance(name, None, allowed, reason=str(error).splitlines()[0])
     except RuntimeError as error:  # the model fails, for example because shapes do not fit
         return Invariance(name, math.inf, allowed, reason=str(error).splitlines()[0])
     return Invariance(name, difference, allowed, by_design)
 
 
-def _logits(model: Any, tokens: Tensor, **options: Any) -> Tensor:
-    reset_dynamic_rope(model)
-    return model(input_ids=tokens, use_cache=False, **options).logits
+def read_logits(
+    model: Any, tokens: Tensor, sizes: list[int] | None = None, cache: Any = None, **options: Any
+) -> Tensor:
+    """Return the logits of tokens, (B, T, V).
 
+    Args:
+        model: A `transformers.PreTrainedModel`.
+        tokens: The tokens, (B, T) int64.
+        sizes: Numbers of tokens of the parts that are read one after the other with a cache; None to read all tokens
+            in one forward pass without a cache.
+        cache: Cache of tokens before these, or None.
+        **options: Further arguments of each forward pass.
 
-def _cached(model: Any, tokens: Tensor, sizes: list[int]) -> Tensor:
-    """Return the logits of tokens that are read with a cache, in parts of these sizes."""
+    Raises:
+        UserError: If ``sizes`` is given, and the model returns no cache.
+    """
     reset_dynamic_rope(model)
-    cache, parts = None, []
+    if sizes is None:
+        return model(input_ids=tokens, use_cache=False, **options).logits
+    logits = []
     for part in tokens.split(sizes, 1):
-        output = model(input_ids=part, use_cache=True, **({} if cache is None else {"cache": cache}))
-        cache = output.get("cache")
-        if cache is None:
+        options |= {} if cache is None else {"cache": cache}
+        output = model(input_ids=part, use_cache=True, **options)
+        if (cache := output.get("cache")) is None:
             raise UserError("the model has no cache")
-        parts.append(output.logits)
-    return torch.cat(parts, 1)
+        logits.append(output.logits)
+    return torch.cat(logits, 1)
 
 
 def _rounding(model: Any, tokens: Tensor, logits: Tensor) -> float:
@@ -139,14 +149,14 @@ def _rounding(model: Any, tokens: Tensor, logits: Tensor) -> float:
         return output * (1 + 2**-23 * torch.randn(output.shape, generator=generator).to(output))
 
     with model.get_input_embeddings().register_forward_hook(perturb):
-        changed = float((_logits(model, tokens).double() - logits.double()).abs().max())
+        changed = float((read_logits(model, tokens).double() - logits.double()).abs().max())
     return max(changed, 2**-23 * float(logits.abs().max()))
 
 
 def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
-    """Return two reasons, each a part of the model's design, or None.
+    """Return the parts of the model's design through which a shift of positions, and the input length, change logits.
 
-    The first is why a shift of the positions may change the logits, and the second why the input length may.
+    Each is None if the logits should not change.
     """
     if isinstance(network := getattr(model, "network", None), Transformer):
         shift_reason = None if all(p.shift_invariant for p in network.positions) else "its strategy"

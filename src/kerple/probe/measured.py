@@ -1,4 +1,4 @@
-"""Measurement of a model's positional encoding from the queries, keys and masks of each layer's attention call."""
+"""Measurement of a model's positional encoding from the queries, keys and masks that each attention layer receives."""
 
 from collections import defaultdict
 from contextlib import suppress
@@ -8,29 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerple.hf.adapter import learned_positions, reset_dynamic_rope
+from kerple.hf.adapter import learned_positions
 from kerple.model import Transformer
 from kerple.probe.capture import Call, captured
 from kerple.probe.expected import Layer, configured_layers, original_length, our_layers
+from kerple.probe.invariances import read_logits
 from kerple.probe.rotation import rotation_differences
 
 SHORT = 32  # number of tokens of the short text
 DECODED = 4  # number of tokens that are decoded one by one
-# A window is tested with a text that is longer by 3 tokens, if that text has at most this many tokens. For a larger
-# window, 4 tokens are read after a cache filled with zeros.
+# Largest number of tokens of the text that tests a window. The text has 3 tokens more than the window. For a larger
+# window, the model reads 4 tokens after a cache filled with zeros.
 LONGEST = 1040
 SAME = 1e-3  # largest relative difference of numbers that are considered equal
 
 
 @dataclass
-class Pass:
-    """The attention calls for one text that repeats a single token, read in one or several forward passes.
+class Trace:
+    """The attention calls of a model that reads a text in one or several forward passes. The text repeats one token.
 
     Args:
         label: Name of the text in messages.
         rows: Indices of the tokens in the input, (T,) int64.
         ids: Positions of the tokens, (T,) int64.
-        calls: The calls by layer, one for each forward pass; empty if the model cannot read the text.
+        calls: The calls of each layer by its index, one call per forward pass. Empty if the model cannot read the text.
     """
 
     label: str
@@ -38,17 +39,21 @@ class Pass:
     ids: Tensor
     calls: dict[int, list[Call]]
 
+    def vectors(self, layer: int, name: str) -> Tensor:
+        """Return the queries (``q``), keys (``k``) or values (``v``) of a layer for the T tokens, (heads, T, δ)."""
+        return torch.cat([getattr(call, name)[:, -call.q.shape[1] :] for call in self.calls[layer]], 1)
+
 
 @dataclass
 class Verdict:
-    """Comparison of one layer with the configuration.
+    """Comparison of the forward pass of one layer with the configuration.
 
     Args:
         layer: Index of the layer.
         expected: Description of the layer according to the configuration.
         measured: Description of the layer according to its forward pass.
-        differences: Differences between the two; empty if they agree.
-        unknown: Reason why something was not measured or not judged, or None.
+        differences: Differences between configuration and forward pass; empty if they agree.
+        unknown: Reason why the layer was not measured, or why its differences are not counted as faults; or None.
     """
 
     layer: int
@@ -76,34 +81,35 @@ def measure_layers(model: Any, config: Any) -> list[Verdict]:
         reason = "latent attention (MLA) has no plain queries and keys"
         return [Verdict(i, str(layer), unknown=reason) for i, layer in enumerate(expected)]
     learned = learned_positions(model) is not None
-    passes = _passes(model, config, expected, relative=not learned and not ours)
-    return [_verdict(i, layer, passes, learned) for i, layer in enumerate(expected)]
+    traces = _read_texts(model, config, expected, relative=not learned and not ours)
+    return [_verdict(i, layer, traces, learned) for i, layer in enumerate(expected)]
 
 
-def _passes(model: Any, config: Any, expected: list[Layer], relative: bool) -> list[Pass]:
-    """Read several texts that repeat a single token: a short one, and one with decoding.
+def _read_texts(model: Any, config: Any, expected: list[Layer], relative: bool) -> list[Trace]:
+    """Read several texts that repeat a single token: a short text, and a text whose last tokens are decoded one by one.
 
-    With ``relative``, also read a longer text for each different window, and the positions 0, 1, 2, 4, … up to the
-    largest of the configuration. Learned positions, and strategies of this project, need not accept such positions.
+    With ``relative``, also read a longer text for each different window, and a text with the positions 0, 1, 2, 4, … up
+    to the largest of the configuration. It is false for learned positions and for strategies of this project, which may
+    not accept these positions.
     """
-    length, longest = original_length(config), getattr(config, "max_position_embeddings", None) or 0
+    length, max_positions = original_length(config), getattr(config, "max_position_embeddings", None) or 0
     norms = model.get_input_embeddings().weight[:1000].float().norm(dim=-1)
     token = int(norms.argmax())  # not the padding token, whose embedding is 0
-    windows = {w for layer in expected if (w := layer.window or layer.chunk) and w < max(longest, LONGEST)}
+    windows = {w for layer in expected if (w := layer.window or layer.chunk) and w < max(max_positions, LONGEST)}
     short = min(SHORT, length or SHORT)
-    passes = [_read(model, token, "a short text", [short])]
+    traces = [_read(model, token, "a short text", [short])]
     for w in sorted(windows) if relative else ():
-        zeros = None if w + 3 <= LONGEST else _cache_of_zeros(passes[0], w - 1)
-        passes.append(_read(model, token, f"a text longer than {w}", [w + 3 if zeros is None else 4], None, zeros))
-    if relative and longest:
+        zeros = None if w + 3 <= LONGEST else _cache_of_zeros(traces[0], w - 1)
+        traces.append(_read(model, token, f"a text longer than {w}", [w + 3 if zeros is None else 4], None, zeros))
+    if relative and max_positions:
         scale = max((layer.rope.frequencies.factor for layer in expected if layer.rope), default=1.0)
-        end = int(longest * scale) if longest == length else longest
+        end = int(max_positions * scale) if max_positions == length else max_positions
         ids = torch.tensor(sorted({0, *(1 << k for k in range(40) if 1 << k < end), end - 1}))
-        passes.append(_read(model, token, f"positions up to {end - 1}", [len(ids)], ids))
-    return [*passes, _read(model, token, "decoding", [max(1, short // 2), *[1] * DECODED])]
+        traces.append(_read(model, token, f"positions up to {end - 1}", [len(ids)], ids))
+    return [*traces, _read(model, token, "decoding", [max(1, short // 2), *[1] * DECODED])]
 
 
-def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | None = None, cache: Any = None) -> Pass:
+def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | None = None, cache: Any = None) -> Trace:
     """Read a text that repeats a single token.
 
     Args:
@@ -112,27 +118,24 @@ def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | No
         label: Name of the text in messages.
         sizes: Number of tokens of each forward pass.
         ids: Positions of the tokens, (T,) int64; None for their indices in the input.
-        cache: Cache of tokens before the text, or None.
+        cache: Cache of the tokens before the text; None if the text is the whole input.
     """
     first = 0 if cache is None else cache.get_seq_length()
     rows = torch.arange(first, first + sum(sizes))
     options: dict[str, Any] = {} if ids is None else {"position_ids": ids[None].to(model.device)}
-    use_cache = len(sizes) > 1 or cache is not None
-    reset_dynamic_rope(model)
+    parts = sizes if len(sizes) > 1 or cache is not None else None
+    tokens = torch.full((1, len(rows)), token, device=model.device)
     with captured(model) as calls, suppress(ValueError, RuntimeError):  # `measure_invariances` reports such errors
-        for size in sizes:
-            options |= {} if cache is None else {"cache": cache}
-            tokens = torch.full((1, size), token, device=model.device)
-            cache = model(input_ids=tokens, use_cache=use_cache, **options).get("cache")
-    by_layer: dict[int, list[Call]] = defaultdict(list)
-    # after an error, some tokens have no call, and the pass is left empty
-    for call in calls if sum(call.q.shape[1] for call in calls if call.layer == calls[0].layer) == len(rows) else ():
-        by_layer[call.layer].append(call)
-    return Pass(label, rows, rows if ids is None else ids, by_layer)
+        read_logits(model, tokens, parts, cache, **options)
+    # after an error, some tokens of the text have no attention call
+    complete = sum(call.q.shape[1] for call in calls if call.layer == calls[0].layer) == len(rows)
+    layers = {call.layer for call in calls} if complete else ()
+    by_layer = {layer: [call for call in calls if call.layer == layer] for layer in layers}
+    return Trace(label, rows, rows if ids is None else ids, by_layer)
 
 
-def _cache_of_zeros(earlier: Pass, length: int) -> Any:
-    """Return a cache of ``length`` keys and values that are 0, with the number of heads of an earlier pass."""
+def _cache_of_zeros(earlier: Trace, length: int) -> Any:
+    """Return a cache of ``length`` keys and values that are 0, with the heads of an earlier trace."""
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -142,52 +145,63 @@ def _cache_of_zeros(earlier: Pass, length: int) -> Any:
     return cache
 
 
-def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict:
-    """Compare layer ``i`` with its configuration; ``learned`` is whether the model has learned positions."""
-    verdict, notes = Verdict(i, str(layer)), []
-    if i not in passes[0].calls:
+def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdict:
+    """Compare layer ``i`` with its configuration; ``learned`` is whether the model has learned positions.
+
+    `Verdict.differences` are those of the first text with a difference.
+    """
+    verdict = Verdict(i, str(layer))
+    if i not in traces[0].calls:
         reason = "the forward pass failed, or attention does not use transformers' registry of attention functions"
         verdict.unknown = f"no attention call was recorded: {reason}"
         return verdict
-    for p in passes:
-        if not (calls := p.calls.get(i)):
-            continue
-        differences = _window_differences(calls, p, layer)
-        q = torch.cat([call.q for call in calls], 1)
-        k = torch.cat([call.k[:, -call.q.shape[1] :] for call in calls], 1)
-        v = torch.cat([call.v[:, -call.q.shape[1] :] for call in calls], 1)
+    traces = [trace for trace in traces if i in trace.calls]
+    notes: list[str] = []
+    for trace in traces:
+        v = trace.vectors(i, "v")
         v = v / v.abs().max()
+        differences = _visibility_differences(i, layer, trace)
         if float((v - v[:, :1]).abs().max()) <= SAME:
-            found: dict[str, list[str]] = defaultdict(list)
-            for x, what in ((k, "keys"), (q, "queries")) if p.rows[0] == 0 else ():
-                messages, radians = rotation_differences(x, what, p.rows, p.ids, layer)
-                for message in messages:
-                    found[message].append(what)
-            notes += [_describe(radians)] if p is passes[0] else []
-            differences += [f"{' and '.join(of)}: {message}" for message, of in found.items()]
-            factor = calls[0].factor
-            if layer.rope is not None and factor is not None and p is passes[0]:
-                notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
-                if abs(factor / layer.rope.attention_factor - 1) > SAME:
-                    differences.append(f"attention factor {factor:.4g}, expected {layer.rope.attention_factor:.4g}")
+            description, found = _compare_rotation(i, layer, trace)
+            notes, differences = notes or description, differences + found
         elif learned:
-            notes = ["positions are added to the hidden states"]
-            distinct = len(v.mul(1e4).round().unique(dim=1)[0])
+            notes, distinct = ["positions are added to the hidden states"], v.mul(1e4).round().unique(dim=1).shape[1]
             if distinct < v.shape[1]:
                 differences.append(f"{v.shape[1]} positions have only {distinct} different hidden states")
         else:
             verdict.unknown = "hidden states of a repeated token differ, so that the rotation cannot be measured"
-        verdict.differences = verdict.differences or [f"{message} ({p.label})" for message in differences]
-    calls = [call for p in passes for call in p.calls.get(i, [])]
-    sizes = [call.window or 0 if call.visible is None else int(call.visible.sum(1).max()) for call in calls]
-    notes += [f"window {max(sizes)}"] if 0 < max(sizes) < max(int(p.rows[-1]) + 1 for p in passes) else ["no window"]
+        verdict.differences = verdict.differences or [f"{message} ({trace.label})" for message in differences]
+    calls = [call for trace in traces for call in trace.calls[i]]
+    window = max(call.window or 0 if call.visible is None else int(call.visible.sum(1).max()) for call in calls)
+    notes += [f"window {window}" if 0 < window <= max(int(trace.rows[-1]) for trace in traces) else "no window"]
     notes += [name for name in ("sinks", "bias") if any(getattr(call, name) for call in calls)]
     verdict.measured = ", ".join(notes)
     if verdict.differences and not layer.judged:
         first = "; ".join(verdict.differences[:2])
-        verdict.unknown = f"not judged, because this model family is not known; first differences: {first}"
+        verdict.unknown = f"not judged, because the design of this family is not known; first differences: {first}"
         verdict.differences = []
     return verdict
+
+
+def _compare_rotation(i: int, layer: Layer, trace: Trace) -> tuple[list[str], list[str]]:
+    """Return descriptions of the rotation in layer ``i``, and its differences from the configuration.
+
+    Both are empty if the text follows a cache, because rotations are measured relative to position 0.
+    """
+    if trace.rows[0] > 0:
+        return [], []
+    found: dict[str, list[str]] = defaultdict(list)  # from each message to ``keys``, ``queries`` or both
+    for name, what in (("k", "keys"), ("q", "queries")):
+        messages, radians = rotation_differences(trace.vectors(i, name), what, trace.rows, trace.ids, layer)
+        for message in messages:
+            found[message].append(what)
+    notes, differences = [_describe(radians)], [f"{' and '.join(names)}: {message}" for message, names in found.items()]
+    factor = trace.calls[i][0].factor
+    if layer.rope is not None and factor is not None:
+        notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
+        if abs(factor / layer.rope.attention_factor - 1) > SAME:
+            differences.append(f"attention factor {factor:.4g}, expected {layer.rope.attention_factor:.4g}")
+    return notes, differences
 
 
 def _describe(radians: Tensor) -> str:
@@ -200,19 +214,22 @@ def _describe(radians: Tensor) -> str:
     return f"rotates by {high:.4g} to {low:.4g} radians per position"
 
 
-def _window_differences(calls: list[Call], p: Pass, layer: Layer) -> list[str]:
-    """Return a list of at most one message: the first query that sees other keys than configured, or a wrong argument.
+def _visibility_differences(i: int, layer: Layer, trace: Trace) -> list[str]:
+    """Return at most one message about the keys that the queries of layer ``i`` see.
 
-    The argument is the window that the model passes to the attention function.
+    It names the first query that sees other keys than configured. If there is none, it names a wrong size of the window
+    among the arguments of the attention function.
     """
-    begin = int(p.rows[0])
-    for call in calls if p.ids is p.rows else ():
-        rows = torch.arange(begin, begin := begin + call.q.shape[1])
-        if call.visible is not None:
-            expected = layer.sees(rows, torch.arange(begin - call.visible.shape[1], begin))
-            for row in (call.visible.cpu() != expected).any(1).nonzero()[:1, 0].tolist():
-                wanted = int(layer.sees(rows[row : row + 1], torch.arange(begin)).sum())
-                return [f"query {int(rows[row])} sees {int(call.visible[row].sum())} keys, expected {wanted}"]
+    calls = trace.calls[i]
+    # if positions have gaps, transformers masks the tokens before a gap, as if another text began after it
+    for call, rows in zip(calls, trace.rows.split([call.q.shape[1] for call in calls]), strict=True):
+        if call.visible is None or trace.ids is not trace.rows:
+            continue
+        end = int(rows[-1]) + 1
+        expected = layer.sees(rows, torch.arange(end - call.visible.shape[1], end))
+        for row in (call.visible.cpu() != expected).any(1).nonzero()[:1, 0].tolist():
+            wanted = int(layer.sees(rows[row : row + 1], torch.arange(end)).sum())
+            return [f"query {int(rows[row])} sees {int(call.visible[row].sum())} keys, expected {wanted}"]
     if calls[0].window not in (None, layer.window, layer.chunk):
         return [f"attention received a window of {calls[0].window}, expected {layer.window or layer.chunk}"]
     return []

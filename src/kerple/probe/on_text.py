@@ -42,13 +42,13 @@ def measure_on_text(
         UserError: If the text is too short, ``length`` is not 2, 3, … times the training length, or the training length
             is not known.
     """
-    trained = known_training_length(network, "length")
-    longest = length or 2 * trained
-    if longest <= trained or longest % trained:
-        raise UserError(f"length: got {longest}, expected 2, 3, … times the training length, {trained}")
+    training_length = known_training_length(network, "length")
+    longest = length or 2 * training_length
+    if longest <= training_length or longest % training_length:
+        raise UserError(f"length: got {longest}, expected 2, 3, … times the training length, {training_length}")
     gap = GapCurve()
     sample: Any = {"blocks": blocks, "blocks_per_document": 1}
-    perplexity = Extrapolation([trained, longest], ["full", "per_position"], documents=True, **sample)
+    perplexity = Extrapolation([training_length, longest], ["full", "per_position"], documents=True, **sample)
     measures: list[tuple[str, Measure, int]] = []  # part, measure and number of tokens that the measure reads
     if "gap" in parts:
         measures.append(("gap", gap, gap.blocks * (gap.context + gap.k) * len(gap.fitting_gaps(network))))

@@ -54,16 +54,16 @@ class Report:
     @property
     def outcome(self) -> str:
         """Statement of the number of faults."""
-        checks = len(self.layers) + len(self.invariances)
-        return f"{len(self.faults) or 'no'} faults found" if checks else "no check was run"
+        if not self.layers and not self.invariances:
+            return "no check was run"
+        return f"{len(self.faults) or 'no'} fault{'' if len(self.faults) == 1 else 's'} found"
 
     @property
     def groups(self) -> Iterator[tuple[str, Verdict]]:
         """Consecutive layers with equal verdicts: their indices, such as ``0 to 4``, and the verdict."""
         for _, same in groupby(self.layers, key=lambda v: (v.expected, v.measured, v.differences, v.unknown)):
-            group = list(same)
-            numbers = f"{group[0].layer} to {group[-1].layer}" if group[1:] else f"{group[0].layer}"
-            yield numbers, group[0]
+            first, *others = same
+            yield f"{first.layer} to {others[-1].layer}" if others else f"{first.layer}", first
 
     def summary(self) -> str:
         """Return the report as text for the terminal."""
@@ -85,14 +85,12 @@ class Report:
         page = render_template("kerple.probe", "probe.html.jinja", report=self, embedded=_embedded)
         write(folder / "probe.html", page)
         invariances = [asdict(i) | {"verdict": i.verdict} for i in self.invariances]
-        for entry in invariances:
-            if not math.isfinite(entry["difference"] or 0):
-                entry["difference"] = None
-        keys = ("name", "report", "scalars", "tables")
+        for entry in invariances:  # JSON has neither inf nor NaN
+            entry["difference"] = entry["difference"] if math.isfinite(entry["difference"] or 0) else None
         content = vars(self) | {
             "layers": [asdict(v) | {"verdict": v.verdict} for v in self.layers],
             "invariances": invariances,
-            "results": [{key: vars(result)[key] for key in keys} for result in self.results],
+            "results": [{key: vars(r)[key] for key in ("name", "report", "scalars", "tables")} for r in self.results],
             "faults": self.faults,
         }
         write(folder / "probe.json", json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -28,14 +28,14 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
         layer: The configuration of the layer.
 
     Returns:
-        Messages about differences, and the measured radians per position. Pairs of channels whose values are too close
-        to 0 are left out of the latter.
+        Messages about differences, and the measured radians per position of the pairs of channels. Pairs whose values
+        are too close to 0 are left out.
     """
-    x, f = x.double().cpu(), None if layer.rope is None else layer.rope.frequencies
-    half = (x.shape[-1] if f is None else f.dim) // 2
-    expected = torch.zeros(half, dtype=x.dtype) if f is None else f(ids).flatten().cpu()
+    x, rope = x.double().cpu(), None if layer.rope is None else layer.rope.frequencies
+    half = (x.shape[-1] if rope is None else rope.dim) // 2  # number of rotated pairs, r/2
+    expected = torch.zeros(half, dtype=x.dtype) if rope is None else rope(ids).flatten().cpu()
     factor = layer.query_factor(rows, ids) if what == "queries" else torch.ones(len(ids), dtype=x.dtype)
-    # channel i is paired with i + r/2, or with its neighbour; the pairing with the smaller residual is the model's
+    # channel i is paired with i + r/2, or with its neighbour; the pairing with the smaller residual is used
     layouts = ((slice(half), slice(half, 2 * half)), (slice(0, 2 * half, 2), slice(1, 2 * half, 2)))
     rotations, noise, residual = min((_factors(x, *channels) for channels in layouts), key=lambda result: result[2])
     measurable = noise < 0.01  # (r/2,)
@@ -48,10 +48,10 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
     wrong = error > ANGLE + ROUNDING * angles + noise
     if bool(wrong.any()):
         pair, hint = int(error.amax(0).argmax()), ""
-        if f is not None and f.scaling is not None:
-            unscaled = frequencies(f.dim, f.base, ids.device)
+        if rope is not None and rope.scaling is not None:
+            unscaled = frequencies(rope.dim, rope.base, ids.device)
             is_unscaled = (measured - unscaled).abs() < 1e-3 * unscaled + ANGLE / int(ids.max())
-            hint = f"; these are the frequencies without {f.scaling}" if bool(is_unscaled[measurable].all()) else ""
+            hint = f"; these are the frequencies without {rope.scaling}" if bool(is_unscaled[measurable].all()) else ""
         messages.append(
             f"pair {pair} rotates by {float(measured[pair]):.4g} radians per position, expected "
             f"{float(expected[pair]):.4g}; angles are wrong from position {int(ids[wrong.any(1)][0])} on, by up to "
