@@ -152,7 +152,7 @@ def markdown(root: Path) -> str:
     for number, of_claim in findings.items():
         claim, tier = claims[number], tier_of.get(number)
         cells = [_cell(of_claim.get(name), name == tier, _limit(claim, known[name]), known[name]) for name in known]
-        # main decides later, or never because it does not have the claim's strategies (°)
+        # another tier decides until main is finished, or because main does not have the claim's strategies (°)
         mark = " until main" if "main" in claim["decided_by"] else " °" * (tier in TABLE["usual"])
         by = f"{tier}{mark * (tier != 'main')}" if tier else "–"
         p = f"{adjusted[number]:.2g}{' ‡' * (number in decided and number not in passing)}" if tier else "–"
@@ -192,7 +192,7 @@ def _evidence(finding: Finding) -> str:
     """The verdict, its numbers, and links to the pages that show them."""
     if not finding.parts:
         return f"{finding.verdict}: {finding.missing}"
-    # the two sides of a ± have the same number
+    # the two parts of a statement with ± have the same number
     numbers = [dict.fromkeys(map(str, of_statement)) for of_statement in finding.parts.values()]
     pages = dict.fromkeys(page for part in finding.all_parts for page in part.number.pages)
     links = ", ".join(f"[{page}]({page})" for page in pages)
