@@ -38,9 +38,7 @@ def write(folder: Path, rows: list[Row], **config: object) -> None:
     results.write_about(folder, about)
 
 
-def runs(
-    root: Path, comparison: str, curves: dict[str, tuple[float, ...]], noise: float = 0.0005, seeds: int = 6
-) -> Path:
+def runs(root: Path, name: str, curves: dict[str, tuple[float, ...]], noise: float = 0.0005, seeds: int = 6) -> Path:
     """Write records of runs on two blocks of text, and return ``root``.
 
     The losses of each run have independent errors with the standard deviation ``noise``.
@@ -54,7 +52,7 @@ def runs(
                 for n, loss in zip(LENGTHS, losses, strict=False)
                 for block in (0, 1)
             ]
-            write(root / comparison / "runs" / strategy / f"seed-{seed}", rows, length=64)
+            write(root / name / "runs" / strategy / f"seed-{seed}", rows, length=64)
     return root
 
 
@@ -71,9 +69,7 @@ def test_the_papers_own_numbers_reproduce_its_claims(tmp_path: Path) -> None:
     assert "**reproduced**, 3 seeds" in markdown(tmp_path)
 
 
-def test_exchanged_numbers_contradict_noisy_ones_resolve_nothing_and_missing_ones_are_not_tested(
-    tmp_path: Path,
-) -> None:
+def test_exchanged_numbers_contradict_noisy_ones_resolve_nothing_missing_ones_are_not_tested(tmp_path: Path) -> None:
     exchanged = {"KerpleLog": "NoPE", "ALiBi": "T5", "RoPE": "KerplePower", "Sinusoidal": "KerpleLog3"}
     runs(tmp_path / "a", "earlier/table3", {strategy: PAPER[other] for strategy, other in exchanged.items()}, seeds=3)
     assert set(verdicts(tmp_path / "a", "C1", "C3", "C5").values()) == {"contradicted"}
