@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 from scipy import stats
 
+from kerple.compare.comparison import Comparison, Strategy
 from kerple.compare.run_folders import recorded_runs
 from results.judge import questions
 from results.judge.evidence import PLANNED, Tier, Untested
@@ -221,9 +222,11 @@ def plan_progress(root: Path) -> str:
     finished, planned, missing = 0, 0, []
     for name in PLANNED:
         plan = yaml.safe_load((HERE.parents[1] / f"configs/compare/{name}.yaml").read_text())
+        strategies = {label: Strategy(**(options or {})) for label, options in plan["strategies"].items()}
+        jobs = Comparison(**plan | {"strategies": strategies}).jobs()
         recorded = {(run.strategy, run.seed) for run in recorded_runs(root / name)}
-        for strategy, about in plan["strategies"].items():
-            seeds = plan["seeds"][: about.get("seeds", len(plan["seeds"]))]
+        for strategy in strategies:
+            seeds = [job.seed for job in jobs if job.label == strategy]
             absent = [seed for seed in seeds if (strategy, seed) not in recorded]
             finished, planned = finished + len(seeds) - len(absent), planned + len(seeds)
             if absent:

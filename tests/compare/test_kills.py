@@ -41,13 +41,13 @@ def runs_at_work(folder: Path) -> list[Path]:
     return runs
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])  # of the run; of the command
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_stopped_runs_are_resumed_by_the_same_command(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     def kill() -> None:
         runs = runs_at_work(config.parent)
-        os.kill(process_of(runs[0]) if number == signal.SIGKILL else os.getpid(), number)
+        os.kill(process_of(runs[0]) if number == signal.SIGKILL else os.getpid(), number)  # to a run, or to `compare`
 
     change(config, strategies={"KerpleLog": {}})
     monkeypatch.setenv("FAKE_STEP", "0.05")

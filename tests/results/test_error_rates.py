@@ -19,7 +19,7 @@ ALLOWED = stats.binom.ppf(0.999, TIMES, ALPHA / 2) / TIMES
 
 
 def part(generator: np.random.Generator, distance: float, seeds: int, lower: bool = False, blocks: int = 1) -> Part:
-    """A simulated number whose distance from its bound is in standard deviations over seeds. Text has the same."""
+    """A part with a simulated number, ``distance`` above its bound, with standard deviation 1 over seeds and blocks."""
     values = distance + generator.normal(0, 1, (seeds, 1)) + (generator.normal(0, 1, blocks) if blocks > 1 else 0)
     return Part("", Number(estimate((values, np.ones_like(values)))), 0.0, lower)
 

@@ -1,4 +1,4 @@
-"""Verdicts on runs with known numbers: the paper's, exchanged, noisy and missing ones; and the tests of a verdict."""
+"""Verdicts on runs with known numbers (the paper's, exchanged, noisy and missing ones), and the tests behind them."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ from results.judge.__main__ import TABLE, deciding, findings_page, judge, judge_
 from results.judge.evidence import Tier, angle
 from results.judge.statements import Number, Part, chances, evaluate, parts, verdict
 
-LENGTHS = (64, 128, 256, 512, 1024, 2048)  # of the demo; the perplexities are the paper's at 512 to 16,384
+LENGTHS = (64, 128, 256, 512, 1024, 2048)  # with the paper's perplexities at 512 to 16,384
 SEEDS = (1235, 1236, 1237, 1238, 1239, 1240)
 PAPER = {  # OpenWebText2: KERPLE (Chi et al. 2022), Tables 3, 5 and 6; missing numbers are invented
     "KerpleLog": (23.9, 22.0, 21.6, 21.2, 21.3, 21.4),
@@ -128,7 +128,7 @@ def test_the_committed_verdicts_and_findings_follow_from_the_committed_numbers()
 
 
 def part(values: list[float], bound: float, lower: bool = False) -> Part:
-    """The comparison of a number, with these values of the seeds, with a bound."""
+    """The comparison with a bound of a number that has these values, one for each seed."""
     logs = np.log(np.asarray(values))[:, None]
     return Part("", Number(estimate((logs, np.ones_like(logs)))), math.log(bound), lower)
 
@@ -146,13 +146,13 @@ def test_a_part_is_judged_by_scipys_one_sided_tests() -> None:
 
 
 def test_all_parts_must_be_shown_and_a_contradicted_part_is_corrected_for_their_number() -> None:
-    shown, open_, wrong = (part([m, m * 1.01, m * 0.99], 1.0) for m in (0.8, 1.001, 1.06))
+    shown, unresolved, wrong = (part([m, m * 1.01, m * 0.99], 1.0) for m in (0.8, 1.001, 1.06))
     assert [max(p.chances) > 0.99 for p in (shown, wrong)] == [True, True]
     assert verdict([shown, shown]) == "reproduced"
-    assert verdict([shown, open_]) == "not resolved"
+    assert verdict([shown, unresolved]) == "not resolved"
     assert verdict([shown, wrong]) == "contradicted"
     assert 0.025 / 8 < wrong.chances[1] < 0.025 / 2
-    assert verdict([shown, wrong, *[open_] * 6]) == "not resolved"  # one of eight
+    assert verdict([shown, wrong, *[unresolved] * 6]) == "not resolved"  # Bonferroni over eight parts
     assert chances([shown, wrong]) == (max(shown.chances[0], wrong.chances[0]), 2 * wrong.chances[1])
 
 

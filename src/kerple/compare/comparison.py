@@ -1,4 +1,4 @@
-"""`Comparison`: the content of a comparison's configuration file, which it converts into one `Job` per run."""
+"""`Comparison`: the content of a comparison's configuration file, and its conversion into one `Job` per run."""
 
 import json
 from collections.abc import Mapping
@@ -126,8 +126,8 @@ class Comparison:
             reserved = RESERVED if key == "test_folder" else ()
             if Path(name).name != name or name.startswith(".") or name in reserved:
                 expected = "a folder name without / and without a leading dot"
-                other = f", other than {', '.join(reserved)}" if reserved else ""
-                raise UserError(f"compare: {key}: got {name!r}, expected {expected}{other}")
+                expected += f", other than {', '.join(reserved)}" if reserved else ""
+                raise UserError(f"compare: {key}: got {name!r}, expected {expected}")
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
             expected = f"a folder outside of {self.report_folder / 'runs'}, which is for records"
             raise UserError(f"compare: runs: got {self.runs_folder}, expected {expected}")

@@ -1,4 +1,4 @@
-"""Sentences with the main results of a comparison and their significance."""
+"""Sentences at the top of the page: the main results of a comparison and their significance."""
 
 from collections.abc import Iterator
 from typing import Any
