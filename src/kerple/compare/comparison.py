@@ -31,7 +31,7 @@ class Strategy:
         hf: A pretrained model in place of ``position``: a folder, a GGUF file or a name on the Hugging Face hub. It is
             not fitted, and it is tested once instead of once per seed. ``options`` are then those of
             `kerple.hf.pretrained.read_network`, such as ``{scaling: yarn, factor: 2}``, and ``flags`` those of `test`.
-        seeds: Number n of seeds, which are the first n seeds of the comparison; null for all.
+        seeds: Number n of seeds: the first n seeds of the comparison are used; null for all.
     """
 
     position: str | None = None
@@ -43,7 +43,7 @@ class Strategy:
 
 @dataclass
 class Comparison:
-    """Strategies × seeds over one configuration.
+    """Strategies × seeds whose runs share all other options.
 
     Args:
         name: Title of the report, and name of the default folders.

@@ -1,4 +1,4 @@
-"""Differences between the runs of a comparison and its plan, a comparison file that was committed before them."""
+"""Differences between the runs of a comparison and its plan, a comparison file that was committed before the runs."""
 
 import hashlib
 import sys

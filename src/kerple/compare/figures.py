@@ -23,7 +23,7 @@ MARKERS = "osD^vP*X"
 Styles = dict[str, dict[str, Any]]
 """Colour, dashes and marker by strategy."""
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
-# handles of this length show the dashes
+# handlelength: in units of the font size, long enough to show the dashes
 LEGEND: Any = {"loc": "outside right center", "frameon": False, "fontsize": 9, "handlelength": 3.2}
 DEVIATION, INTERVAL = "band: one standard\ndeviation over seeds", "band: 95% interval"
 HEADROOM = 4.0  # largest ratio of the upper end of an axis to the best value
