@@ -56,8 +56,7 @@ def test_stopped_runs_are_resumed_by_the_same_command(
     with pytest.raises(SystemExit) as end:
         run(config, "--parallel", "2")
     signal.signal(signal.SIGHUP, before)
-    killed = number == signal.SIGKILL
-    status, message = (1, "ended with status -9") if killed else (130, "stopped: 0 of 2 runs are done")
+    status, message = (1, "status -9") if number == signal.SIGKILL else (130, "stopped: 0 of 2 runs are done")
     assert end.value.code == status
     assert message in capsys.readouterr().out
     monkeypatch.setenv("FAKE_STEP", "0.001")
