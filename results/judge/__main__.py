@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 from scipy import stats
 
+from kerple.compare.comparison import Comparison, Strategy
 from kerple.compare.run_folders import recorded_runs
 from results.judge import questions
 from results.judge.evidence import PLANNED, Tier, Untested
@@ -152,7 +153,7 @@ def markdown(root: Path) -> str:
     for number, of_claim in findings.items():
         claim, tier = claims[number], tier_of.get(number)
         cells = [_cell(of_claim.get(name), name == tier, _limit(claim, known[name]), known[name]) for name in known]
-        # main decides later, or never because it does not have the claim's strategies (°)
+        # another tier decides until main is finished, or because main does not have the claim's strategies (°)
         mark = " until main" if "main" in claim["decided_by"] else " °" * (tier in TABLE["usual"])
         by = f"{tier}{mark * (tier != 'main')}" if tier else "–"
         p = f"{adjusted[number]:.2g}{' ‡' * (number in decided and number not in passing)}" if tier else "–"
@@ -192,7 +193,7 @@ def _evidence(finding: Finding) -> str:
     """The verdict, its numbers, and links to the pages that show them."""
     if not finding.parts:
         return f"{finding.verdict}: {finding.missing}"
-    # the two sides of a ± have the same number
+    # the two parts of a statement with ± have the same number
     numbers = [dict.fromkeys(map(str, of_statement)) for of_statement in finding.parts.values()]
     pages = dict.fromkeys(page for part in finding.all_parts for page in part.number.pages)
     links = ", ".join(f"[{page}]({page})" for page in pages)
@@ -221,9 +222,11 @@ def plan_progress(root: Path) -> str:
     finished, planned, missing = 0, 0, []
     for name in PLANNED:
         plan = yaml.safe_load((HERE.parents[1] / f"configs/compare/{name}.yaml").read_text())
+        strategies = {label: Strategy(**(options or {})) for label, options in plan["strategies"].items()}
+        jobs = Comparison(**plan | {"strategies": strategies}).jobs()
         recorded = {(run.strategy, run.seed) for run in recorded_runs(root / name)}
-        for strategy, about in plan["strategies"].items():
-            seeds = plan["seeds"][: about.get("seeds", len(plan["seeds"]))]
+        for strategy in strategies:
+            seeds = [job.seed for job in jobs if job.label == strategy]
             absent = [seed for seed in seeds if (strategy, seed) not in recorded]
             finished, planned = finished + len(seeds) - len(absent), planned + len(seeds)
             if absent:

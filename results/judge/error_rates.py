@@ -111,20 +111,17 @@ def decisions(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
     losses = runs.sums["KerpleLog", "full", 16][0].sum(1)
     pairs = [losses[runs.generator.integers(8, size=(2, 8))] for _ in range(TIMES)]
     spreads = [stats.levene(*pair, center="median").pvalue < ALPHA for pair in pairs]
-    yield (
-        "spreads of the same seeds differ significantly, Brown and Forsythe (5%)",
-        "8 and 8",
-        f"{np.mean(spreads):.1%}",
-    )
+    name = "spreads of the same seeds differ significantly, Brown and Forsythe (5%)"
+    yield name, "8 and 8", f"{np.mean(spreads):.1%}"
 
 
 class Plan:
     """Simulated runs of PLAN.md, with normally distributed effects of seeds and packages on losses, gain and content.
 
-    Effects of seeds have the variances of beyond-128, with windowed less full loss as a proxy of gain and content.
+    Effects of seeds have the variances of beyond-128. Windowed minus full loss there stands for gain and content.
     Effects of packages have the covariance of the pilot's runs. The pilot has no ALiBi and KERPLE-power. Their
-    difference from KERPLE-log has the spread over packages of RNoPE-SWA's difference in the pilot, times the ratio of
-    both spreads in beyond-128.
+    differences from KERPLE-log have the standard deviation over packages that RNoPE-SWA's difference has in the pilot,
+    times the ratio of the standard errors over text of the two differences in beyond-128.
     Lengths are 1,024 (8×) and 2,048 (16×).
     """
 
@@ -188,7 +185,8 @@ def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
 
     An effect is the one that a statement of the question detects with 80% power.
     """
-    # true means in the order of Plan.seeds; "first": the effect of a question's first statement is 0, others are large
+    # true means in the order of Plan.seeds; in "first", the first statement of each question has the effect 0 and the
+    # second a large effect; in "second" it is the other way round
     truths = {
         "first": (0, 1, 0, 0, -1, 0, 0, 0),
         "second": (1, 0, 0, 0, 0, -1, 0, 1),

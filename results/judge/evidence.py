@@ -74,7 +74,7 @@ class Tier:
         return name in PLANNED and (self.root / name / "runs").is_dir()  # a finished comparison is one archive
 
     def recorded(self, name: str) -> list[Run]:
-        """The runs of a comparison that may be read."""
+        """The runs of a comparison; empty if its results may not be read yet."""
         return [] if self.is_unfinished(name) else recorded_runs(self.root / name)
 
     @cached_property
@@ -94,7 +94,7 @@ class Tier:
 
     @cached_property
     def blocks(self) -> dict[tuple[str, str, str, int], pd.DataFrame]:
-        """Sums by block of text, without documents that are left out, by strategy, metric, protocol and length."""
+        """Sums by block of the documents that are used, by strategy, metric, protocol and length."""
         blocks = self.runs.blocks
         if self.left_out or self.first_document:
             blocks = blocks[~blocks["block"].isin(self.left_out) & (blocks["block"] >= self.first_document)]

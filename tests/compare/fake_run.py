@@ -54,7 +54,7 @@ def fit(options: dict[str, str]) -> None:
     if "ckpt_path" in options:
         state = json.loads(checkpoint.read_text())
     else:
-        checkpoint.parent.mkdir(parents=True)  # raises where there is a run already
+        checkpoint.parent.mkdir(parents=True)  # raises an error if the folder contains a run
         state = {"step": 0, "value": seed % 7, "position": strategy}
         config = {"flags": {key: value for key, value in options.items() if key != "run_dir"}, "seed_everything": seed}
         config |= {"model": {"position": {"class_path": strategy}}, "data": {"class_path": "none", "length": 64}}
@@ -75,7 +75,7 @@ def fit(options: dict[str, str]) -> None:
 
 def test(options: dict[str, str]) -> None:
     folder = Path(options["run_dir"])
-    folder.mkdir()  # raises where there is a test already
+    folder.mkdir()  # raises an error if the folder exists
     state = json.loads(Path(options["ckpt_path"]).read_text())
     assert state["step"] == 20
     loss = math.log(10 + state["value"] / 100 + len(state["position"]))

@@ -103,9 +103,7 @@ def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.Captur
     assert "Not as planned: missing: KerpleLog seed 3" in printed
 
 
-def test_only_a_new_strategy_is_trained_and_changed_flags_or_data_are_an_error(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(config)
     strategies = {"KerpleLog": {}, "ALiBi": {}, "T5": {}}
     change(config, strategies=strategies)

@@ -41,13 +41,13 @@ def runs_at_work(folder: Path) -> list[Path]:
     return runs
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])  # of the run; of the command
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_stopped_runs_are_resumed_by_the_same_command(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     def kill() -> None:
         runs = runs_at_work(config.parent)
-        os.kill(process_of(runs[0]) if number == signal.SIGKILL else os.getpid(), number)
+        os.kill(process_of(runs[0]) if number == signal.SIGKILL else os.getpid(), number)  # to a run, or to `compare`
 
     change(config, strategies={"KerpleLog": {}})
     monkeypatch.setenv("FAKE_STEP", "0.05")
@@ -56,8 +56,7 @@ def test_stopped_runs_are_resumed_by_the_same_command(
     with pytest.raises(SystemExit) as end:
         run(config, "--parallel", "2")
     signal.signal(signal.SIGHUP, before)
-    outcomes = {signal.SIGKILL: (1, "ended with status -9")}
-    status, message = outcomes.get(number, (130, "stopped: 0 of 2 runs are done"))
+    status, message = (1, "status -9") if number == signal.SIGKILL else (130, "stopped: 0 of 2 runs are done")
     assert end.value.code == status
     assert message in capsys.readouterr().out
     monkeypatch.setenv("FAKE_STEP", "0.001")
@@ -86,9 +85,8 @@ def test_two_comparisons_execute_each_run_once_and_wait_for_the_runs_of_a_killed
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
 
 
-def test_a_lock_names_its_holder_and_a_second_signal_kills_runs_with_their_child_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_names_its_holder_and_a_second_signal_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second signal kills a run that ignores SIGTERM, and its child process."""
     job = Job("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [])
     holder = rf"seed-1 is in use by process {os.getpid()} on .*, since"
     with run_process.locked(job), pytest.raises(ValueError, match=holder), run_process.locked(job, patient=False):
@@ -104,9 +102,7 @@ def test_a_lock_names_its_holder_and_a_second_signal_kills_runs_with_their_child
         time.sleep(0.01)
 
 
-def test_cores_are_divided_among_runs_unless_the_user_sets_threads(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_share_the_cores_unless_the_user_sets_threads(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads_of_runs = []
 
     def popen(command: list[str], env: dict[str, str], **_: object) -> None:

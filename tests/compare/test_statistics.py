@@ -1,5 +1,7 @@
 """Statistics of a comparison agree with SciPy, the bootstrap and computations by hand."""
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +9,7 @@ from scipy import stats
 
 from kerple.compare.context_gain import context_figures, curve
 from kerple.compare.estimates import difference, estimate, logarithm
-from kerple.compare.statistics import against_baseline, holm, mean_reciprocal_rank, summarise
+from kerple.compare.statistics import against_baseline, holm, summarise
 
 
 @pytest.fixture
@@ -15,11 +17,9 @@ def generator() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def rows(
-    strategy: str, values: list[float], metric: str = "ppl", protocol: str = "full", length: int = 64
-) -> pd.DataFrame:
+def rows(name: str, values: list[float], metric: str = "ppl", protocol: str = "full", length: int = 64) -> pd.DataFrame:
     """Results of a strategy, one value per seed."""
-    cell = {"strategy": strategy, "metric": metric, "protocol": protocol, "length": length}
+    cell = {"strategy": name, "metric": metric, "protocol": protocol, "length": length}
     return pd.DataFrame([{**cell, "seed": 1235 + i, "value": v} for i, v in enumerate(values)])
 
 
@@ -49,9 +49,8 @@ def test_a_comparison_over_seeds_is_scipys_welch_test_of_the_loss(ours: list[flo
 def test_accuracies_are_compared_without_logarithms() -> None:
     ours, theirs = [0.0, 0.3, 0.2], [0.4, 0.9, 0.5]
     results = pd.concat([rows("A", theirs, "exact_match", "copy"), rows("B", ours, "exact_match", "copy")])
-    assert against_baseline(results, "A").iloc[0]["p"] == pytest.approx(
-        stats.ttest_ind(ours, theirs, equal_var=False).pvalue
-    )
+    expected = stats.ttest_ind(ours, theirs, equal_var=False)
+    assert against_baseline(results, "A").iloc[0]["p"] == pytest.approx(expected.pvalue)
     summary = summarise(results, "A")
     assert summary["ratio"].isna().all()
     assert list(summary.query("best")["strategy"]) == ["A"]  # a higher accuracy is better
@@ -115,53 +114,36 @@ def by_block(losses: dict[str, np.ndarray]) -> pd.DataFrame:
     )
 
 
-def test_the_test_of_a_comparison_is_over_seeds_and_blocks(generator: np.random.Generator) -> None:
-    losses = {s: 3 + generator.normal(0, 0.1, (5, 1)) + generator.normal(0, 0.3, 20) for s in ("A", "B")}
-    results = pd.concat(rows(s, list(np.exp(values.mean(1)))) for s, values in losses.items())
-    test = against_baseline(results, "A", by_block(losses)).iloc[0]
-    expected = estimate((losses["B"], np.ones((5, 20))), (-losses["A"], np.ones((5, 20))))
-    assert (test["blocks"], test["difference"], test["p"]) == pytest.approx((20, expected.mean, expected.p()))
-    assert against_baseline(results, "A").iloc[0]["p"] < test["p"]  # over seeds only
-
-
-def test_bits_per_byte_have_almost_the_p_value_of_perplexity(generator: np.random.Generator) -> None:
+def test_perplexity_and_bits_per_byte_are_tested_over_seeds_and_blocks(generator: np.random.Generator) -> None:
     """Both have the same losses on the same text. Only bits per byte are compared by the logarithm of the loss."""
-    losses = {
-        strategy: 3 + 0.004 * i + generator.normal(0, 0.002, (5, 1)) + generator.normal(0, 0.004, 20)
-        for i, strategy in enumerate(("A", "B"))
-    }
-    frames = [rows(s, list(np.exp(of.mean(1)))) for s, of in losses.items()]
-    frames += [rows(s, list(of.mean(1) / np.log(2) / 4), "bits_per_byte") for s, of in losses.items()]
-    results, blocks = pd.concat(frames), by_block(losses)
-    tests, over_seeds = (against_baseline(results, "A", *b).set_index("metric") for b in ([blocks], []))
-    assert tests["blocks"].tolist() == [20, 20]
-    assert tests.loc["bits_per_byte", "p"] == pytest.approx(tests.loc["ppl", "p"], rel=0.02)
-    ours, theirs = (blocks[blocks["strategy"] == s].groupby("seed")["sum"].sum() for s in ("B", "A"))
-    assert tests.loc["bits_per_byte", "difference"] == pytest.approx(np.log(ours / theirs).mean())
+    a, b = (mean + generator.normal(0, 0.002, (5, 1)) + generator.normal(0, 0.004, 20) for mean in (3, 3.004))
+    frames = [rows(s, list(np.exp(of.mean(1)))) for s, of in (("A", a), ("B", b))]
+    frames += [rows(s, list(of.mean(1) / np.log(2) / 4), "bits_per_byte") for s, of in (("A", a), ("B", b))]
+    results, blocks = pd.concat(frames), by_block({"A": a, "B": b})
+    tests, over_seeds = (against_baseline(results, "A", *of).set_index("metric") for of in ([blocks], []))
+    ppl, bits = tests.loc["ppl"], tests.loc["bits_per_byte"]
+    expected = estimate((b, np.ones((5, 20))), (-a, np.ones((5, 20))))
+    assert (ppl["blocks"], ppl["difference"], ppl["p"]) == pytest.approx((20, expected.mean, expected.p()))
+    assert (bits["blocks"], bits["p"]) == (20, pytest.approx(ppl["p"], rel=0.02))
+    assert bits["difference"] == pytest.approx(np.log(b.sum(1) / a.sum(1)).mean())
     ends = ["difference_low", "difference_high"]  # a difference of logarithms is a third, because the loss is near 3
-    assert tests.loc["bits_per_byte", ends].tolist() == pytest.approx((tests.loc["ppl", ends] / 3).tolist(), rel=0.01)
-    assert over_seeds.loc["bits_per_byte", "p"] < tests.loc["bits_per_byte", "p"]
+    assert bits[ends].tolist() == pytest.approx((ppl[ends] / 3).tolist(), rel=0.01)
+    assert (over_seeds["p"] < tests["p"]).all()
 
 
 def test_holms_correction_is_over_the_strategies_of_one_cell(generator: np.random.Generator) -> None:
-    results = pd.concat(
-        rows(strategy, list(20 + generator.normal(0, 1, 3)), length=length)
-        for strategy in ("KerpleLog", "ALiBi", "T5", "NoPE")
-        for length in (64, 128)
-    )
+    runs = product(("KerpleLog", "ALiBi", "T5", "NoPE"), (64, 128))
+    results = pd.concat(rows(name, list(20 + generator.normal(0, 1, 3)), length=length) for name, length in runs)
     for _, cell in against_baseline(results, "KerpleLog").groupby("length"):
         np.testing.assert_allclose(cell["p_holm"], holm(cell["p"]))
         assert len(cell) == 3
 
 
-@pytest.mark.parametrize(
-    ("values", "seeds", "nats", "p"),
-    [([20.0] * 3, 3, 0, np.nan), ([40.0] * 3, 3, np.log(2), 0), ([20.0], 1, 0, np.nan)],
-)
-def test_equal_values_of_all_seeds_have_p_zero_or_none(values: list[float], seeds: int, nats: float, p: float) -> None:
-    test = against_baseline(pd.concat([rows("A", [20.0] * 3), rows("B", values)]), "A").iloc[0]
-    assert test["fewest_seeds"] == seeds
-    assert (test["difference"], test["p"]) == pytest.approx((nats, p), nan_ok=True)
+def test_equal_values_of_all_seeds_have_p_zero_or_none() -> None:
+    for values, nats, p in (([20.0] * 3, 0, np.nan), ([40.0] * 3, np.log(2), 0), ([20.0], 0, np.nan)):
+        test = against_baseline(pd.concat([rows("A", [20.0] * 3), rows("B", values)]), "A").iloc[0]
+        assert test["fewest_seeds"] == len(values)
+        assert (test["difference"], test["p"]) == pytest.approx((nats, p), nan_ok=True)
 
 
 def test_standard_deviation_has_n_minus_one_and_one_seed_has_none() -> None:
@@ -171,12 +153,6 @@ def test_standard_deviation_has_n_minus_one_and_one_seed_has_none() -> None:
     assert np.isnan(summary.loc["B", "std"])
     assert summary["best"].tolist() == [True, True, False]  # a tie
     assert not summarise(rows("A", [2.0]), "A")["best"].any()  # all tie
-
-
-def test_mean_reciprocal_rank_by_hand() -> None:
-    scores = pd.DataFrame({"copy": [0.9, 0.5, 0.1], "reverse": [0.2, 0.2, 0.0]}, index=["NoPE", "T5", "Sinusoidal"])
-    expected = {"NoPE": (1 + 1 / 1.5) / 2, "T5": (1 / 2 + 1 / 1.5) / 2, "Sinusoidal": 1 / 3}  # a tie: ranks 1 and 2
-    assert mean_reciprocal_rank(scores, "exact_match").to_dict() == pytest.approx(expected)
 
 
 def table(seeds: int = 3) -> pd.DataFrame:

@@ -16,11 +16,10 @@ from results.judge.statements import ALPHA, Number, Part, verdict
 TIMES = 1000
 # with an error rate of exactly ALPHA / 2, the counted rate is at most this in 99.9% of simulations
 ALLOWED = stats.binom.ppf(0.999, TIMES, ALPHA / 2) / TIMES
-Simulation = Callable[[np.random.Generator], list[Part]]
 
 
 def part(generator: np.random.Generator, distance: float, seeds: int, lower: bool = False, blocks: int = 1) -> Part:
-    """A simulated number whose distance from its bound is in standard deviations over seeds. Text has the same."""
+    """A part with a simulated number, ``distance`` above its bound, with standard deviation 1 over seeds and blocks."""
     values = distance + generator.normal(0, 1, (seeds, 1)) + (generator.normal(0, 1, blocks) if blocks > 1 else 0)
     return Part("", Number(estimate((values, np.ones_like(values)))), 0.0, lower)
 
@@ -35,7 +34,7 @@ def test_a_number_equal_to_its_bound_is_rarely_judged(seeds: int, blocks: int) -
         assert (0.3 * ALPHA / 2 if blocks == 1 else -1) < found[answer] / TIMES <= ALLOWED
 
 
-HARDEST: dict[str, tuple[str, Simulation]] = {
+HARDEST: dict[str, tuple[str, Callable[[np.random.Generator], list[Part]]]] = {
     # only the first part does not hold, because it is equal to its bound
     "every length": ("reproduced", lambda g: [part(g, 0, 3), *(part(g, -50, 3) for _ in range(5))]),
     "both sides": ("reproduced", lambda g: [part(g, 0, 3), part(g, 50, 3, lower=True)]),

@@ -1,4 +1,4 @@
-"""Verdicts on runs with known numbers: the paper's, exchanged, noisy and missing ones; and the tests of a verdict."""
+"""Verdicts on runs with known numbers (the paper's, exchanged, noisy and missing ones), and the tests behind them."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ from results.judge.__main__ import TABLE, deciding, findings_page, judge, judge_
 from results.judge.evidence import Tier, angle
 from results.judge.statements import Number, Part, chances, evaluate, parts, verdict
 
-LENGTHS = (64, 128, 256, 512, 1024, 2048)  # of the demo; the perplexities are the paper's at 512 to 16,384
+LENGTHS = (64, 128, 256, 512, 1024, 2048)  # with the paper's perplexities at 512 to 16,384
 SEEDS = (1235, 1236, 1237, 1238, 1239, 1240)
 PAPER = {  # OpenWebText2: KERPLE (Chi et al. 2022), Tables 3, 5 and 6; missing numbers are invented
     "KerpleLog": (23.9, 22.0, 21.6, 21.2, 21.3, 21.4),
@@ -38,9 +38,7 @@ def write(folder: Path, rows: list[Row], **config: object) -> None:
     results.write_about(folder, about)
 
 
-def runs(
-    root: Path, comparison: str, curves: dict[str, tuple[float, ...]], noise: float = 0.0005, seeds: int = 6
-) -> Path:
+def runs(root: Path, name: str, curves: dict[str, tuple[float, ...]], noise: float = 0.0005, seeds: int = 6) -> Path:
     """Write records of runs on two blocks of text, and return ``root``.
 
     The losses of each run have independent errors with the standard deviation ``noise``.
@@ -54,7 +52,7 @@ def runs(
                 for n, loss in zip(LENGTHS, losses, strict=False)
                 for block in (0, 1)
             ]
-            write(root / comparison / "runs" / strategy / f"seed-{seed}", rows, length=64)
+            write(root / name / "runs" / strategy / f"seed-{seed}", rows, length=64)
     return root
 
 
@@ -71,9 +69,7 @@ def test_the_papers_own_numbers_reproduce_its_claims(tmp_path: Path) -> None:
     assert "**reproduced**, 3 seeds" in markdown(tmp_path)
 
 
-def test_exchanged_numbers_contradict_noisy_ones_resolve_nothing_and_missing_ones_are_not_tested(
-    tmp_path: Path,
-) -> None:
+def test_exchanged_numbers_contradict_noisy_ones_resolve_nothing_missing_ones_are_not_tested(tmp_path: Path) -> None:
     exchanged = {"KerpleLog": "NoPE", "ALiBi": "T5", "RoPE": "KerplePower", "Sinusoidal": "KerpleLog3"}
     runs(tmp_path / "a", "earlier/table3", {strategy: PAPER[other] for strategy, other in exchanged.items()}, seeds=3)
     assert set(verdicts(tmp_path / "a", "C1", "C3", "C5").values()) == {"contradicted"}
@@ -132,7 +128,7 @@ def test_the_committed_verdicts_and_findings_follow_from_the_committed_numbers()
 
 
 def part(values: list[float], bound: float, lower: bool = False) -> Part:
-    """The comparison of a number, with these values of the seeds, with a bound."""
+    """The comparison with a bound of a number that has these values, one for each seed."""
     logs = np.log(np.asarray(values))[:, None]
     return Part("", Number(estimate((logs, np.ones_like(logs)))), math.log(bound), lower)
 
@@ -150,13 +146,13 @@ def test_a_part_is_judged_by_scipys_one_sided_tests() -> None:
 
 
 def test_all_parts_must_be_shown_and_a_contradicted_part_is_corrected_for_their_number() -> None:
-    shown, open_, wrong = (part([m, m * 1.01, m * 0.99], 1.0) for m in (0.8, 1.001, 1.06))
+    shown, unresolved, wrong = (part([m, m * 1.01, m * 0.99], 1.0) for m in (0.8, 1.001, 1.06))
     assert [max(p.chances) > 0.99 for p in (shown, wrong)] == [True, True]
     assert verdict([shown, shown]) == "reproduced"
-    assert verdict([shown, open_]) == "not resolved"
+    assert verdict([shown, unresolved]) == "not resolved"
     assert verdict([shown, wrong]) == "contradicted"
     assert 0.025 / 8 < wrong.chances[1] < 0.025 / 2
-    assert verdict([shown, wrong, *[open_] * 6]) == "not resolved"  # one of eight
+    assert verdict([shown, wrong, *[unresolved] * 6]) == "not resolved"  # Bonferroni over eight parts
     assert chances([shown, wrong]) == (max(shown.chances[0], wrong.chances[0]), 2 * wrong.chances[1])
 
 

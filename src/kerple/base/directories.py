@@ -142,7 +142,7 @@ def _make_and_lock(path: Path) -> str | None:
     try:
         os.fspath(path).encode()
         path.mkdir(parents=True, exist_ok=True)
-        return _lock(path)
+        file = lock(path.absolute() / LOCK)
     except UnicodeError as error:
         raise UserError(f"run_dir: {str(path)!r} is not UTF-8, as TensorBoard needs; choose another folder") from error
     except OSError as error:
@@ -150,32 +150,36 @@ def _make_and_lock(path: Path) -> str | None:
             error.filename = str(path)
             raise
         raise UserError(f"run_dir: {path} cannot be written to ({error.strerror}); choose another folder") from error
+    if isinstance(file, str):
+        return file
+    _lock_files.append(file)
+    return None
 
 
-def this_process() -> str:
-    """Return a line for a lock file: the id and the machine of this process, and the current time."""
-    return f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+def lock(path: Path, wait: bool = False) -> TextIO | str:
+    """Lock a file, which is created if it is missing. It then names this process. Closing it releases the lock.
 
+    The package `filelock` is not used, because it empties the file before it has the lock.
 
-def _lock(path: Path) -> str | None:
-    """Lock a folder. Return None, or the process that already holds the lock.
+    Args:
+        path: Path of the file.
+        wait: Whether to wait until another process releases the lock.
 
-    The lock file names the process that holds the lock. The package `filelock` is not used, because it empties this
-    file before it has the lock.
+    Returns:
+        The open file; without ``wait``, a description of the other process that holds the lock, if there is one.
     """
-    file = (path.absolute() / LOCK).open("a+", encoding="utf-8", errors="replace")
+    file = path.open("a+", encoding="utf-8", errors="replace")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         file.seek(0)
         return file.read().strip() or "another process"
-    except OSError:  # the file system has no locks
+    except OSError:  # the file system has no locks, see docs/decisions/way-of-compare.md
         pass
     file.truncate(0)
-    file.write(this_process())
+    file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
     file.flush()
-    _lock_files.append(file)
-    return None
+    return file
 
 
 def _is_first_process() -> bool:

@@ -24,7 +24,7 @@ def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
     larger = {}
     for name, table in tables.items():
         runs = [column for column in ("part", "strategy") if column in table]
-        # an empty column, such as the reasons why a layer was skipped, does not identify a measurement
+        # an empty column does not identify a measurement, such as reasons for skipped layers if none was skipped
         columns = table.dropna(axis="columns", how="all").columns.drop([*runs, "seed"])
         measured = [column for column in columns if pd.api.types.is_float_dtype(table[column])]
         keys = [column for column in columns if column not in measured and table[column].nunique() > 1]

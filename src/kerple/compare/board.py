@@ -1,4 +1,4 @@
-"""`Board`: the progress of a comparison, as a live table in a terminal or as lines in a file."""
+"""`Board`: the progress of a comparison, as a live table in a terminal or as lines in any other output."""
 
 import time
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rich.table import Table
 from kerple.base.progress import FILE, duration, progress_line, read_progress
 from kerple.compare.job import Job
 
-EVERY = 15.0  # seconds between two outputs to a file
+EVERY = 15.0  # seconds between two outputs if the console is not a terminal
 WARM_UP_SECONDS, WARM_UP_STEPS = 10.0, 5  # minimum training of a run before its duration is estimated
 
 
@@ -34,7 +34,7 @@ class Board:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> "Board":
-        for job in self.unfinished:  # otherwise a stopped run would be shown as an active one
+        for job in self.unfinished:  # the progress file of a stopped run would show it as an active run
             for folder in (job.directory, job.test_folder):
                 (folder / FILE).unlink(missing_ok=True)
         if self._live:
@@ -68,12 +68,12 @@ class Board:
                 self.console.print(f"[{head}]{text}", markup=False)
 
     def running(self) -> dict[str, dict[str, Any]]:
-        """The progress of each active run by its name."""
-        folders = {
-            job.name: (job.test_folder, job.directory) for job in self.unfinished
-        }  # a test is shown instead of its fit
-        states = {name: [read_progress(folder / FILE) for folder in of] for name, of in folders.items()}
-        return {name: test or fit for name, (test, fit) in states.items() if test or fit}
+        """The progress of each active run by its name: that of its test, or that of its fit before the test starts."""
+        states = {
+            job.name: read_progress(job.test_folder / FILE) or read_progress(job.directory / FILE)
+            for job in self.unfinished
+        }
+        return {name: progress for name, progress in states.items() if progress}
 
     def seconds_left(self, running: dict[str, dict[str, Any]]) -> float | None:
         """Estimate the seconds until all runs are finished from the mean duration of a fit.
@@ -95,6 +95,5 @@ class Board:
 
 def warm(progress: dict[str, Any]) -> bool:
     """Whether a run has trained long enough to estimate its duration from its progress."""
-    if progress.get("stage") != "training" or "seconds_left" not in progress:
-        return False
-    return progress["seconds"] >= WARM_UP_SECONDS and progress["done_since_start"] >= WARM_UP_STEPS
+    timed = progress.get("stage") == "training" and "seconds_left" in progress
+    return timed and progress["seconds"] >= WARM_UP_SECONDS and progress["done_since_start"] >= WARM_UP_STEPS

@@ -1,4 +1,4 @@
-"""`Comparison`: the content of a comparison's configuration file, which it converts into one `Job` per run."""
+"""`Comparison`: the content of a comparison's configuration file, and its conversion into one `Job` per run."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ SET_BY_COMPARE = {  # flags that a comparison sets for every run, and what the u
     "ckpt_path": "leave it out: a stopped run is resumed, and the last checkpoint of each run is tested",
     "model.position": "use position and options of a strategy",
 }
-RESERVED = ("checkpoints", "logs", "tensorboard")  # folders in a run that cannot be the folder of its test
+RESERVED = ("checkpoints", "logs", "tensorboard")  # folders of a run, which test_folder cannot be
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Strategy:
         hf: A pretrained model in place of ``position``: a folder, a GGUF file or a name on the Hugging Face hub. It is
             not fitted, and it is tested once instead of once per seed. ``options`` are then those of
             `kerple.hf.pretrained.read_network`, such as ``{scaling: yarn, factor: 2}``, and ``flags`` those of `test`.
-        seeds: Number n of seeds, which are the first n seeds of the comparison; null for all.
+        seeds: Number n of seeds: the first n seeds of the comparison are used; null for all.
     """
 
     position: str | None = None
@@ -43,7 +43,7 @@ class Strategy:
 
 @dataclass
 class Comparison:
-    """Strategies × seeds over one configuration.
+    """Strategies × seeds whose runs share all other options.
 
     Args:
         name: Title of the report, and name of the default folders.
@@ -55,13 +55,15 @@ class Comparison:
         flags: Flags of every fit. They replace options of ``base`` and flags of ``parts``.
         parts: Further flags of `fit` by the name of a part, such as a task or a corpus: ``{sort: {data.task: Sort}}``.
             Every strategy and seed has a run in each part. One report contains all parts.
-        test: Flags of every test. They replace options of the checkpoint. ``config`` is the path of a configuration.
-        test_folder: Name of the folder, inside the folder of each run, that receives the test. Comparisons that differ
-            in it can test the same runs with different options.
+        test: Flags of every test. They replace options of the checkpoint. The flag ``config`` is the path of a
+            configuration file.
+        test_folder: Name of the folder, inside the folder of each run, that receives the test. Comparisons that have
+            different names for it can test the same runs with different options.
         seeded: Flags of `fit` whose value is the seed.
         runs: Folder of the runs; null for logs/compare/<name>.
         output: Folder of the report; null for results/<name>.
-        reuse_from: Folders of other reports. Their committed runs are reused for the same part, label and seed.
+        reuse_from: Folders of other reports. A run is not trained if one of them has its record: the committed results
+            of a run with the same part, label, seed, data and options.
         plan: Path of a comparison's configuration file that was committed before the runs. The first line of the report
             lists deviations from it.
         plan_page: Path of the page that explains the plan. Each run records the digests of this page and of ``plan``.
@@ -124,8 +126,8 @@ class Comparison:
             reserved = RESERVED if key == "test_folder" else ()
             if Path(name).name != name or name.startswith(".") or name in reserved:
                 expected = "a folder name without / and without a leading dot"
-                other = f", other than {', '.join(reserved)}" if reserved else ""
-                raise UserError(f"compare: {key}: got {name!r}, expected {expected}{other}")
+                expected += f", other than {', '.join(reserved)}" if reserved else ""
+                raise UserError(f"compare: {key}: got {name!r}, expected {expected}")
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
             expected = f"a folder outside of {self.report_folder / 'runs'}, which is for records"
             raise UserError(f"compare: runs: got {self.runs_folder}, expected {expected}")
@@ -133,15 +135,15 @@ class Comparison:
     def _check_flags(self) -> None:
         """Raise a UserError if flags set an option that the comparison sets, or a configuration does not exist."""
         flags = {"test": self.test, "flags": self.flags}
-        flags |= {f"parts: {name}": of_part for name, of_part in self.parts.items()}
+        flags |= {f"parts: {name}": part for name, part in self.parts.items()}
         flags |= {f"strategies: {label}: flags": strategy.flags for label, strategy in self._strategies.items()}
-        for where, of_setting in flags.items():
+        for where, values in flags.items():
             advice = SET_BY_COMPARE | dict.fromkeys([] if where == "test" else self.seeded, "use seeds")
-            for key, flag in product(of_setting, advice):
-                # an option below a flag is refused too, and a key may leave out .init_args
+            for key, flag in product(values, advice):
+                # the flag model.position also refuses model.position.floor and model.init_args.position
                 if f"{key.replace('.init_args.', '.')}.".startswith(f"{flag}."):
                     raise UserError(f"compare: {where}: got {key}, which compare sets for every run; {advice[flag]}")
-        configs = [(f"{where}: config", of["config"]) for where, of in flags.items() if "config" in of]
+        configs = [(f"{where}: config", values["config"]) for where, values in flags.items() if "config" in values]
         for where, path in [*product(["base"], self.base), *configs]:
             if not isinstance(path, str) or not Path(config_path(path)).is_file():
                 expected = f"the path of a configuration, relative to {Path.cwd()}"
@@ -159,7 +161,7 @@ class Comparison:
 
     @property
     def records(self) -> dict[Path, Path]:
-        """The report of each folder of records. The folders of this comparison's own report are first."""
+        """The folders of records, those of this comparison's own report first, each with the folder of its report."""
         reports = [self.report_folder, *map(Path, self.reuse_from)]
         return {folder: report for report in reports for folder in record_folders(report)}
 
@@ -171,15 +173,15 @@ class Comparison:
     def jobs(self) -> list[Job]:
         """All runs, ordered by the number of seeds of their strategy (largest first), seed, part and strategy."""
         strategies = self._strategies
-        seeds = {label: 1 if of.hf else of.seeds or len(self.seeds) for label, of in strategies.items()}
-        return [
+        seeds = {label: 1 if s.hf else s.seeds or len(self.seeds) for label, s in strategies.items()}
+        jobs = [
             self._job(part, label, strategy, seed)
-            for number in sorted(set(seeds.values()), reverse=True)
-            for seed in self.seeds[:number]
+            for i, seed in enumerate(self.seeds)
             for part in self.parts or [""]
             for label, strategy in strategies.items()
-            if seeds[label] == number
+            if i < seeds[label]
         ]
+        return sorted(jobs, key=lambda job: -seeds[job.label])
 
     def _job(self, part: str, label: str, strategy: Strategy, seed: int) -> Job:
         directory = self.runs_folder / part / label / f"seed-{seed}"
@@ -191,7 +193,7 @@ class Comparison:
         fit = [f"--config={config_path(path)}" for path in self.base]
         fit += as_flags(self.parts.get(part, {}))
         fit += as_flags(self.flags | strategy.flags)
-        # after the other flags, because the last value counts: a seed in a configuration would be that of all runs
+        # the last value of a flag counts, so these values replace a seed in a configuration
         fit += as_flags(dict.fromkeys(self.seeded, seed))
         options = {f"model.position.{key}": value for key, value in strategy.options.items()}
         return Job(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))

@@ -2,18 +2,18 @@
 
 import json
 import re
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
-# Options that do not change the numbers of a run: where its data is, where and how often it writes, and from which
-# packages it may import classes. Checksums of the data are compared instead.
+# Options that do not change the results of a run: the place, preparation and loading of its data, the place and
+# frequency of its output, and the packages from which it may import classes. The data is compared by its checksum.
 LOCATIONS = re.compile(
     r"trust|data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|cache)"
     r"|trainer\.(default_root_dir|log_every_n_steps)|.*(save_dir|dirpath)"
 )
-# classes of the options of a section; they are imported when they are needed, because Lightning takes seconds
+# class whose parameters are the options of a section; it is imported only when needed, because Lightning takes seconds
 SECTIONS = {"model": "kerple.training.language_model.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
 
 
@@ -48,7 +48,7 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
 
     - options of `LOCATIONS`,
     - options that only ``written`` has, except those of callbacks,
-    - options that only ``resolved`` has, if they have their default value,
+    - options that only ``resolved`` has, if they have their default value, because they are newer than the run,
     - options that are ``auto`` in ``resolved``.
 
     Args:
@@ -63,12 +63,12 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
         if before.get(key) != now.get(key)
         and now.get(key) != "auto"
         and not LOCATIONS.fullmatch(key)
-        and not (key not in before and is_default(resolved, key))  # an option that is newer than the run
+        and (key in before or not is_default(resolved, key))
     ]
 
 
 def with_class_names(config: dict[str, Any]) -> dict[str, Any]:
-    """Replace import paths of this package by class names, and infinities and NaN by strings, in a configuration."""
+    """Replace import paths of this package's classes by their names, and infinities and NaN by strings."""
     text = re.sub(r'"kerple\.(?:\w+\.)*(\w+)"', r'"\1"', json.dumps(config))
     return json.loads(text, parse_constant=str)
 
@@ -82,7 +82,6 @@ def is_default(config: dict[str, Any], key: str) -> bool:
         path = SECTIONS.get(section)
     if path is None:
         return False
-    module, _, attribute = path.rpartition(".")
-    parameters = get_signature_parameters(getattr(import_module(module), attribute))
+    parameters = get_signature_parameters(resolve_name(path))
     defaults = {p.name: list(p.default) if isinstance(p.default, tuple) else p.default for p in parameters}
     return name in defaults and config[key] == defaults[name]

@@ -24,7 +24,8 @@ def context_figures(table: pd.DataFrame | None, strategies: pd.Series) -> Iterat
 
     Bands are 95% intervals over seeds and segments; a single seed has no band. Segments of one document are not
     independent, so the bands are too narrow. For ALiBi in results/earlier/since-2023, the standard error over documents
-    is 1.7 times that over segments for the loss, and 0.8 to 1.5 times for the gain. The tables use documents.
+    is 1.7 times that over segments for the loss, and 0.8 to 1.5 times for the gain. The intervals in tables are over
+    documents.
 
     Args:
         table: A row for each run and bin of positions, or None for no figures. Its columns are
@@ -38,21 +39,14 @@ def context_figures(table: pd.DataFrame | None, strategies: pd.Series) -> Iterat
     if table is None:
         return
     table, styles = table[table["strategy"].isin(strategies)], styles_of(strategies)
-    for part, of_part in _parts(table):
+    for part, of_part in parts(table):
         yield f"loss-by-position{part and f'-{part}'}", _drawn(of_part, styles, "loss")
-    for part, of_part in beyond_window(table):
+    for part, of_part in parts(table[table["first"] >= table["window"]]):
         yield f"context-gain{part and f'-{part}'}", _drawn(of_part, styles, "gain")
 
 
-def beyond_window(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield each part and its rows of positions beyond the window. The part is empty if the table has no parts."""
-    for part, of_part in _parts(table):
-        rows = of_part[of_part["first"] >= of_part["window"]]
-        if len(rows):
-            yield part, rows
-
-
-def _parts(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+def parts(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the name and the rows of each part of the comparison. Without parts, the name of all rows is empty."""
     for part, of_part in table.assign(part=table.get("part", "")).groupby("part", sort=False):
         yield str(part), of_part
 
@@ -61,8 +55,8 @@ def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[E
     """Return the horizontal coordinates of the points of one strategy's curve, and an estimate at each of them.
 
     For the loss, bins are merged into `POINTS` bins of equal width. For the gain, they are merged by distance beyond
-    the window into `PER_OCTAVE` bins per octave. The standard error of a mean of bins is at most the mean of their
-    standard errors for any correlation. This upper bound is used.
+    the window into `PER_OCTAVE` bins per octave. The standard error of a merged bin is set to the mean of the standard
+    errors of its bins. This is an upper bound for any correlation of the bins.
 
     Args:
         table: The rows of the strategy, of all seeds, see `context_figures`.
@@ -78,12 +72,11 @@ def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[E
     points, estimates = [], []
     for _, group in table.assign(middle=middle).groupby(groups):
         by_seed = group.groupby("seed")[[column, f"{column}_error"]].mean()
-        means, errors = by_seed[column], by_seed[f"{column}_error"]
         segments = int(group["segments"].min())
         # all seeds read the same text, so more seeds do not reduce its variance
-        variance = float((errors**2).mean())
+        variance = float((by_seed[f"{column}_error"] ** 2).mean())
         points.append(float(group["middle"].mean()))
-        found = estimate(over_seeds(means))
+        found = estimate(over_seeds(by_seed[column]))
         estimates.append(replace(found, text_variance=variance, blocks=segments, text_freedom=segments - 1))
     return np.asarray(points), estimates
 
@@ -111,13 +104,19 @@ def _drawn(table: pd.DataFrame, styles: Styles, column: str) -> Figure:
 
 
 def _axes(ax: Axes, table: pd.DataFrame, column: str) -> None:
-    """Set the scale, limits and labels of the axes. Other arguments as in `_drawn`."""
+    """Set the scale, limits and labels of the axes.
+
+    Args:
+        ax: The axes, with the curves.
+        table: The rows of all strategies.
+        column: ``loss`` or ``gain``.
+    """
     window = int(table["window"].iloc[0])
     if column == "gain":
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(lambda x, _: f"{x:.0f}")
         ax.axhline(0, color="black", linewidth=0.8)
-        # the limits keep small gains visible; the curve of a collapsed strategy leaves the axes
+        # the limits keep small gains visible, and cut off the curve of a collapsed strategy
         low, high = ax.get_ylim()
         gains = [max(np.asarray(line.get_ydata(), dtype=np.float64).tolist()) for line in ax.lines]
         ax.set_ylim(max(low, -3 * max(*gains, 0.005)), min(high, 4 * max(*gains, 0.005)))

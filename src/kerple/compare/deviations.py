@@ -1,4 +1,4 @@
-"""Differences between the runs of a comparison and its plan, a comparison file that was committed before them."""
+"""Differences between the runs of a comparison and its plan, a comparison file that was committed before the runs."""
 
 import hashlib
 import sys
@@ -32,7 +32,7 @@ def deviations(
         plan: The plan, which is a comparison too.
         planned: The resolved runs of the plan by name.
         finished: The finished runs of the comparison by name.
-        refused: For each run whose existing results or records were refused: its name, and the reason.
+        refused: The reasons why existing results or records were refused, by name of the run.
     """
     runs: defaultdict[str, list[str]] = defaultdict(list)  # the names of runs by difference
     for name in (name for name in planned if name not in finished):
@@ -40,11 +40,8 @@ def deviations(
         runs[f"missing{reason}"].append(name)
     for name, job in finished.items():
         run = records.described(job.test_folder) or {}
-        found = [
-            f"another version of {path} at training"
-            for path, now in job.plan.items()
-            if run.get("plan", {}).get(path) != now
-        ]
+        then = run.get("plan", {})
+        found = [f"another version of {path} at training" for path, now in job.plan.items() if then.get(path) != now]
         if name not in planned:
             found.append("not planned")
         else:
@@ -66,7 +63,7 @@ def deviations(
 def diverged(jobs: Iterable[Job]) -> list[str]:
     """Names of the runs whose loss at the shortest length is not finite, or above `DIVERGED` times the median.
 
-    The median is over the runs of a strategy in a part. The loss is that of the first protocol of the test.
+    The median is over the runs with the same strategy and part. The loss is that of the first protocol of the test.
     """
     losses: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for job in jobs:

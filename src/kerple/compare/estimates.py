@@ -106,28 +106,25 @@ def estimate(*strategies: Sums) -> Estimate:
             summands, such as targets. For a difference, the sums of the subtracted strategy are negative. If sums by
             block are not known, there is one block.
     """
-    means, variances, freedoms, seeds = [], [], [], []
+    means = []  # an array (seeds,) for each strategy
     residual = np.zeros(1)  # contribution of each block to the sum of the means, less its expected contribution
     for sums, counts in strategies:
         sums, counts = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
-        of_seed = sums.sum(1) / counts.sum(1)
+        means.append(sums.sum(1) / counts.sum(1))
         total, count = sums.mean(0), counts.mean(0)  # of each block
         with np.errstate(invalid="ignore"):  # a collapsed model's loss is infinite
             residual = residual + (total - total.sum() / count.sum() * count) / count.sum()
-            variances.append(of_seed.var(ddof=1) / len(of_seed) if len(of_seed) > 1 else math.nan)
-        means.append(of_seed.mean())
-        seeds.append(len(of_seed))
-        freedoms.append(len(of_seed) - 1)
     blocks = len(count)
     with np.errstate(invalid="ignore"):
+        variances = [x.var(ddof=1) / len(x) if len(x) > 1 else math.nan for x in means]
         text_variance = blocks / (blocks - 1) * (residual**2).sum() if blocks > 1 else 0.0
     return Estimate(
-        mean=float(sum(means)),
+        mean=float(sum(x.mean() for x in means)),
         seed_variance=float(sum(variances)),
         text_variance=float(text_variance),
-        seeds=min(seeds),
+        seeds=min(map(len, means)),
         blocks=blocks,
-        seed_freedom=satterthwaite(variances, freedoms),
+        seed_freedom=satterthwaite(variances, [len(x) - 1 for x in means]),
         text_freedom=float(count.sum() ** 2 / (count**2).sum() - 1),
     )
 

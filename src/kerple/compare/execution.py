@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from subprocess import Popen
-from typing import Any
 
 from kerple.base.resources import cores
 from kerple.compare.job import Job
@@ -55,19 +54,15 @@ def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator
 def interruptible() -> Iterator[None]:
     """Return a context in which SIGINT, SIGTERM and SIGHUP are only appended to `signals`.
 
-    The handler raises no exception. An exception between the start of a process and its entry in the dict ``running``
-    of `execute` would leave a process that nobody stops. A signal that is ignored, such as SIGHUP under nohup, stays
-    ignored.
+    The handler raises no exception, because `execute` would not stop a process that has started but is not yet in its
+    dict ``running``. A signal that is ignored, such as SIGHUP under nohup, stays ignored.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signals.clear()
 
-    def receive(number: int, _: Any) -> None:
-        signals.append(number)
-
     for number, handler in handlers.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(number, receive)
+            signal.signal(number, lambda received, _: signals.append(received))
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from kerple.compare.statistics import METRIC_NAMES, in_tokens, lower_is_better
 # the first seven are Okabe and Ito's palette for colour-blind readers; the others also differ in their dashes
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 COLOURS += ["#7A1FE0", "#6B6B00", "#C00060", "#808080", "#7A3B1E", "#00008B", "#E030E0"]
-DASHES = ("-", "--", ":", "-.")  # each is used for seven curves
+DASHES = ("-", "--", ":", "-.")  # each for seven curves in turn
 MARKERS = "osD^vP*X"
 Styles = dict[str, dict[str, Any]]
 """Colour, dashes and marker by strategy."""
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
-# handles of this length show the dashes
+# handlelength: in units of the font size, long enough to show the dashes
 LEGEND: Any = {"loc": "outside right center", "frameon": False, "fontsize": 9, "handlelength": 3.2}
 DEVIATION, INTERVAL = "band: one standard\ndeviation over seeds", "band: 95% interval"
 HEADROOM = 4.0  # largest ratio of the upper end of an axis to the best value
@@ -44,17 +45,17 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
             continue
         label = METRIC_NAMES[str(metric)].lower()
         yield f"{metric}-against-length", _panels(chosen, styles, trained, _values, label)
-        paired = chosen[chosen["ratio_low"].notna()]
-        if not paired.empty:
+        with_interval = chosen[chosen["ratio_low"].notna()]
+        if not with_interval.empty:
             label = f"difference from {literal(baseline)} (%)"
-            yield f"{metric}-relative-to-{baseline}", _panels(paired, styles, trained, _ratios, label)
+            yield f"{metric}-relative-to-{baseline}", _panels(with_interval, styles, trained, _ratios, label)
 
 
 def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
     """Yield (name, figure) of the gain from far context against the loss, at the longest length, with a point per run.
 
-    The name of a protocol may begin with a part of the comparison, such as a corpus. Each part with results of the
-    protocols ``full``, ``far_none`` and ``far_own`` has a figure.
+    Each part of the comparison, such as a corpus, has a figure if it has results of the protocols ``full``,
+    ``far_none`` and ``far_own``. The name of a protocol begins with its part.
 
     Args:
         results: Results of the runs, see `kerple.compare.runs.Runs`.
@@ -65,16 +66,16 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
     for own in (protocol for protocol in map(str, losses) if "far_own" in protocol):
         part = own.rpartition(" ")[0]
         points = losses.reindex(columns=[f"{part} full".strip(), own.replace("far_own", "far_none"), own]).dropna()
-        length = points.index.get_level_values("length").max()
         if points.empty:
             continue
+        length = points.index.get_level_values("length").max()
         points = points.loc[length].set_axis(["loss", "none", "own"], axis=1).eval("gain = none - own")
         figure = Figure(figsize=(6.8, 4.2), layout="constrained")
         ax = figure.subplots()
-        for strategy, of in points.groupby("strategy", sort=False):
-            ax.plot(of["loss"], of["gain"], label=literal(strategy), **styles[str(strategy)] | {"linestyle": ""})
+        for strategy, runs in points.groupby("strategy", sort=False):
+            ax.plot(runs["loss"], runs["gain"], label=literal(strategy), **styles[str(strategy)] | {"linestyle": ""})
         ax.axhline(0, color="black", linewidth=0.8)
-        # the limits keep small gains visible; collapsed runs are outside
+        # the limits keep small gains visible; collapsed runs are outside the axes
         ax.set_ylim(bottom=max(ax.get_ylim()[0], -max(points["gain"].max(), 0.01)))
         ax.set_xlim(right=min(ax.get_xlim()[1], points["loss"].min() + 0.4))
         ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")
@@ -105,14 +106,10 @@ def plain(ax: Axes) -> None:
 
 
 def styles_of(strategies: pd.Series) -> Styles:
-    """The style of each strategy, in the order of first appearance."""
-    return {strategy: style(i) for i, strategy in enumerate(dict.fromkeys(strategies))}
-
-
-def style(i: int) -> dict[str, Any]:
-    """Colour, dashes and marker of the i-th strategy. The first 28 differ in colour or dashes."""
-    color, linestyle = COLOURS[i % len(COLOURS)], DASHES[i // 7 % len(DASHES)]
-    return {"color": color, "linestyle": linestyle, "marker": MARKERS[i % len(MARKERS)]}
+    """The style of each strategy, in the order of first appearance. The first 28 styles differ in colour or dashes."""
+    looks = zip(cycle(COLOURS), cycle(np.repeat(DASHES, 7).tolist()), cycle(MARKERS), strict=False)
+    styles = ({"color": color, "linestyle": dashes, "marker": marker} for color, dashes, marker in looks)
+    return dict(zip(dict.fromkeys(strategies), styles, strict=False))
 
 
 def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | None], draw: Draw, label: str) -> Figure:

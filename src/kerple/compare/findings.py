@@ -1,4 +1,4 @@
-"""Sentences with the main results of a comparison and their significance."""
+"""Sentences at the top of the page: the main results of a comparison and their significance."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,14 +7,14 @@ import pandas as pd
 
 from kerple.compare.runs import Runs
 from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better
-from kerple.compare.tables import context_gains, format_mean
+from kerple.compare.tables import format_mean, loss_differences
 
 
 def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
     """Yield the texts at the top of a page: the best strategy at the longest length, and the context gain there.
 
-    Only the first metric is described. For each part of the comparison, such as a task or a corpus, the texts describe
-    the first protocol and the context gain.
+    Only the first metric is described, and in each part of the comparison (a task or a corpus) only the first protocol
+    and the context gain.
 
     Args:
         summary: Result of `kerple.compare.statistics.summarise`.
@@ -27,7 +27,7 @@ def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
     described = set()
     for name, rows in of_metric.groupby("protocol", sort=False):
         protocol = str(name)
-        # an accuracy's protocol is the name of a task
+        # the protocol of an accuracy is the name of a task
         part = protocol.rpartition(" ")[0] if lower_is_better(metric) else protocol
         prefix = f"{part}: " if part and several else ""
         if part not in described:
@@ -38,7 +38,7 @@ def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
 
 
 def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iterator[str]:
-    """Yield sentences on the best strategy at the longest length, and on differences from the baseline.
+    """Yield sentences on the best strategy at the longest length, and on significant differences from the baseline.
 
     Args:
         cells: The rows of a summary with one metric and protocol.
@@ -56,11 +56,10 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
     best: Any = mean.idxmin() if lower else mean.idxmax()
     row: Any = rows.loc[best]
     sentence = f"{where} {best} has the {'lowest' if lower else 'highest'} {name}, {format_mean(row['mean'])}"
-    if row["difference_low"] <= row["difference_high"]:  # NaN for the baseline, and with one seed
-        ratio = metric in LOGARITHMIC
-        columns = [f"{'ratio' if ratio else 'difference'}{end}" for end in ("", "_low", "_high")]
-        middle, low, high = (f"{row[column]:.3f}" if ratio else f"{row[column]:+.3f}" for column in columns)
-        sentence += f", {middle} {'times' if ratio else 'from'} {baseline}'s, 95% interval {low} to {high}"
+    if row["difference_low"] <= row["difference_high"]:  # both are NaN for the baseline, and with one seed
+        effect, digits, word = ("ratio", ".3f", "times") if metric in LOGARITHMIC else ("difference", "+.3f", "from")
+        middle, low, high = (f"{row[effect + end]:{digits}}" for end in ("", "_low", "_high"))
+        sentence += f", {middle} {word} {baseline}'s, 95% interval {low} to {high}"
     yield f"{sentence}."
     others = rows[rows["fewest_seeds"] > 0]
     if others["p_holm"].isna().all():
@@ -77,8 +76,14 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
 
 
 def _context_gain(blocks: pd.DataFrame, window: str) -> Iterator[str]:
-    """Yield a sentence on the context gain at the longest length, if there are intervals. See `context_gains`."""
-    gains = context_gains(blocks, window)
+    """Yield a sentence on the context gain at the longest length. It names only strategies with several seeds.
+
+    Args:
+        blocks: Sums by block of the runs.
+        window: Name of the windowed protocol, such as ``windowed64``, or ``code windowed64`` for the part ``code``.
+    """
+    part, _, name = window.rpartition(" ")
+    gains = loss_differences(blocks, window, f"{part} full".strip())
     longest = max((length for _, length in gains), default=0)
     effects: dict[str, list[str]] = {"lowers": [], "raises": [], "has no significant effect on": []}
     for (strategy, length), gain in gains.items():
@@ -87,8 +92,8 @@ def _context_gain(blocks: pd.DataFrame, window: str) -> Iterator[str]:
             effect = "lowers" if low > 0 else "raises" if high < 0 else "has no significant effect on"
             effects[effect].append(strategy)
     if any(effects.values()):
-        width = window.rpartition("windowed")[2]
-        text = "; it ".join(f"{effect} the loss of {', '.join(of)}" for effect, of in effects.items() if of)
+        text = "; it ".join(f"{effect} the loss of {', '.join(names)}" for effect, names in effects.items() if names)
+        width = name.removeprefix("windowed")
         yield f"At length {longest:,}, text farther away than {width} tokens {text} (95% intervals)."
 
 

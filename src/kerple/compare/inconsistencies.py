@@ -1,5 +1,7 @@
 """Differences between runs, other than strategy and seed, that make a comparison invalid."""
 
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -23,32 +25,25 @@ def inconsistencies(runs: Runs) -> list[str]:
     - the number of targets of a protocol and length.
     """
     found = []
-    members: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
+    configs: defaultdict[str, dict[Run, dict[str, Any]]] = defaultdict(dict)
     for run, config in public_configs(runs).items():
-        members.setdefault(run.label, []).append((run, config))
-    for label, of_label in members.items():
-        for key in dict.fromkeys(key for _, config in of_label for key in config):
-            values = {str(config.get(key)) for _, config in of_label}
-            if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label):
+        configs[run.label][run] = config
+    for label, of_label in configs.items():
+        for key in dict.fromkeys(key for config in of_label.values() for key in config):
+            values = {str(config.get(key)) for config in of_label.values()}
+            if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label.items()):
                 found.append(f"{label}: {key}: {' | '.join(sorted(values))}")
     found += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text_descriptions.items() if len(text) > 1]
-    return found + _precisions(runs) + _numbers_of_targets(runs.results)
-
-
-def _precisions(runs: Runs) -> list[str]:
-    """One text with all precisions of training, or an empty list if all runs have the same."""
-    members: dict[str, list[str]] = {}
+    precisions: defaultdict[str, list[str]] = defaultdict(list)
     for run, environment in runs.environments.items():
         if "precision" in environment:
-            members.setdefault(environment["precision"], []).append(f"{run.label} seed {run.seed}")
-    return [f"precision: {_values(members)}"] if len(members) > 1 else []
+            precisions[environment["precision"]].append(f"{run.label} seed {run.seed}")
+    found += [f"precision: {_values(precisions)}"] if len(precisions) > 1 else []
+    return found + _numbers_of_targets(runs.results)
 
 
 def _numbers_of_targets(results: pd.DataFrame) -> list[str]:
-    """A text for each protocol with a length at which its runs scored different numbers of targets.
-
-    It gives the first of these lengths.
-    """
+    """A text for each protocol whose runs scored different numbers of targets, about the first length that differs."""
     found: dict[str, str] = {}
     for (_, protocol, length), group in results.groupby(CELL, sort=False):
         if group["count"].nunique() > 1:
@@ -58,7 +53,7 @@ def _numbers_of_targets(results: pd.DataFrame) -> list[str]:
     return list(found.values())
 
 
-def _values(members: dict[str, list[str]]) -> str:
+def _values(members: Mapping[str, list[str]]) -> str:
     """Join several values, the most frequent first. The others are followed by the names of their runs.
 
     Args:
@@ -80,11 +75,8 @@ def only_positions_differ(runs: Runs) -> bool:
 
 def public_configs(runs: Runs) -> dict[Run, dict[str, Any]]:
     """The configurations of the runs, without values of None and options that do not affect results."""
+    hidden = {key for config in runs.configs.values() for key in config if key in PRIVATE or LOCATIONS.fullmatch(key)}
     return {
-        run: {
-            key: value
-            for key, value in config.items()
-            if value is not None and key not in PRIVATE and not LOCATIONS.fullmatch(key)
-        }
+        run: {key: value for key, value in config.items() if value is not None and key not in hidden}
         for run, config in runs.configs.items()
     }

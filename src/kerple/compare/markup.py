@@ -12,12 +12,9 @@ import pandas as pd
 PAGE_COLUMNS = 6  # columns, each of a mean and a standard deviation, that fit on a page
 DAGGER = "†"
 LATEX_ESCAPES = str.maketrans(
-    {
-        **{c: rf"\{c}" for c in "_%&#${}"},
-        **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"},
-        **{"<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "×": r"$\times$", "∞": r"$\infty$", "–": "--"},
-        DAGGER: r"$^\dagger$",
-    }
+    {character: rf"\{character}" for character in "_%&#${}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", DAGGER: r"$^\dagger$"}
+    | {"<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "×": r"$\times$", "∞": r"$\infty$", "–": "--"}
 )
 # start of a LaTeX box that is scaled down to the width of the page if its content is wider
 FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
@@ -27,7 +26,7 @@ from kerple.compare.runs import Runs
 from kerple.compare.statistics import in_tokens, summarise
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
-PROTOCOLS = {  # what a protocol means, by the start of its name
+PROTOCOLS = {  # meaning of a protocol, by the beginning of its name
     "full": "non-overlapping segments of the length, every target scored, unrestricted attention (as in the paper)",
     "windowed": "full with attention limited to the last w keys in every layer; the name contains w",
     "keep_first": "windowed, and every query also sees the first n tokens of its segment; the name contains n",
@@ -80,7 +79,7 @@ def write_comparison(
             digits = None if file == "results" else "%.8g"
             table.to_csv(folder / f"{file}.csv", index=False, float_format=digits)
 
-    # far context is shown only as differences, because losses of few targets are not comparable with those of all
+    # losses of far context are shown only as differences: they are over few targets, other protocols score all targets
     shown = summary[~summary["protocol"].str.contains(r"\bfar_")]
     summary = summary if shown.empty else shown
     if printed is not None:
@@ -148,9 +147,9 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[Tabl
         main.append(tables.task_table(runs.results, str(metric), runs.training_lengths))
         for protocol, cells in of_metric.groupby("protocol", sort=False):
             trained = runs.training_lengths[str(protocol)]
-            # bits per byte are details, because with one tokenizer they rank like perplexity
+            # bits per byte are in Details, because with one tokenizer they rank the strategies like perplexity
             section = details if metric == "bits_per_byte" else main
-            if metric == "ppl" and "far_own" not in str(protocol):  # see below
+            if metric == "ppl" and "far_own" not in str(protocol):  # the tables of far_own are added below
                 main += tables.difference_tables(runs.blocks, strategies, str(protocol), trained)
             section.append(tables.metric_table(cells, trained, baseline))
             details.append(tables.ratio_table(cells, trained, baseline))
@@ -167,9 +166,8 @@ def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
     for protocol, group in runs.results.groupby("protocol", sort=False):
         name = str(protocol).split()[-1]
         meaning = next((text for start, text in PROTOCOLS.items() if name.startswith(start)), "task")
-        targets = tables.format_range(
-            group.loc[group["metric"] != "bits_per_byte", "count"]
-        )  # bits per byte count bytes
+        # the counts of bits per byte are numbers of bytes
+        targets = tables.format_range(group.loc[group["metric"] != "bits_per_byte", "count"])
         lengths = sorted(int(length) for length in group["length"].unique())
         many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"
         shown = ", ".join(map(str, lengths)) if len(lengths) <= 16 else many
@@ -180,18 +178,16 @@ def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
 
 def _environments(runs: Runs) -> list[tuple[str, str]]:
     """Rows (entry, value) of versions and machine. If runs differ in an entry, all its values are listed."""
-    values: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for environment in runs.environments.values():
-        for key, value in environment.items():
-            values[key][str(value)] = None
-    return [(key, " | ".join(of_key)) for key, of_key in values.items()]
+    environments = runs.environments.values()
+    keys = dict.fromkeys(key for environment in environments for key in environment)
+    return [(key, " | ".join(dict.fromkeys(str(e[key]) for e in environments if key in e))) for key in keys]
 
 
 def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     """The options that are equal in all runs, and the other options of each part and strategy."""
     configs = public_configs(runs)
-    first = next(iter(configs.values()))
-    common = {key: value for key, value in first.items() if all(c.get(key) == value for c in configs.values())}
+    first, *others = configs.values()
+    common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
     differing: dict[str, dict[str, str]] = {}
     for run, config in configs.items():  # the first seed stands for all seeds of a strategy
         differing.setdefault(run.label, {key: str(value) for key, value in config.items() if key not in common})

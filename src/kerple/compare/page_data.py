@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kerple.compare.context_gain import beyond_window, curve
-from kerple.compare.figures import style
+from kerple.compare.context_gain import curve, parts
+from kerple.compare.figures import Styles, styles_of
 from kerple.compare.runs import Runs
 from kerple.compare.statistics import METRIC_NAMES, in_tokens, lower_is_better
 
@@ -17,14 +17,17 @@ DASHES = {"-": [], "--": [8, 4], ":": [2, 3], "-.": [10, 3, 2, 3]}  # lengths of
 def page_figures(summary: pd.DataFrame, runs: Runs) -> list[dict[str, Any]]:
     """Data of the figures in their order: the first metric against length, the context gain, and the other metrics.
 
-    Each figure has a name, its vertical axes (see page.js), whether lower is better, whether it is open at first, and
-    its protocols. A protocol has the values of each strategy at each length; a missing value is None.
+    Each figure has a name, its vertical axes (``AXES`` of page.js), whether lower is better, whether the page shows it
+    unfolded, and its protocols. A protocol has the values of each strategy at each length; a missing value is None.
 
     Args:
         summary: Result of `kerple.compare.statistics.summarise`.
         runs: The summarised runs.
     """
-    order = list(dict.fromkeys(summary["strategy"]))
+    styles = {
+        strategy: {"name": strategy, "colour": of["color"], "dash": DASHES[of["linestyle"]]}
+        for strategy, of in styles_of(summary["strategy"]).items()
+    }
     of_metrics: list[dict[str, Any]] = []
     for metric, of_metric in summary.groupby("metric", sort=False):
         lower = lower_is_better(str(metric))
@@ -34,8 +37,8 @@ def page_figures(summary: pd.DataFrame, runs: Runs) -> list[dict[str, Any]]:
             results = runs.results[(runs.results["metric"] == metric) & (runs.results["protocol"] == protocol)]
             tokens = in_tokens(str(metric), str(protocol))
             curves = [
-                _curve_style(strategy, i) | _against_length(cells, results, lengths, strategy)
-                for i, strategy in enumerate(order)
+                style | _against_length(cells, results, lengths, strategy)
+                for strategy, style in styles.items()
                 if (cells["strategy"] == strategy).any()
             ]
             about = {"name": str(protocol), "trained": runs.training_lengths[str(protocol)], "lengths": lengths}
@@ -43,8 +46,7 @@ def page_figures(summary: pd.DataFrame, runs: Runs) -> list[dict[str, Any]]:
             protocols.append(about | {"strategies": curves})
         figure = {"name": METRIC_NAMES[str(metric)], "lower": lower, "open": not of_metrics, "protocols": protocols}
         of_metrics.append(figure | {"axes": ["log", "linear", "start", "baseline"] if lower else ["linear"]})
-    gains = _gains(runs.analyses.get("context_gain"), order)
-    return [*of_metrics[:1], *gains, *of_metrics[1:]]
+    return [*of_metrics[:1], *_gains(runs.analyses.get("context_gain"), styles), *of_metrics[1:]]
 
 
 def _against_length(cells: pd.DataFrame, results: pd.DataFrame, lengths: list[int], strategy: str) -> dict[str, Any]:
@@ -58,35 +60,32 @@ def _against_length(cells: pd.DataFrame, results: pd.DataFrame, lengths: list[in
     """
     rows = cells[cells["strategy"] == strategy].set_index("length").reindex(lengths)
     seeds = results[results["strategy"] == strategy].pivot(index="length", columns="seed", values="value")
-    return {
-        "seeds": {str(seed): _numbers(values.reindex(lengths)) for seed, values in seeds.items()},
-        **{name: _numbers(rows[name]) for name in ("mean", "std", "ratio", "ratio_low", "ratio_high")},
-    }
+    statistics = {name: _numbers(rows[name]) for name in ("mean", "std", "ratio", "ratio_low", "ratio_high")}
+    return statistics | {"seeds": {str(seed): _numbers(values.reindex(lengths)) for seed, values in seeds.items()}}
 
 
-def _gains(table: pd.DataFrame | None, order: list[str]) -> list[dict[str, Any]]:
-    """The figure of the context gain, with parts in place of protocols; empty without rows beyond the window."""
+def _gains(table: pd.DataFrame | None, styles: Styles) -> list[dict[str, Any]]:
+    """The figure of the context gain, with parts in place of protocols; empty without rows beyond the window.
+
+    Args:
+        table: See `kerple.compare.context_gain.context_figures`.
+        styles: Name, colour and dashes of each strategy's curve.
+    """
     protocols = []
-    for part, of_part in beyond_window(table) if table is not None else ():
+    for part, of_part in parts(table[table["first"] >= table["window"]]) if table is not None else ():
         window = int(of_part["window"].iloc[0])
         strategies, distances = [], np.empty(0)
         for strategy, rows in of_part.groupby("strategy", sort=False):
             distances, estimates = curve(rows, "gain")
             low, high = np.transpose([estimate.interval() for estimate in estimates])
-            values = {"mean": [estimate.mean for estimate in estimates], "low": low, "high": high}
-            numbers = {name: _numbers(of_name) for name, of_name in values.items()}
-            strategies.append(_curve_style(str(strategy), order.index(str(strategy))) | numbers)
+            means = [estimate.mean for estimate in estimates]
+            numbers = {"mean": _numbers(means), "low": _numbers(low), "high": _numbers(high)}
+            strategies.append(styles[str(strategy)] | numbers)
         about = {"name": part, "trained": None, "lengths": distances.tolist(), "tokens": True}
         across = f"distance beyond the {window} tokens of the window"
         protocols.append(about | {"across": across, "strategies": strategies})
     figure = {"name": "Context gain", "lower": False, "axes": ["gain"], "open": True, "protocols": protocols}
     return [figure] if protocols else []
-
-
-def _curve_style(strategy: str, i: int) -> dict[str, Any]:
-    """Name, colour and dashes of the curve of the i-th strategy."""
-    of_figures = style(i)
-    return {"name": strategy, "colour": of_figures["color"], "dash": DASHES[of_figures["linestyle"]]}
 
 
 def _numbers(values: Any) -> list[float | None]:

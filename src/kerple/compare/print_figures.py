@@ -35,11 +35,9 @@ def write_print_figures(
         UserError: If a strategy has no finished run.
     """
     present = list(dict.fromkeys(summary["strategy"]))
-    if missing := [strategy for strategy in strategies if strategy not in present]:
-        raise UserError(
-            f"compare: figure_strategies: got {', '.join(missing)} without a finished run, expected some of "
-            f"{', '.join(present)}"
-        )
+    if missing := ", ".join(strategy for strategy in strategies if strategy not in present):
+        expected = f"some of {', '.join(present)}"
+        raise UserError(f"compare: figure_strategies: got {missing} without a finished run, expected {expected}")
     chosen = summary.set_index("strategy").loc[list(strategies or present)].reset_index()
     drawings: dict[str, Figure] = {}
     with rc_context(STYLE):
@@ -69,7 +67,7 @@ def _narrow(figure: Figure) -> None:
         shade.set_alpha(min(0.15, 0.6 / len(handles)))
     ax.set_title("")
     legend: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7, "title": title, "title_fontsize": 7}
-    for columns in (3, 2, 1):  # until the legend fits into the width
+    for columns in (3, 2, 1):  # the largest number of columns with which the legend fits into the width
         figure.legends[0].remove()
         below = figure.legend(handles, labels, ncols=columns, handlelength=3, columnspacing=1, **legend)
         figure.set_size_inches(WIDTH, AXES + ROW * -(-len(labels) // columns))

@@ -1,8 +1,8 @@
 """Records of finished runs, which are committed with a report, and the check whether a run is finished.
 
-The folder of a test that `compare` ran contains all files of the run that a report reads. The entry ``run`` of its
-results.json has the configuration of the fit, the checksum of the data, digests of inputs, and the options of the test.
-A record is a copy of these files. Another comparison reuses the run if all these entries are equal.
+The folder of a test that `compare` ran contains all files of the run that a report reads. A record is a copy of these
+files. The entry ``run`` of results.json contains the configuration of the fit, the checksum of the data, digests of
+inputs, and the options of the test. Another comparison reuses the run if all of these are equal.
 """
 
 import json
@@ -29,7 +29,7 @@ from kerple.compare.runs import read_runs
 from kerple.measure import results
 
 PRECISION = "trainer.precision"
-BEGUN = ".begun.json"  # suffix of a file next to a run's folder: digests of inputs and code of the fit
+BEGUN = ".begun.json"  # suffix of the file next to a run's folder that contains digests of the fit's inputs and code
 OF_TEST = "test "  # prefix of the names of inputs that only the test reads
 MOST_ROWS = 10_000  # a record does not contain the table of an analysis with more rows
 # errors on reading a record, which may be damaged or come from an untrusted person
@@ -71,7 +71,7 @@ def changed_fit(run: dict[str, Any], job: Job) -> list[str]:
 
 
 def changed_test(run: dict[str, Any], job: Job) -> list[str]:
-    """Describe the differences between the test of a finished run and that of a job. They do not require another fit.
+    """Describe the differences between the test of a finished run and that of a job: options, and inputs of the test.
 
     Args:
         run: The entry ``run`` of the finished run's results.
@@ -134,7 +134,7 @@ def complete(job: Job) -> None:
     read_runs([job.as_run])
     _, about = results.read(job.test_folder)
     config, cost = job.training, job.directory / "cost.json"
-    if (stored := job.directory / "config.yaml").is_file():  # has the precision of the machine that started the run
+    if (stored := job.directory / "config.yaml").is_file():  # contains a precision in place of `auto`
         config = config | {PRECISION: flat(read_mapping(stored))[PRECISION]}
     about["run"] = {
         "config": {key: value for key, value in with_class_names(config).items() if value is not None},
@@ -160,10 +160,9 @@ def reuse(job: Job, record: Path) -> str | None:
     """
     try:
         run = results.read(record)[1]["run"]
-        if changes_of_fit := changed_fit(run, job):
-            return f"has another fit: {'; '.join(changes_of_fit)}"
-        if changes_of_test := changed_test(run, job):
-            return f"has another test: {'; '.join(changes_of_test)}"
+        for name, differing in (("fit", changed_fit(run, job)), ("test", changed_test(run, job))):
+            if differing:
+                return f"has another {name}: {'; '.join(differing)}"
         read_runs([replace(job.as_run, folder=record)])  # reads all files, so that a damaged record is not copied
         _copy(record, job.test_folder)
     except UNREADABLE as error:

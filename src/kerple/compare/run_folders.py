@@ -58,7 +58,8 @@ def recorded_runs(report: Path) -> list[Run]:
     folders = record_folders(report)[::-1]
     found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results.ABOUT)}
     runs = []
-    for (*part, label, seed, _), folder in ((about.parts, found[about]) for about in sorted(found)):
+    for about, folder in sorted(found.items()):
+        *part, label, seed, _ = about.parts
         runs.append(Run(label, int(seed.removeprefix("seed-")), folder, "/".join(part)))
     return runs
 
@@ -67,7 +68,7 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
     """Find the runs in or below some folders.
 
     The label of a run in ``LABEL/seed-N`` is LABEL, and its seed is N. The label of any other run is the name of its
-    folder, and its seed is 0. A folder with only a test is a run too.
+    folder, and its seed is 0. A folder that contains only the folder of a test is a run too.
 
     Args:
         folders: Folders to search.

@@ -1,12 +1,11 @@
 """The process of one run of a comparison, which calls `fit` and then `test`.
 
 The state of a run is its folder: a fit with a checkpoint is resumed, a finished fit is tested, and a finished run
-is not changed. The process holds the run's lock. If it outlives the command that started it, the next command waits for
-its end.
+is not changed. The process holds the run's lock. If the process outlives the command that started it, the next command
+waits until the process ends.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ import yaml
 
 import kerple
 from kerple.base.atomic import write
-from kerple.base.directories import this_process
+from kerple.base.directories import lock
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.base.sources import own_classes
@@ -32,16 +31,16 @@ from kerple.compare.job import Job
 from kerple.measure import results
 
 SOURCES = Path(kerple.__file__).parents[1]
-# the program for `fit` and `test`, in a checkout and in an installed package
+# program of the commands `fit` and `test`: run.py in a checkout, __main__.py in an installed package
 CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name("__main__.py")
 PATIENCE = 60.0  # seconds in which a terminated run can save its checkpoint
 signals: list[int] = []  # signals that the comparison has received; after the second one, `stop` kills the runs
 
 
 def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes]":
-    """Start the process of a run. Its output is appended to the run's log.
+    """Start the process of a run. The output of the process is appended to the run's log.
 
-    If another process works on the run, a message says that this one waits.
+    If another process holds the run's lock, the new process waits for it, and a message says so.
 
     Args:
         job: The run.
@@ -121,7 +120,7 @@ def _call(main: Callable[[list[str]], None], *arguments: str) -> None:
 
 
 def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
-    """Fit a run unless a test shows that its fit has ended, test it, and add the entry ``run`` to its results."""
+    """Fit and test a run, and add the entry ``run`` to its results. The fit is skipped if a test of it is complete."""
     resumed = job.checkpoint.is_file()
     # without a complete test, even a finished fit is resumed; it then ends immediately
     tested_before = resumed and any(records.described(path.parent) for path in job.directory.glob(f"*/{results.ABOUT}"))
@@ -132,7 +131,7 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
         # not --ckpt_path=last, which would read the newest version of the folder, such as a seed-1_v1 of the user
         checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
         _call(main, "fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
-    # results without the entry ``run`` are those of a test that the user started; they are kept
+    # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
     if (job.test_folder / results.ABOUT).exists() and records.described(job.test_folder) is None:
         job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
     remove(job.test_folder)
@@ -191,16 +190,8 @@ def locked(job: Job, patient: bool = True) -> Iterator[None]:
     """
     path = job.beside(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8", errors="replace") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise UserError(f"{job.directory} is in use by {holder}; wait until it ends, or stop it") from error
-        except OSError:
-            pass  # the file system has no locks, see docs/decisions/way-of-compare.md
-        file.truncate(0)
-        file.write(this_process())
-        file.flush()
+    file = lock(path, wait=patient)
+    if isinstance(file, str):
+        raise UserError(f"{job.directory} is in use by {file}; wait until it ends, or stop it")
+    with file:
         yield

@@ -55,8 +55,8 @@ class Runs:
         analyses: The tables of the analyses by name, with a column part if runs have parts.
         configs: The resolved configuration of each run, with dotted keys.
         environments: Versions and machine of each run with a known cost.
-        training_lengths: Training length of the runs with each protocol; None if they differ in it.
-        text_descriptions: Description of the scored text of each protocol; several if runs differ in it.
+        training_lengths: Training length of the runs with each protocol; None if it is not the same for all of them.
+        text_descriptions: Descriptions of the scored text of each protocol; one if it is the same for all runs.
     """
 
     results: pd.DataFrame
@@ -92,7 +92,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
     configs: dict[Run, dict[str, Any]] = {}
     environments: dict[Run, dict[str, Any]] = {}
     lengths: defaultdict[str, set[int | None]] = defaultdict(set)
-    descriptions: defaultdict[str, dict[str, None]] = defaultdict(dict)  # dicts, which keep the order of the runs
+    descriptions: defaultdict[str, dict[str, None]] = defaultdict(dict)  # the inner dicts are ordered sets
     for run, (table, about) in tables.items():
         key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
         part = {"part": run.part} if run.part else {}
@@ -103,10 +103,8 @@ def read_runs(runs: Iterable[Run]) -> Runs:
             table["protocol"] = table["protocol"].where(~prefixed, run.part + " " + table["protocol"])
         totals = results.totals(table)
         if totals.empty:
-            raise UserError(
-                f"{run.folder}: got no results except losses by position; add full to the protocols of Extrapolation, "
-                "and test again"
-            )
+            advice = "add full to the protocols of Extrapolation, and test again"
+            raise UserError(f"{run.folder}: got no results except losses by position; {advice}")
         for protocol in totals["protocol"].unique():
             lengths[protocol].add(configured_length(configs[run]))
         for protocol, description in _text_descriptions(about):
@@ -117,25 +115,24 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         if cost:
             environments[run] = cost.pop("environment", {})
             costs.append(key | part | cost)
-        for name, of_analysis in _analyses(run.folder):
-            analyses[name].append(of_analysis.assign(**key, **part))
+        for name, analysis in _analyses(run.folder):
+            analyses[name].append(analysis.assign(**key, **part))
     all_cells = pd.concat(cells, ignore_index=True)
     twice = all_cells[all_cells.duplicated([*RUN_KEYS, *CELL], keep=False)]
     if len(twice):
         folders = ", ".join(dict.fromkeys(twice["folder"]))
-        raise UserError(
-            f"compare: {folders}: both have results of {twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}; "
-            "expected each strategy and seed once; leave one out, or give it another label"
-        )
+        repeated = f"{twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}"
+        expected = "expected each strategy and seed once; leave one out, or give it another label"
+        raise UserError(f"compare: {folders}: got results of {repeated} in each, {expected}")
     return Runs(
         results=all_cells[[*RUN_KEYS, *CELL, "value", "sum", "count"]],
         blocks=pd.concat(blocks, ignore_index=True)[[*RUN_KEYS, *CELL, "block", "sum", "count"]],
         costs=pd.DataFrame(costs, columns=None if costs else RUN_KEYS),
-        analyses={name: _joined(of_runs) for name, of_runs in analyses.items()},
+        analyses={name: pd.concat(of_runs).set_index(RUN_KEYS).reset_index() for name, of_runs in analyses.items()},
         configs=configs,
         environments=environments,
-        training_lengths={protocol: of.pop() if len(of) == 1 else None for protocol, of in lengths.items()},
-        text_descriptions={protocol: [*of] for protocol, of in descriptions.items()},
+        training_lengths={name: of_runs.pop() if len(of_runs) == 1 else None for name, of_runs in lengths.items()},
+        text_descriptions={name: list(of_runs) for name, of_runs in descriptions.items()},
     )
 
 
@@ -148,23 +145,18 @@ def _sums_by_block(table: pd.DataFrame, about: dict[str, Any]) -> pd.DataFrame:
     blocks = table[table["block"].notna()]
     for evaluation in about["evaluations"].values():
         if len(set(groups := evaluation.get("groups") or [])) > 1:
-            described = blocks["protocol"].isin(evaluation["protocols"])
-            named = blocks[described].assign(block=[groups[block] for block in blocks["block"][described]])
+            grouped = blocks["protocol"].isin(evaluation["protocols"])
+            named = blocks[grouped].assign(block=[groups[block] for block in blocks["block"][grouped]])
             added = named.groupby([*CELL, "block"], sort=False, as_index=False)[["sum", "count"]].sum()
-            blocks = pd.concat([blocks[~described], added])
+            blocks = pd.concat([blocks[~grouped], added])
     return blocks
-
-
-def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    table = pd.concat(tables, ignore_index=True)
-    return table[[*RUN_KEYS, *table.columns.drop(RUN_KEYS)]]
 
 
 def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration of a run's fit, with dotted keys, and its cost.
 
-    The results.json of a test by `compare` contains both. For other tests they are read from files in the parent
-    folder. Without these files they are empty.
+    The results.json of a test by `compare` contains both. For other tests they are read from config.yaml and cost.json
+    in the parent folder. Without these files they are empty.
     """
     if "run" in about:
         return dict(about["run"]["config"]), dict(about["run"]["cost"])
@@ -173,9 +165,9 @@ def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[s
 
 
 def _text_descriptions(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each protocol of a test with a description of its scored text, unless the test does not describe it."""
+    """Yield (protocol, description of its scored text) for each protocol of a test that has a description."""
     for evaluation in about["evaluations"].values():
-        paper, documents = evaluation.get("sampling") == "paper", evaluation.get("documents")
+        is_paper, documents = evaluation.get("sampling") == "paper", evaluation.get("documents")
         where = f"inside {documents} document{'s' * (documents != 1)}" if documents else ""
         if left_out := evaluation.get("overlapping"):
             others = f"{left_out} other document{'s' * (left_out != 1)}"
@@ -184,8 +176,8 @@ def _text_descriptions(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
             skip = evaluation.get("skip", 0) if protocol.startswith("sliding") else 0
             phrases = [
                 f"{evaluation['split']} split" if "split" in evaluation else "",
-                f"blocks of {evaluation['block']} targets" if "block" in evaluation and not paper else "",
-                "shuffled segments, other text at each length" if paper else "",
+                f"blocks of {evaluation['block']} targets" if "block" in evaluation and not is_paper else "",
+                "shuffled segments, other text at each length" if is_paper else "",
                 where,
                 f"the first {skip} targets of a block are context only" if skip else "",
                 f"computed in {evaluation['precision']}" if "precision" in evaluation else "",

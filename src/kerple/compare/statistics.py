@@ -40,10 +40,8 @@ def lower_is_better(metric: str) -> bool:
         UserError: If the metric is not known.
     """
     if metric not in METRIC_NAMES:
-        expected = f"one of {', '.join(METRIC_NAMES)}"
-        raise UserError(
-            f"metric: got {metric!r}, expected {expected}; your own metric must be added to METRIC_NAMES in {__name__}"
-        )
+        names = ", ".join(METRIC_NAMES)
+        raise UserError(f"metric: got {metric!r}, expected one of {names}; add your own to METRIC_NAMES in {__name__}")
     return metric in LOWER_IS_BETTER
 
 
@@ -65,26 +63,26 @@ def holm(p: ArrayLike) -> NDArray[np.float64]:
 def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None = None) -> pd.DataFrame:
     """Test each strategy against the baseline in each cell by Welch's two-sided test over all seeds of both.
 
-    Perplexities are compared by their logarithms, which are mean losses in nats, and bits per byte by theirs.
-    Accuracies are not transformed. Holm's correction is applied over the strategies of a cell. There is no other
+    Perplexities and bits per byte are compared by their logarithms. The logarithm of a perplexity is the mean loss in
+    nats. Accuracies are not transformed. Holm's correction is applied over the strategies of a cell. There is no other
     correction.
 
     Args:
         results: Columns strategy, seed, metric, protocol, length, value; a row for each combination.
         baseline: The strategy with which the others are compared. Cells without it are left out.
         blocks: Sums by block of the same cells: columns strategy, seed, metric, protocol, length, block, sum, count. If
-            both strategies have the same blocks in a cell, the test is over seeds and text, otherwise over seeds.
+            both strategies have the same blocks in a cell, the test is over seeds and text, otherwise only over seeds.
 
     Returns:
         One row for each cell and each strategy except the baseline, with the columns
 
         - ``fewest_seeds``: the smaller number of seeds of the two strategies,
-        - ``blocks``: number of blocks of text; 1 if the test is over seeds,
+        - ``blocks``: number of blocks of text; 1 if the test is only over seeds,
         - ``difference``: mean over seeds minus that of the baseline, of logarithms for logarithmic metrics,
         - ``difference_low`` and ``difference_high``: 95% interval of the difference,
         - ``t``, ``p``, and ``p_holm`` after Holm's correction.
 
-        If one of the two has one seed, interval and test are NaN. If all values of both are equal, the test is NaN.
+        If one of the two has one seed, the interval, t and p are NaN. If all values of both are equal, t and p are NaN.
 
     Raises:
         UserError: If the baseline has no results.
@@ -105,7 +103,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         losses = ("ppl", *cell[1:]) if cell[0] == "bits_per_byte" else cell
         for strategy in (s for s in strategies if s != baseline and s in values):
             pair = [(by_cell.get((name, *losses)), values[name].index) for name in (strategy, baseline)]
-            ours, theirs = (None if of is None else by_block(of, seeds) for of, seeds in pair)
+            ours, theirs = (None if sums is None else by_block(sums, seeds) for sums, seeds in pair)
             if cell[0] == "bits_per_byte" and ours and theirs:
                 ours, theirs = logarithm(*ours), logarithm(*theirs)
             over_text = difference(ours, theirs)

@@ -1,6 +1,7 @@
 """Tables of a comparison with a row per strategy and a column per length, as Table 3 of Chi et al. (2022)."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,8 +13,8 @@ from kerple.compare.markup import DAGGER, NOTHING, Cell, Table
 from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better, mean_reciprocal_rank
 
 MOST_COLUMNS = 12
-# quantity of `FarContext`, its two contexts (the loss of the first minus the loss of the second), and the meaning of a
-# positive difference
+# Quantities of the analysis `FarContext`, each the loss in one context minus the loss in another: name, context of the
+# first loss, context of the subtracted loss, and meaning of a positive difference.
 FAR_CONTEXT = (
     ("gain", "none", "own", "the loss is lower with distant text than without"),
     ("content", "foreign", "own", "the loss is lower with distant text of the same document than with that of another"),
@@ -83,54 +84,41 @@ def difference_tables(
         trained: Training length, or None if it is not known.
     """
     part, _, name = protocol.rpartition(" ")
-    found: list[tuple[str, str, str, Gains]] = []
+    contrasts = []  # title, first protocol, subtracted protocol, meaning of a positive difference
     if name.startswith("windowed"):
-        names, gains = f"{protocol} minus {f'{part} full'.strip()}", context_gains(blocks, protocol)
         title = f"Context gain beyond {name.removeprefix('windowed')} tokens"
-        found.append((title, names, "text farther away than the window helps", gains))
+        contrasts = [(title, protocol, f"{part} full".strip(), "text farther away than the window helps")]
     elif name.startswith("far_own"):
         for quantity, *contexts, meaning in FAR_CONTEXT:
             first, second = (protocol.replace("far_own", f"far_{context}") for context in contexts)
-            gains = loss_differences(blocks, first, second)
-            found.append((f"Far context: {quantity}", f"{first} minus {second}", meaning, gains))
-    for title, names, meaning, gains in found:
-        if gains:
+            contrasts.append((f"Far context: {quantity}", first, second, meaning))
+    for title, first, second, meaning in contrasts:
+        if gains := loss_differences(blocks, first, second):
             cells = {
                 cell: Cell(_format_estimate("+.4f", gain.mean, *gain.interval()), bool(gain.interval()[0] > 0))
                 for cell, gain in gains.items()
             }
             sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
             interval = f"; 95% interval over {sources}" if max(gain.seeds for gain in gains.values()) > 1 else ""
-            note = f"{names}, nats per token, on the same targets{interval}. "
+            note = f"{first} minus {second}, nats per token, on the same targets{interval}. "
             note += f"A positive difference means that {meaning}. It is bold if the whole interval is positive."
             yield Table(f"{title}{part and f', {part}'}", _body(pd.Series(cells), strategies, trained), note)
-
-
-def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
-    """Return the context gain of each strategy at each length beyond the window.
-
-    A gain is left out if the text of the windowed protocol and of ``full`` differs.
-
-    Args:
-        blocks: Sums by block of the runs.
-        window: Name of the windowed protocol, such as ``windowed64``, or ``code windowed64`` for the part ``code``.
-    """
-    part, _, name = window.rpartition(" ")
-    width = int(name.removeprefix("windowed"))
-    return loss_differences(blocks[blocks["length"] > width], window, f"{part} full".strip())
 
 
 def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
     """Return the mean loss of one protocol minus that of another, for each strategy and length.
 
-    A difference is left out if the text of the two protocols differs.
+    Two kinds of differences are left out: those of protocols with different text, and those at lengths within the
+    window of a windowed protocol, which are 0.
 
     Args:
         blocks: Sums by block of the runs.
-        first: Name of the first protocol.
-        second: Name of the protocol that is subtracted.
+        first: Name of the first protocol, such as ``windowed64``, or ``code windowed64`` for the part ``code``.
+        second: Name of the protocol that is subtracted, such as ``full``.
     """
     losses = blocks[(blocks["metric"] == "ppl") & blocks["protocol"].isin([first, second])]
+    if window := re.search(r"\bwindowed(\d+)$", first):
+        losses = losses[losses["length"] > int(window[1])]
     gains: Gains = {}
     cell: Any
     for cell, cells in losses.groupby(["strategy", "length"], sort=False):
@@ -143,8 +131,8 @@ def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
 def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
     """Table of the mean accuracy beyond the training length by strategy and task, and of the mean reciprocal rank.
 
-    None if the metric is no accuracy, if there is only one task, or if all strategies of a task have no length in
-    common. If the training length of any task is not known, the means of all tasks are over all lengths.
+    None if the metric is not an accuracy, if there is only one task, or if no task has a length that all its
+    strategies have. If the training length of any task is not known, the means of all tasks are over all lengths.
 
     Args:
         results: Results of the runs, see `kerple.compare.runs.Runs`.
@@ -166,7 +154,7 @@ def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | N
     scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
     scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
     complete = not scores.isna().any(axis=None)
-    if complete:  # otherwise the ranks of a task would be among fewer strategies
+    if complete:  # a task that lacks a strategy would have ranks among fewer strategies
         scores["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
     best = (scores == scores.max()) & (scores > scores.min())
     texts = scores.map(lambda value: "–" if math.isnan(value) else f"{value:.3f}")
@@ -191,22 +179,21 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
     """
     if measured.empty:
         return None
-    rows: dict[str, dict[str, Cell]] = {}
+    rows = {}
     shared = "parallel" in measured and measured["parallel"].max() > 1
     measured = measured.assign(part=measured.get("part", ""))
     parts, groups = list(dict.fromkeys(measured["part"])), measured.groupby(["part", "strategy"], sort=False)
     for (part, strategy), group in sorted(groups, key=lambda group: parts.index(group[0][0])):
         speed = pd.to_numeric(group["tokens_per_second"]).mean()  # NaN for runs of a few steps
-        row = {
+        rows[f"{part} {strategy}".strip()] = {
             "position parameters": format_range(group["position_parameters"]),
             "all parameters": format_range(group["parameters"]),
             **({} if shared else {"tokens per second": "–" if math.isnan(speed) else f"{speed:,.0f}"}),
             "peak memory (MiB)": f"{group['peak_memory_bytes'].mean() / 2**20:,.0f}",
         }
-        rows[f"{part} {strategy}".strip()] = {name: Cell(text) for name, text in row.items()}
     speeds = "Runs that trained side by side shared the machine: compare speeds by the benchmarks instead."
     note = f"Mean over seeds. {'' if shared else speeds}".strip()
-    return Table("Cost of training", pd.DataFrame.from_dict(rows, orient="index"), note)
+    return Table("Cost of training", pd.DataFrame.from_dict(rows, orient="index").map(Cell), note)
 
 
 def format_mean(mean: float, std: float = math.nan) -> str:
@@ -261,7 +248,7 @@ def _with_ratio(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _format_estimate(digits: str, value: float, low: float, high: float) -> str:
-    """Format a value and its interval. With one seed there is no interval, and the text says so.
+    """Format a value and its interval. With one seed, the words "one seed" replace the interval.
 
     Args:
         digits: Format of the numbers, such as ``.3f``.
