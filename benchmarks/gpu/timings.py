@@ -3,6 +3,7 @@
 import gc
 import statistics
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -48,12 +49,7 @@ def milliseconds(run: Callable[[], object], duration: int = 300) -> float:
         from triton.testing import do_bench
 
         return do_bench(run, warmup=100, rep=duration, return_mode="median")
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        run()
-        times.append(1000 * (time.perf_counter() - start))
-    return statistics.median(times)
+    return 1000 * statistics.median(timeit.repeat(run, number=1, repeat=3))
 
 
 def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
@@ -160,8 +156,8 @@ def evaluation(size: Size, name: str) -> dict[str, Any]:
 
     if device() == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    result: dict[str, Any] = {
+    return {
         "full": milliseconds(lambda: read(full), duration=2000),
         "windowed": milliseconds(lambda: read(partial(windowed, visibility=Visibility(size.training))), duration=2000),
+        "MiB": torch.cuda.max_memory_allocated() / 2**20 if device() == "cuda" else None,
     }
-    return result | {"MiB": torch.cuda.max_memory_allocated() / 2**20 if device() == "cuda" else None}

@@ -57,12 +57,6 @@ def runs(stage: str) -> Iterator[tuple[dict[str, Any], int]]:
                 yield dict(zip(RUN, values, strict=True)), plan.get("far", 0)
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def append(path: Path, row: list[object]) -> None:
     """Append a row to a CSV file, and print it."""
     with path.open("a", newline="") as file:
@@ -142,8 +136,10 @@ def main() -> None:
             append(HERE / "tasks.csv", [options.task, " ".join(options.stages), seed, *fractions])
         return
     for stage in options.stages:
+        with (HERE / "runs.csv").open(newline="") as file:
+            done = [[row[key] for key in RUN[1:]] for row in csv.DictReader(file)]
         for row, far in itertools.islice(runs(stage), options.share[0] - 1, None, options.share[1]):
-            if any(all(str(row[key]) == done[key] for key in RUN[1:]) for done in rows(HERE / "runs.csv")):
+            if [str(row[key]) for key in RUN[1:]] in done:
                 continue
             settings = json.loads(row["settings"])
             network, data = train(row["strategy"], row["seed"], row["tokens"], settings)
