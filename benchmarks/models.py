@@ -20,7 +20,7 @@ def build(size: str, name: str, length: int, device: str = "cpu", **options: Any
         name: Class name of the strategy.
         length: Training length in tokens.
         device: Device of the model.
-        **options: Options of the strategy. Class names of strategies, also in dictionaries, are replaced by the classes.
+        **options: Options of the strategy. Class names of strategies, also in dictionaries, become classes.
     """
     dim, heads, layers, vocabulary = SIZES[size]
     classes = strategies()

@@ -49,14 +49,10 @@ class Resources:
 def compile_ahead(
     capability: tuple[int, int], dtype: torch.dtype, dim: int, v_dim: int | None = None, even: bool = True
 ) -> Resources:
-    """Compile `diagonal_kernel` with the tile sizes that `table_gradient` chooses for a chip.
+    """Compile `diagonal_kernel` with the tile sizes that `table_gradient` uses on a chip, such as (9, 0).
 
-    Args:
-        capability: Compute capability of the chip, such as (9, 0).
-        dtype: Dtype of queries, keys, values and the gradient of the output.
-        dim: Head dimension of queries and keys.
-        v_dim: Head dimension of values; None for ``dim``.
-        even: Whether the length is a multiple of the tile's side, so that no masks are needed.
+    ``dim`` and ``v_dim`` are the head dimensions of keys and values, by default equal. ``even`` means that the length is
+    a multiple of the tile's side, so that no masks are needed.
     """
     v_dim = v_dim or dim
     side, warps, stages = tiling(capability, max(dim, v_dim))

@@ -87,13 +87,8 @@ def train(strategy: str, seed: int, tokens: int, settings: dict[str, Any]) -> tu
 def score(network: Transformer, data: TokenShards, length: int, far: int) -> dict[str, float]:
     """Return mean losses, perplexity, and with ``far`` the context gain and its standard error over blocks.
 
-    Losses and gains are in nats. The blocks are spread evenly over the validation split.
-
-    Args:
-        network: The trained network.
-        data: Its data.
-        length: Length of segments, and the window of the context gain, in tokens.
-        far: Length of the segments of the context gain, as a multiple of ``length``; 0 for no context gain.
+    Losses and gains are in nats. The blocks are spread evenly over the validation split. ``length`` is the length of
+    segments, and the window of the context gain. ``far`` times ``length`` is the length at which the gain is measured.
     """
     longest = (far or 8) * length
     blocks = data.blocks("validation", longest)
