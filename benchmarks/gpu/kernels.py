@@ -51,8 +51,8 @@ def compile_ahead(
 ) -> Resources:
     """Compile `diagonal_kernel` with the tile sizes that `table_gradient` uses on a chip, such as (9, 0).
 
-    ``dim`` and ``v_dim`` are the head dimensions of keys and values, by default equal. ``even`` means that the length is a
-    multiple of the tile's side, so that no masks are needed.
+    ``dim`` and ``v_dim`` are the head dimensions of keys and values, by default equal. If the length is a multiple
+    of the tile's side, ``even`` is True, and the kernel needs no masks.
     """
     v_dim = v_dim or dim
     side, warps, stages = tiling(capability, max(dim, v_dim))
