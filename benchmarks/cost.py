@@ -6,7 +6,6 @@ results/cost/table.md.
 """
 
 import argparse
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,24 +29,20 @@ ROOT = Path(__file__).parents[1]
 TIER = "earlier/beyond-128"
 BATCH, LENGTH, READ = 8, 128, 2048  # batch and length of configs/small.yaml, and 16 times this length
 BASELINE = "NoPE"
-MEMORY = """
-    import torch
-    from benchmarks.cost import step
-    measured = step("{strategy}")
-"""
+MEMORY = 'from benchmarks.cost import step; measured = step("{strategy}")'  # a script for `peak_above`
 
 
 def compared() -> dict[str, Strategy]:
     """Return the strategies of the comparison by their labels, and DAPE, which was too expensive for it."""
-    written = yaml.safe_load((ROOT / f"configs/compare/{TIER}.yaml").read_text())["strategies"] | {"DAPE": None}
-    return {label: Strategy(**(what or {})) for label, what in written.items()}
+    entries = yaml.safe_load((ROOT / f"results/{TIER}/comparison.yaml").read_text())["strategies"] | {"DAPE": None}
+    return {label: Strategy(**(entry or {})) for label, entry in entries.items()}
 
 
 def network(label: str) -> Transformer:
     """Build the demo's model with a strategy of the comparison."""
     torch.manual_seed(0)
-    what = compared()[label]
-    return build("demo", what.position or label, LENGTH, **what.options)
+    strategy = compared()[label]
+    return build("demo", strategy.position or label, LENGTH, **strategy.options)
 
 
 def step(strategy: str) -> Callable[[], None]:
@@ -105,6 +100,7 @@ def table(measured: pd.DataFrame, losses: pd.DataFrame) -> Table:
 
 
 def _ratio(measured: pd.DataFrame, strategy: str, column: str) -> str:
+    """Format the ratio of a strategy's seconds to those of the baseline, with its interval."""
     by_round = measured.pivot(index="seed", columns="strategy", values=column)
     logs = np.log((by_round[strategy] / by_round[BASELINE]).to_numpy())[:, None]
     mean = estimate((logs, np.ones_like(logs)))
@@ -118,7 +114,7 @@ def main() -> None:
     count = parser.parse_args().rounds
     strategies = list(compared())
     measured = rounds(strategies, count)
-    memory = {s: peak_above(textwrap.dedent(MEMORY.format(strategy=s))) for s in strategies}
+    memory = {s: peak_above(MEMORY.format(strategy=s)) for s in strategies}
     measured["memory_mib"] = measured["strategy"].map(memory)
     folder = ROOT / "results/cost"
     folder.mkdir(exist_ok=True)

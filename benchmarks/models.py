@@ -20,12 +20,18 @@ def build(size: str, name: str, length: int, device: str = "cpu", **options: Any
         name: Class name of the strategy.
         length: Training length in tokens.
         device: Device of the model.
-        **options: Options of the strategy. The class name of another strategy is replaced by this class.
+        **options: Options of the strategy. Class names of strategies, also in dictionaries, become classes.
     """
     dim, heads, layers, vocabulary = SIZES[size]
     classes = strategies()
-    options = {key: classes.get(value, value) if isinstance(value, str) else value for key, value in options.items()}
-    return Transformer(Shape(dim, heads, length), layers, vocabulary, partial(classes[name], **options)).to(device)
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: resolve(entry) for key, entry in value.items()}
+        return classes.get(value, value) if isinstance(value, str) else value
+
+    strategy = partial(classes[name], **resolve(options))
+    return Transformer(Shape(dim, heads, length), layers, vocabulary, strategy).to(device)
 
 
 def training_step(network: Transformer, batch: int, length: int, bf16: bool = True) -> Callable[[], None]:

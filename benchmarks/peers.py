@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -63,6 +64,7 @@ class PlainTransformer(nn.Module):
         self.kerple = nn.Parameter(torch.ones(2, HEADS, 1, 1)) if kerple else None
 
     def bias(self, length: int) -> Tensor | None:
+        """Return the bias of KERPLE-log (H, T, T), or None without positions."""
         if self.kerple is None:
             return None
         r1, r2 = self.kerple
@@ -80,6 +82,7 @@ class PlainTransformer(nn.Module):
 
 
 def x_transformers(length: int, **options: Any) -> nn.Module:
+    """Return a network of x-transformers with these options of its layers."""
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(dim=WIDTH, depth=LAYERS, heads=HEADS, attn_dim_head=WIDTH // HEADS, **options)
@@ -89,6 +92,7 @@ def x_transformers(length: int, **options: Any) -> nn.Module:
 
 
 def gpt_neox(length: int) -> nn.Module:
+    """Return a GPT-NeoX of transformers that returns logits."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     class Logits(GPTNeoXForCausalLM):
@@ -126,22 +130,18 @@ class Row(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012  # the default is never changed
 
 
+LIBRARY = "x_transformers"
 ROWS = [
     Row("KerpleLog", "plain block, (H, T, T) bias in SDPA", "torch", lambda _: PlainTransformer(kerple=True)),
-    Row(
-        "ALiBi",
-        "x-transformers, flash",
-        "x_transformers",
-        lambda length: x_transformers(length, alibi_pos_bias=True, attn_flash=True),
-    ),
+    Row("ALiBi", "x-transformers, flash", LIBRARY, partial(x_transformers, alibi_pos_bias=True, attn_flash=True)),
     Row("RoPE", "GPT-NeoX of transformers, SDPA", "transformers", gpt_neox),
     Row("NoPE", "plain block, is_causal", "torch", lambda _: PlainTransformer(kerple=False)),
-    Row("T5", "x-transformers", "x_transformers", lambda length: x_transformers(length, rel_pos_bias=True)),
+    Row("T5", "x-transformers", LIBRARY, partial(x_transformers, rel_pos_bias=True)),
     Row(
         "LearnedRelativeBias",
         "x-transformers, projected",  # 16 curves of 1,024 distances, as in Inkling
-        "x_transformers",
-        lambda length: x_transformers(length, attn_use_rel_proj_pos_bias=True),
+        LIBRARY,
+        partial(x_transformers, attn_use_rel_proj_pos_bias=True),
         {"rank": 16, "extent": 1024},
     ),
 ]

@@ -1,7 +1,4 @@
-"""Writes docs/catalogue.md, from docstrings and the runs in results/, and its pictures in docs/figures.
-
-python docs/catalogue.py
-"""
+"""Writes docs/catalogue.md and its pictures from docstrings and committed results: ``python docs/catalogue.py``."""
 
 import inspect
 import re
@@ -22,7 +19,7 @@ from kerple.positions.base import HOOKS
 DOCS, RESULTS = Path(__file__).parent, Path(__file__).parents[1] / "results"
 LENGTH = 128  # training length of the pictures
 WRITTEN = "<!-- written by docs/catalogue.py from here on -->\n"
-KINDS = {  # titles of the tables, with hooks; the first table with a hook of a strategy lists it
+KINDS = {  # title and hooks of each table; a strategy is listed in the first table with one of its hooks
     "Functions of distance and head": ("bias", "score_scale"),
     "Transformations of queries and keys": ("transform_qk",),
     "Factors of the output": ("transform_output",),
@@ -36,8 +33,8 @@ KINDS = {  # titles of the tables, with hooks; the first table with a hook of a 
 def draw(strategy: type[Position], path: Path) -> None:
     """Draw the attention of the last of 256 equal tokens in an untrained first layer, by distance.
 
-    Each curve is the logarithm of the attention in one head, relative to its maximum. A strategy with a limit of
-    positions gets that many tokens.
+    Each curve is the logarithm of the attention in one head, relative to its maximum. If the strategy has a
+    ``max_length`` below 256, there are ``max_length`` tokens.
     """
     torch.manual_seed(1)
     network = Transformer(Shape(64, 4, LENGTH), 4, 2, strategy, init=0.16).double().eval()
@@ -56,7 +53,7 @@ def draw(strategy: type[Position], path: Path) -> None:
 
 
 def draw_hero(comparison: str, labels: list[str], title: str) -> None:
-    """Draw the relative perplexity of some strategies of a comparison by length, the figure of the README."""
+    """Draw the figure of the README: perplexity against length, relative to that at the training length."""
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
     results = runs.read_runs(run_folders.recorded_runs(RESULTS / "earlier" / comparison)).results.query(
@@ -81,7 +78,7 @@ def draw_hero(comparison: str, labels: list[str], title: str) -> None:
 
 
 def extrapolation() -> dict[str, list[str]]:
-    """Return, by class, phrases about the longest length up to which perplexity has not risen, in training lengths."""
+    """Return phrases by class name on the longest length, in training lengths, up to which perplexity did not rise."""
     comparisons = defaultdict(list)
     for comparison in ("beyond-128", "table3", "since-2023"):
         read = runs.read_runs(run_folders.recorded_runs(RESULTS / "earlier" / comparison))
@@ -99,11 +96,11 @@ def extrapolation() -> dict[str, list[str]]:
 
 
 def row(strategy: type[Position], phrases: list[str]) -> str:
-    """Return the row of a strategy in its table: the picture, the first paragraph, formula, paper and cost."""
+    """Return the table row of a strategy: picture, first paragraph, formula, paper, parameters, cost and phrases."""
     name, text = strategy.__name__, inspect.getdoc(strategy) or ""
     summary, *rest = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     parameters = next(paragraph for paragraph in rest if paragraph.startswith("Parameters:"))
-    literals = re.findall(r"``[^`]+``", " ".join(rest))  # in order, so that no match begins at the end of another
+    literals = re.findall(r"``[^`]+``", " ".join(rest))  # one pass, so that no match starts at the end of another
     formulas = [] if "``" in summary else [literal for literal in literals if re.search("[·+=]", literal)]
     papers = (
         [] if "arXiv" in summary else re.findall(r"arXiv\s[\d.]+\d", f"{text} {inspect.getmodule(strategy).__doc__}")

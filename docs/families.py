@@ -1,7 +1,4 @@
-"""Prints the table of docs/how-to/pretrained.md: a tiny random model of each family is converted and exported.
-
-python -m docs.families
-"""
+"""Prints the table of families in docs/how-to/pretrained.md, from tiny random models: ``python -m docs.families``."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

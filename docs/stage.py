@@ -1,6 +1,6 @@
-"""Copies docs/ to site-src/ and adds the pages that only the site has: the tables of results/ and the reference.
+"""Copies docs/ to site-src/, and adds pages of the tables in results/ and of the reference.
 
-On a code host, pages link to the tables and to folders of the source; in the copy, to these pages instead.
+In docs/, pages link to files in results/ and folders in src/. In site-src/, these links lead to the added pages.
 """
 
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCS, SITE = ROOT / "docs", ROOT / "site-src"
 PACKAGES = sorted(path.parent for path in (ROOT / "src/kerple").glob("*/__init__.py") if path.parent.name != "cli")
-REEXPORTS = ("data", "tasks")  # packages whose pages leave out the names that __init__.py imports from their modules
+REEXPORTS = ("data", "tasks")  # packages whose __init__.py imports names that their modules document
 
 
 def target(link: str, page: Path) -> str:
-    """A link of a page, given by its path in docs/, as it has to be on the site."""
+    """Return the target of a link in site-src/. ``page`` is the path of the page with the link, relative to docs/."""
     parts = Path(os.path.relpath(DOCS / page.parent / link, ROOT)).parts
     if parts[0] == "results" and parts[-1] == "table.md":
         path = "/".join(parts[:-1]) + ".md"
@@ -28,7 +28,7 @@ def target(link: str, page: Path) -> str:
 
 
 def reference(package: Path) -> str:
-    """The page of a package."""
+    """Return the page of the reference on a package."""
     members = ""
     if package.name in REEXPORTS:
         modules = sorted(
@@ -46,7 +46,7 @@ if __name__ == "__main__":
         text = re.sub(r"(?<=\]\()[^)#:\s]+", lambda match: target(match[0], page), path.read_text(encoding="utf-8"))  # noqa: B023
         path.write_text(text, encoding="utf-8")
     for table in (ROOT / "results").rglob("table.md"):
-        front = "---\nhide:\n  - toc # the tables need the room\n---\n\n"
+        front = "---\nhide:\n  - toc # wide tables need the space\n---\n\n"
         page = SITE / table.parent.relative_to(ROOT).with_suffix(".md")
         page.parent.mkdir(exist_ok=True)
         page.write_text(front + table.read_text(encoding="utf-8"), encoding="utf-8")
@@ -54,5 +54,5 @@ if __name__ == "__main__":
     for package in PACKAGES:
         (SITE / "reference" / f"{package.name}.md").write_text(reference(package), encoding="utf-8")
     pages = re.findall(r'"([^"]+\.md)"', (ROOT / "zensical.toml").read_text(encoding="utf-8"))
-    if missing := [page for page in pages if not (SITE / page).exists()]:  # zensical passes over them
-        sys.exit(f"zensical.toml: there is no {', '.join(missing)}")
+    if missing := [page for page in pages if not (SITE / page).exists()]:  # zensical ignores them
+        sys.exit(f"zensical.toml: missing pages: {', '.join(missing)}")

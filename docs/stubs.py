@@ -1,6 +1,6 @@
-"""Writes positions/__init__.pyi, in which a type checker finds the strategies; `make format` runs it.
+"""Writes positions/__init__.pyi, which lists the strategies for type checkers; `make format` runs it.
 
-With ``--check`` it writes nothing, and ends with status 1 if the file does not agree with the strategies.
+With ``--check`` it writes nothing, and ends with status 1 if the file is not current.
 """
 
 import ast
@@ -32,4 +32,4 @@ if __name__ == "__main__":
     if "--check" not in sys.argv:
         path.write_text(stubs(), encoding="utf-8")
     elif not path.exists() or path.read_text(encoding="utf-8") != stubs():
-        sys.exit(f"{path} is stale: make format")
+        sys.exit(f"{path} is not current; run make format")

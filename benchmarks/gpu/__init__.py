@@ -1,1 +1,1 @@
-"""What is measured on a GPU, in pieces of at most ten minutes: ``python -m benchmarks.gpu``."""
+"""Measurements on a GPU, each of at most ten minutes: ``python -m benchmarks.gpu``."""

@@ -1,5 +1,6 @@
-"""The kernel of the table's gradient, compiled ahead of time for chips that are not here: ``python -m
-benchmarks.gpu.kernels`` prints registers, spills, shared memory and tensor cores of each. No GPU is needed.
+"""Ahead-of-time compilation of the kernel for the table's gradient: ``python -m benchmarks.gpu.kernels``.
+
+It prints registers, spills, shared memory and tensor core instructions for each chip, and needs no GPU.
 """
 
 import re
@@ -17,29 +18,30 @@ from triton.compiler import ASTSource
 
 from kerple.attention.table_gradient import diagonal_kernel, tiling, width
 
-SHARED = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448}  # bytes a block of threads may have
+# bytes of shared memory that a thread block can use, by compute capability
+SHARED = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448}
 DIMS = (16, 32, 64, 80, 96, 128)
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled kernel takes; ``tensor_core`` counts its mma.sync and wgmma instructions."""
+    """Resources and instructions of a compiled kernel."""
 
-    registers: int
-    spilled: int  # bytes stored and loaded
-    shared: int  # bytes
-    tensor_core: int
-    atomics: int
+    registers: int  # per thread
+    spilled: int  # bytes of spilled registers that are stored and loaded
+    shared: int  # bytes of shared memory
+    tensor_core: int  # number of tensor core instructions (mma.sync and wgmma)
+    atomics: int  # number of atomic instructions
 
     def faults(self, capability: tuple[int, int]) -> list[str]:
-        """What would keep it from running, or from running fast, on a chip."""
+        """Return the reasons why the kernel is slow, not deterministic, or does not run on a chip."""
         limit = SHARED[capability]
         faults = {
-            f"{self.spilled} bytes of registers are spilled": self.spilled,
-            f"{self.shared} bytes of shared memory do not fit {limit}": self.shared > limit,
+            f"registers are spilled: {self.spilled} bytes": self.spilled,
+            f"{self.shared} bytes of shared memory exceed the limit of {limit}": self.shared > limit,
             "no instruction uses the tensor cores": not self.tensor_core,
-            f"{self.atomics} atomics: the bits depend on the order of programs": self.atomics,
+            f"{self.atomics} atomic instructions make the result non-deterministic": self.atomics,
         }
         return [fault for fault, present in faults.items() if present]
 
@@ -47,7 +49,11 @@ class Resources:
 def compile_ahead(
     capability: tuple[int, int], dtype: torch.dtype, dim: int, v_dim: int | None = None, even: bool = True
 ) -> Resources:
-    """Compile `diagonal_kernel` as `table_gradient` launches it on a chip, for a length that fills its tiles or not."""
+    """Compile `diagonal_kernel` with the tile sizes that `table_gradient` uses on a chip, such as (9, 0).
+
+    ``dim`` and ``v_dim`` are the head dimensions of keys and values, by default equal. If the length is a multiple
+    of the tile's side, ``even`` is True, and the kernel needs no masks.
+    """
     v_dim = v_dim or dim
     side, warps, stages = tiling(capability, max(dim, v_dim))
     constants = {
@@ -58,7 +64,7 @@ def compile_ahead(
     types |= dict.fromkeys(("LSE", "DELTA", "TABLE", "OUT"), "*fp32")
     names = diagonal_kernel.arg_names
     signature = {name: types.get(name, "i32") for name in names}
-    # pointers and strides are multiples of 16, as torch allocates and as heads of a multiple of 16 lie
+    # torch aligns pointers to 16 bytes; strides are multiples of 16, because head dimensions are
     aligned = [name for name in names if signature[name][0] == "*" or re.fullmatch("[a-z]+_[bht]", name)]
     source = ASTSource(
         diagonal_kernel, signature, {(names.index(name),): value for name, value in constants.items()},
@@ -71,14 +77,14 @@ def compile_ahead(
 
 
 def resources(ptx: str, shared: int, chip: int) -> Resources:
-    """Assemble PTX for a chip such as 80 or 90, and read what the assembler says."""
+    """Assemble PTX for a chip such as 80 or 90, and return the resources that the assembler prints."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
         name = f"sm_{chip}{'a' if chip >= 90 else ''}"
         command = [get_ptxas(chip).path, "-v", f"--gpu-name={name}", str(path), "-o", f"{folder}/kernel"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    numbers = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*Used (\d+) registers", said, re.DOTALL)
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    numbers = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*Used (\d+) registers", output, re.DOTALL)
     assert numbers is not None
     return Resources(
         registers=int(numbers[3]),
@@ -90,16 +96,16 @@ def resources(ptx: str, shared: int, chip: int) -> Resources:
 
 
 def grid() -> list[tuple[tuple[int, int], torch.dtype, int, int]]:
-    """Every chip, dtype and size of a head that `backend.select` lets reach the kernel, and a δv other than δ."""
+    """Return chips, dtypes, and head dimensions (δ, δv) with which the kernel is used; one δv differs from δ."""
     dims = [*((dim, dim) for dim in DIMS), (128, 64)]
     return [(c, dtype, *both) for c in SHARED for dtype in (torch.bfloat16, torch.float16) for both in dims]
 
 
 def main() -> None:
     for (capability, dtype, dim, v_dim), even in product(grid(), (True, False)):
-        taken = compile_ahead(capability, dtype, dim, v_dim, even)
-        head = f"sm_{capability[0]}{capability[1]} {dtype} δ {dim}, {v_dim} {'without' if even else 'with'} masks"
-        print(f"{head}: {taken}: {', '.join(taken.faults(capability)) or 'fits'}", flush=True)
+        used = compile_ahead(capability, dtype, dim, v_dim, even)
+        case = f"sm_{capability[0]}{capability[1]} {dtype} δ {dim}, {v_dim} {'without' if even else 'with'} masks"
+        print(f"{case}: {used}: {', '.join(used.faults(capability)) or 'fits'}", flush=True)
 
 
 if __name__ == "__main__":

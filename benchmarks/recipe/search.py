@@ -1,15 +1,15 @@
-"""Search of a training recipe on the validation split: ``python -m benchmarks.recipe.search STAGE …``.
+"""Search for a training recipe on the validation split: ``python -m benchmarks.recipe.search STAGE …``.
 
-A stage of `stages.yaml` is a list of trials; a trial is a set of flags of `run.py fit` that differ from the stage's
-base, and a strategy may have flags of its own. Each is trained with each strategy on the same number of tokens and
-scored on validation blocks of `far` times the training length (or `score.length`), 8 times if the stage has no `far`:
-at that length and, where it has, at the whole block, in full and with a window of that length. One row a run is
-appended to `runs.csv`, and what has a row is not run again. Of two processes, one a core, each takes every second run:
-``--share 1 2`` and ``--share 2 2``.
+A stage of `stages.yaml` is a list of trials. A trial consists of flags of `run.py fit`, which are added to those of the
+stage and of a strategy. Each trial is trained with each strategy and seed on the same number of tokens. It is scored on
+validation blocks of `far` times the training length (8 times if the stage has no `far`), in segments of the training
+length. A stage with `far` also scores whole blocks, with full attention and with a window of the training length. The
+flag `score.length` replaces the training length in scores. Each run appends a row to `runs.csv`. Runs that have a row
+are skipped. Two processes can divide the runs of a stage: ``--share 1 2`` and ``--share 2 2``.
 
-``--task NAME -- FLAG …`` searches settings of a task instead: `configs/tasks/NAME.yaml` is trained with the flags and
-scored by exact match on 200 problems of 1, 2 and 3 times the training length of the validation draw, which shares none
-with training; a row a seed is appended to `tasks.csv`. The test split is never opened.
+``--task NAME -- FLAG …`` searches settings of a task instead. It trains `configs/tasks/NAME.yaml` with the flags. The
+score is exact match on 200 validation problems of 1, 2 and 3 times the training length. No validation problem occurs in
+training. Each seed appends a row to `tasks.csv`. The test split is never read.
 """
 
 import argparse
@@ -47,7 +47,7 @@ QUIET = [
 
 
 def runs(stage: str) -> Iterator[tuple[dict[str, Any], int]]:
-    """The runs of a stage, strategy by strategy, and how many training lengths each is scored at; 0 for one alone."""
+    """Yield the runs of a stage, with their value of ``far``; 0 if the stage has none."""
     plan = yaml.safe_load((HERE / "stages.yaml").read_text())[stage]
     for strategy, flags in plan["strategies"].items():
         for trial in plan["trials"]:
@@ -57,26 +57,22 @@ def runs(stage: str) -> Iterator[tuple[dict[str, Any], int]]:
                 yield dict(zip(RUN, values, strict=True)), plan.get("far", 0)
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def append(path: Path, row: list[object]) -> None:
+    """Append a row to a CSV file, and print it."""
     with path.open("a", newline="") as file:
         csv.writer(file).writerow(row)
     print(*row, flush=True)
 
 
 def fit(*flags: str) -> tuple[Any, Any]:
-    """The model and the data of a run of `run.py fit` in a folder that goes at the end."""
+    """Run `run.py fit` in a temporary folder, and return the trained model and the data module."""
     with tempfile.TemporaryDirectory() as folder:
         run(["fit", *flags, f"--run_dir={folder}/run", '--trainer.callbacks=[{"class_path": "LastCheckpoint"}]'])
         return load_trained(f"{folder}/run/checkpoints/last.ckpt")
 
 
 def train(strategy: str, seed: int, tokens: int, settings: dict[str, Any]) -> tuple[Transformer, TokenShards]:
-    """Train on this number of tokens with settings named as flags."""
+    """Train a network with these flags of `fit`, and return it with its data."""
     steps = tokens // (settings["data.length"] * settings["data.batch_size"])
     every = {"trainer.precision": "32-true", "trainer.gradient_clip_val": 1.0, "model.position": strategy}
     every |= {"data": "TokenShards", "data.seed": seed, "seed_everything": seed, "trainer.max_steps": steps, **settings}
@@ -89,51 +85,56 @@ def train(strategy: str, seed: int, tokens: int, settings: dict[str, Any]) -> tu
 
 @torch.no_grad()
 def score(network: Transformer, data: TokenShards, length: int, far: int) -> dict[str, float]:
-    """Mean losses in nats over blocks spread evenly over the validation split; what the text farther away than
-    ``length`` gains in segments of ``far`` times as many, with the standard error of its mean over the blocks."""
+    """Return mean losses, perplexity, and with ``far`` the context gain and its standard error over blocks.
+
+    Losses and gains are in nats. The blocks are spread evenly over the validation split. ``length`` is the length of
+    segments, and the window of the context gain. ``far`` times ``length`` is the length at which the gain is measured.
+    """
     longest = (far or 8) * length
     blocks = data.blocks("validation", longest)
     chosen = np.linspace(0, len(blocks) - 1, TARGETS // longest).astype(int)
     tokens = [blocks[int(index)][None] for index in chosen]  # (1, longest + 1) each
-    near = statistics.mean([float(full(network, block, length).mean()) for block in tokens])
-    scores: dict[str, float] = {"loss_1x": near, "ppl_1x": math.exp(near)}
+    loss = statistics.mean([float(full(network, block, length).mean()) for block in tokens])
+    scores: dict[str, float] = {"loss_1x": loss, "ppl_1x": math.exp(loss)}
     if far:
-        everything = [float(full(network, block, longest).mean()) for block in tokens]
-        window = [float(windowed(network, block, longest, Visibility(length)).mean()) for block in tokens]
-        gains = np.subtract(window, everything)
-        scores |= {"loss_full_far": statistics.mean(everything), "loss_windowed_far": statistics.mean(window)}
+        full_losses = [float(full(network, block, longest).mean()) for block in tokens]
+        window_losses = [float(windowed(network, block, longest, Visibility(length)).mean()) for block in tokens]
+        gains = np.subtract(window_losses, full_losses)
+        scores |= {"loss_full_far": statistics.mean(full_losses), "loss_windowed_far": statistics.mean(window_losses)}
         scores |= {"gain_far": gains.mean(), "gain_error": gains.std(ddof=1) / len(gains) ** 0.5}
     return {key: round(float(value), 5) for key, value in scores.items()}
 
 
 @torch.no_grad()
 def exact_match(network: Transformer, data: TaskData, times: int) -> float:
-    """Fraction of exact answers to problems of this multiple of the training length."""
+    """Return the fraction of problems of ``times`` the training length whose answer is exact."""
     batch = collate(data.sampler.distinct("validation", 200, times * data.train_length))
     tokens = batch["tokens"]  # (B, T + 1)
-    right = network(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]  # (B, T)
-    return float((right | ~batch["scored"]).all(1).double().mean())
+    correct = network(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]  # (B, T)
+    return float((correct | ~batch["scored"]).all(1).double().mean())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", help="names of stages in stages.yaml; with --task, flags of fit behind --")
+    parser.add_argument("stages", nargs="*", help="names of stages in stages.yaml; with --task: -- and flags of fit")
     parser.add_argument("--task", help="name of a file in configs/tasks, such as long_addition")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1235, 1236, 1237], help="with --task")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1235, 1236, 1237], help="seeds of --task")
     parser.add_argument(
-        "--share", type=int, nargs=2, default=[1, 1], metavar=("I", "N"), help="every Nth run, from the Ith"
+        "--share", type=int, nargs=2, default=[1, 1], metavar=("I", "N"), help="only every Nth run, starting with run I"
     )
     options = parser.parse_args()
     if options.task:
         configs = [f"--config=configs/tasks/{name}.yaml" for name in ("base", options.task)]
         for seed in options.seeds:
             model, data = fit(*configs, *options.stages, f"--seed_everything={seed}", f"--data.seed={seed}")
-            shares = [f"{exact_match(model.network, data, times):.3f}" for times in (1, 2, 3)]
-            append(HERE / "tasks.csv", [options.task, " ".join(options.stages), seed, *shares])
+            fractions = [f"{exact_match(model.network, data, times):.3f}" for times in (1, 2, 3)]
+            append(HERE / "tasks.csv", [options.task, " ".join(options.stages), seed, *fractions])
         return
     for stage in options.stages:
+        with (HERE / "runs.csv").open(newline="") as file:
+            done = [[row[key] for key in RUN[1:]] for row in csv.DictReader(file)]
         for row, far in itertools.islice(runs(stage), options.share[0] - 1, None, options.share[1]):
-            if any(all(str(row[key]) == done[key] for key in RUN[1:]) for done in rows(HERE / "runs.csv")):
+            if [str(row[key]) for key in RUN[1:]] in done:
                 continue
             settings = json.loads(row["settings"])
             network, data = train(row["strategy"], row["seed"], row["tokens"], settings)

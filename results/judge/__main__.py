@@ -159,8 +159,8 @@ def markdown(root: Path) -> str:
         p = f"{adjusted[number]:.2g}{' ‡' * (number in decided and number not in passing)}" if tier else "–"
         about = claim["claim"] + " \\*" * ("our_bound" in claim) + " ◊" * ("looked_at" in claim)
         table.append(f"| {' | '.join([number, about, claim['source'], *cells, by, p])} |")
-        notes = [f"Looked at before: {claim['looked_at']}."] if "looked_at" in claim else []
-        notes += [f"Bound of ours: {claim['our_bound']}."] if "our_bound" in claim else []
+        notes = [f"Changed after the results were known: {claim['looked_at']}."] if "looked_at" in claim else []
+        notes += [f"Our own bound: {claim['our_bound']}."] if "our_bound" in claim else []
         about = " ".join([f"{claim['claim']} ({claim['source']}).", f"Holds if {_condition(claim)}.", *notes])
         evidence = [f"- {name}: {_evidence(finding)}" for name, finding in of_claim.items()]
         numbers += [f"**{number}** {about}", "", *evidence, ""]

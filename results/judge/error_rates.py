@@ -118,10 +118,10 @@ def decisions(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
 class Plan:
     """Simulated runs of PLAN.md, with normally distributed effects of seeds and packages on losses, gain and content.
 
-    Effects of seeds have the variances of beyond-128. Windowed minus full loss there stands for gain and content.
+    Effects of seeds have the variances of beyond-128, with windowed less full loss as a proxy of gain and content.
     Effects of packages have the covariance of the pilot's runs. The pilot has no ALiBi and KERPLE-power. Their
-    differences from KERPLE-log have the standard deviation over packages that RNoPE-SWA's difference has in the pilot,
-    times the ratio of the standard errors over text of the two differences in beyond-128.
+    difference from KERPLE-log has the spread over packages of RNoPE-SWA's difference in the pilot, times the ratio of
+    both spreads in beyond-128.
     Lengths are 1,024 (8×) and 2,048 (16×).
     """
 
@@ -185,8 +185,7 @@ def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
 
     An effect is the one that a statement of the question detects with 80% power.
     """
-    # true means in the order of Plan.seeds; in "first", the first statement of each question has the effect 0 and the
-    # second a large effect; in "second" it is the other way round
+    # true means in the order of Plan.seeds; "first": the effect of a question's first statement is 0, others are large
     truths = {
         "first": (0, 1, 0, 0, -1, 0, 0, 0),
         "second": (1, 0, 0, 0, 0, -1, 0, 1),

@@ -1,8 +1,9 @@
-"""The measurements themselves: attention, a training step, evaluation. Times are milliseconds."""
+"""Timings of attention, of a training step, and of evaluation on one long text. Times are milliseconds."""
 
 import gc
 import statistics
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,42 +24,39 @@ from kerple.positions.visibility import Visibility
 
 @dataclass(frozen=True)
 class Size:
-    """How large the measurements are: for a GPU, or for a dry run on the CPU."""
+    """Size of the measurements."""
 
-    model: str
-    tokens: int  # of a step, and of attention
-    lengths: tuple[int, ...]
-    training: int  # length
-    evaluation: int  # length
+    model: str  # key of `benchmarks.models.SIZES`
+    tokens: int  # tokens of a training step, and batch size × length of attention
+    lengths: tuple[int, ...]  # lengths of attention
+    training: int  # training length
+    evaluation: int  # length of the text in `evaluation`
 
 
 GPU = Size("162M", 16384, (512, 1024, 2048, 4096, 8192, 16384), 512, 16384)
 TOY = Size("demo", 512, (64, 128), 64, 256)
 _causal = partial(F.scaled_dot_product_attention, is_causal=True)
-LONGEST_MASK = 4096  # 12 heads of T × T scores and their gradient have to fit
+LONGEST_MASK = 4096  # the T × T mask of 12 heads and its gradient must fit into memory
 
 
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def milliseconds(run: Callable[[], object], at_least: int = 300) -> float:
-    """Median of as many runs as take so long, without the time that Python needs to start them."""
+def milliseconds(run: Callable[[], object], duration: int = 300) -> float:
+    """Return the median time of a call: on a GPU, of calls for ``duration`` milliseconds; on a CPU, of three calls."""
     if torch.cuda.is_available():
         from triton.testing import do_bench
 
-        return do_bench(run, warmup=100, rep=at_least, return_mode="median")
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        run()
-        times.append(1000 * (time.perf_counter() - start))
-    return statistics.median(times)
+        return do_bench(run, warmup=100, rep=duration, return_mode="median")
+    return 1000 * statistics.median(timeit.repeat(run, number=1, repeat=3))
 
 
 def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
-    """Forward and backward in bf16: a learned table, causal attention, a T × T mask; on a GPU, FlexAttention with no
-    table, with its own gradient of the table (atomics), and with ALiBi's slopes in place of a table.
+    """Return the time of each kernel in bf16, forward and forward with backward.
+
+    The kernels are attention with our table, causal attention and a T × T mask. On a GPU there is also FlexAttention
+    without a table, with its own gradient of the table (with atomic operations), and with ALiBi's slopes.
     """
     torch._dynamo.reset()
     heads = 768 // dim
@@ -70,7 +68,7 @@ def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
     calls: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
         "table": (lambda q, k, v, table: attend(q, k, v, AttentionSpec(table=table)), with_table),
         "causal": (_causal, inputs),
-        "no table": (_causal, inputs),  # on a CPU, where FlexAttention does not train
+        "no table": (_causal, inputs),  # a placeholder on a CPU, where FlexAttention has no backward pass
     }
     if device() == "cuda":
         calls |= {"no table": (_flex(q), inputs), "own gradient": (_flex(q), with_table)}
@@ -82,7 +80,7 @@ def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
         try:
             result[f"{name}, forward"] = milliseconds(partial(torch.no_grad()(call), *arguments))
             result[name] = milliseconds(partial(_forward_and_backward, call, arguments, grad))
-        except Exception as failure:  # one kernel that does not compile or fit is no reason to lose the others
+        except Exception as failure:  # if a kernel does not compile or fit, the others are still measured
             result[f"{name}, failed"] = str(failure)[:500]
     return result
 
@@ -92,7 +90,7 @@ def _forward_and_backward(call: Callable[..., Tensor], arguments: list[Tensor], 
 
 
 def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
-    """FlexAttention with its own gradient of the table that it is given, or with ALiBi's slopes instead."""
+    """Return FlexAttention with an optional table and its own gradient of it, or with ALiBi's slopes."""
     mask = cuda.causal_mask(like.shape[2], None, like.device)
     slopes = 2.0 ** -torch.arange(1, like.shape[1] + 1, device=like.device)
 
@@ -108,7 +106,7 @@ def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
-    """What is done without this package: a mask (H, T, T) that needs a gradient."""
+    """Attention with the bias as a mask (H, T, T) that needs a gradient."""
     index = torch.arange(q.shape[2], device=q.device)
     distance = index[:, None] - index  # (T, T)
     mask = table[:, distance.clamp(min=0)].masked_fill(distance < 0, float("-inf")).to(q.dtype)  # (H, T, T)
@@ -116,9 +114,9 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
 
 
 def step(size: Size, name: str) -> dict[str, Any]:
-    """A compiled training step: time, tokens a second, share of the peak (MFU), memory, the 30 dearest kernels."""
+    """Return time, tokens per second, MFU, memory and the 30 slowest kernels of a compiled training step."""
     torch._dynamo.reset()
-    gc.collect()  # a compiled network refers to itself, and keeps its memory until then
+    gc.collect()  # frees the network of an earlier measurement, which refers to itself when it is compiled
     batch = size.tokens // size.training
     network = build(size.model, name, size.training, device())
     network.compile()
@@ -128,7 +126,7 @@ def step(size: Size, name: str) -> dict[str, Any]:
     compilation = time.monotonic() - start
     if device() == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    time_ = milliseconds(run, at_least=2000)
+    time_ = milliseconds(run, duration=2000)
     speed = 1000 * size.tokens / time_
     gpu = torch.cuda.get_device_name() if device() == "cuda" else ""
     chip = next((chip for chip in CHIPS if chip.name in gpu), None)
@@ -147,7 +145,7 @@ def step(size: Size, name: str) -> dict[str, Any]:
 
 @torch.no_grad()
 def evaluation(size: Size, name: str) -> dict[str, Any]:
-    """Reading one long text, in full and with the training length as a window: time and memory."""
+    """Return time and memory of reading one long text, with full attention and with the training length as window."""
     torch._dynamo.reset()
     network = build(size.model, name, size.training, device()).eval()
     tokens = torch.randint(network.embedding.num_embeddings, (1, size.evaluation + 1), device=device())
@@ -158,8 +156,8 @@ def evaluation(size: Size, name: str) -> dict[str, Any]:
 
     if device() == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    result: dict[str, Any] = {
-        "full": milliseconds(lambda: read(full), at_least=2000),
-        "windowed": milliseconds(lambda: read(partial(windowed, visibility=Visibility(size.training))), at_least=2000),
+    return {
+        "full": milliseconds(lambda: read(full), duration=2000),
+        "windowed": milliseconds(lambda: read(partial(windowed, visibility=Visibility(size.training))), duration=2000),
+        "MiB": torch.cuda.max_memory_allocated() / 2**20 if device() == "cuda" else None,
     }
-    return result | {"MiB": torch.cuda.max_memory_allocated() / 2**20 if device() == "cuda" else None}
