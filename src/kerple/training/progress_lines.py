@@ -29,16 +29,17 @@ class ProgressLines(Callback):
         self.progress = Progress(None, every, file_every)
         self._tokens = 0
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.progress.path = log_directory(trainer) / FILE
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.progress.begin("training", trainer.max_steps, trainer.global_step)
         self._tokens = 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        rows, columns = batch["tokens"].shape
-        self._tokens += rows * (columns - 1) * trainer.world_size
+        self._tokens += batch["tokens"][:, 1:].numel() * trainer.world_size
 
         def more(seconds: float) -> dict[str, Any]:
             # the logged loss is preferred, because the returned one is scaled if only some targets are scored
@@ -48,9 +49,6 @@ class ProgressLines(Callback):
 
         if trainer.is_global_zero:
             self.progress.advance(trainer.global_step, more)
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.progress.path = log_directory(trainer) / FILE
 
 
 def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
