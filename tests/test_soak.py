@@ -27,9 +27,7 @@ pytestmark = [
         ("numbers", "times"),
         [
             ([signal.SIGKILL], 20),
-            ([signal.SIGTERM], 5),
-            ([signal.SIGHUP], 5),
-            ([signal.SIGINT], 5),
+            *(([number], 5) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
             ([signal.SIGINT, signal.SIGINT], 5),
         ],
     ),

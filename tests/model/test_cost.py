@@ -30,7 +30,6 @@ def test_flops_are_those_that_torch_counts(options: dict) -> None:
     total = 48 * (counted.products + 2 * counted.attention)  # torch counts all T × T pairs, `flops` only half of them
     assert forward.get_total_flops() == total
     assert backward.get_total_flops() == 2 * total
-    assert counted.training == 3 * (counted.products + counted.attention)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -24,7 +24,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import torch
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
-from kerple.base.errors import UserError, unknown
+from kerple.base.errors import UserError, describe, unknown
 
 CONFIG = "config"  # key of the configuration in a checkpoint
 # types of options whose strings jsonargparse neither imports nor opens
@@ -49,8 +49,7 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
         UserError: If the file is missing, or has values other than tensors, numbers, strings and containers of these.
     """
     if not Path(path).is_file():
-        expected = "expected a checkpoint written by `fit`; check the path"
-        raise UserError(f"ckpt_path: got {path}, which is not a file; {expected}")
+        raise UserError(f"ckpt_path: got {path}, which is not a file; give the path of a checkpoint written by `fit`")
     unicode = str(path).encode(errors="ignore").decode() == str(path)  # torch cannot memory-map other paths
     try:
         content = torch.load(path, map_location=device, weights_only=True, mmap=unicode)
@@ -63,9 +62,9 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
 
 def not_a_checkpoint(path: str | Path, error: Exception) -> UserError:
     """Return the error about a file that is not a checkpoint of this project, with the reason."""
-    reason = (str(error).splitlines() or [""])[0][:200]
-    given = f"{path} is not a checkpoint written by `fit` ({type(error).__name__}: {reason})"
-    return UserError(f"ckpt_path: {given}; use another file, or the version of kerple that wrote this one")
+    return UserError(
+        f"ckpt_path: {path} is not a checkpoint written by `fit` ({describe(error):.250}); use another file"
+    )
 
 
 @dataclass(frozen=True)

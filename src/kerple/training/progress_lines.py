@@ -27,7 +27,6 @@ class ProgressLines(Callback):
     def __init__(self, every: float = 15.0, file_every: float = 1.0) -> None:
         super().__init__()
         self.progress = Progress(None, every, file_every)
-        self._tokens = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.progress.path = log_directory(trainer) / FILE
