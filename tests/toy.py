@@ -25,6 +25,7 @@ class ToyData(LightningDataModule):
     """Text that counts upwards modulo the vocabulary, with the attributes that callbacks and the model use."""
 
     begins: Sequence[int] | None = None  # indices of the first tokens of documents
+    table: pd.DataFrame | None = None
 
     def __init__(self, vocabulary: int = 11, length: int = 8, batch_size: int = 4) -> None:
         super().__init__()
@@ -33,7 +34,7 @@ class ToyData(LightningDataModule):
 
     def text(self, split: str) -> Text:
         text = Text(self.streams[split], self.begins, name=f"the {split} split")
-        text.split, text.token_bytes = split, self.token_bytes  # as a tokenizer sets them
+        text.split, text.token_bytes, text.table = split, self.token_bytes, self.table
         return text
 
     @property
@@ -60,12 +61,6 @@ class RandomText(ToyData):
     """Splits of random tokens, divided into documents."""
 
     begins = (0,)
-    table: pd.DataFrame | None = None
-
-    def text(self, split: str) -> Text:
-        text = super().text(split)
-        text.table = self.table
-        return text
 
     def __init__(self, vocabulary: int = 23, length: int = 8, tokens: int = 200) -> None:
         super().__init__(vocabulary, length)

@@ -62,9 +62,7 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
 
 def not_a_checkpoint(path: str | Path, error: Exception) -> UserError:
     """Return the error about a file that is not a checkpoint of this project, with the reason."""
-    return UserError(
-        f"ckpt_path: {path} is not a checkpoint written by `fit` ({describe(error):.250}); use another file"
-    )
+    return UserError(f"ckpt_path: {path} is not a checkpoint written by `fit` ({describe(error):.250}); use another")
 
 
 @dataclass(frozen=True)
@@ -111,9 +109,8 @@ class Classes:
                 "trainer": self._plain(config["trainer"], "precision", "limit_test_batches") | {"callbacks": measures},
             }
         except UserError as error:
-            advice = "use another checkpoint, or the version of kerple that wrote this one"
-            described = str(error) if "--trust" in str(error) else f"{error}; {advice}"
-            raise UserError(f"ckpt_path: {path}: {described}") from error
+            advice = "" if "--trust" in str(error) else "; use another checkpoint, or the kerple version that wrote it"
+            raise UserError(f"ckpt_path: {path}: {error}{advice}") from error
         except (LookupError, TypeError, AttributeError, RecursionError) as error:
             raise not_a_checkpoint(path, error) from error
         return safe_config

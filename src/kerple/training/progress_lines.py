@@ -40,14 +40,14 @@ class ProgressLines(Callback):
     ) -> None:
         self._tokens += batch["tokens"][:, 1:].numel() * trainer.world_size
 
-        def more(seconds: float) -> dict[str, Any]:
+        def extra_entries(seconds: float) -> dict[str, Any]:
             # the logged loss is preferred, because the returned one is scaled if only some targets are scored
             loss = trainer.callback_metrics.get("train/loss") or (outputs or {}).get("loss")
             # float() waits for the device, but `advance` calls this function only every few seconds
             return {"tokens_per_second": self._tokens / seconds} | ({} if loss is None else {"loss": float(loss)})
 
         if trainer.is_global_zero:
-            self.progress.advance(trainer.global_step, more)
+            self.progress.advance(trainer.global_step, extra_entries)
 
 
 def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:

@@ -48,14 +48,14 @@ class Throughput(Callback):
         backends_used.clear()
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
-        self._restart(trainer, pl_module)
+        self._begin_interval(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._paused = _now(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._intervals is not None:  # not the sanity check
-            self._since += _now(pl_module) - self._paused
+            self._interval_start += _now(pl_module) - self._paused
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
@@ -64,14 +64,14 @@ class Throughput(Callback):
         self._tokens += batch["tokens"][:, 1:].numel() * trainer.world_size  # all tokens but the first are targets
         if trainer.global_step - self._step < untyped(trainer).log_every_n_steps:
             return
-        rate = self._tokens / (_now(pl_module) - self._since)
+        rate = self._tokens / (_now(pl_module) - self._interval_start)
         if self._intervals:
             self.rates.append(rate)
         self._intervals += 1
         self._update_peak(pl_module)
         pl_module.log("train/tokens_per_second", rate, prog_bar=True)
         pl_module.log("train/peak_memory_mib", self.peak / 2**20)
-        self._restart(trainer, pl_module)
+        self._begin_interval(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._update_peak(pl_module)  # before the last checkpoint
@@ -103,8 +103,8 @@ class Throughput(Callback):
     def _update_peak(self, pl_module: LightningModule) -> None:
         self.peak = max(self.peak, peak_memory(pl_module.device))
 
-    def _restart(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._tokens, self._step, self._since = 0, trainer.global_step, _now(pl_module)
+    def _begin_interval(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._tokens, self._step, self._interval_start = 0, trainer.global_step, _now(pl_module)
 
 
 def count_position_parameters(module: torch.nn.Module) -> int:
@@ -140,7 +140,7 @@ def environment(trainer: Trainer, device: torch.device) -> dict[str, str]:
 
 def _processor() -> str:
     path = Path("/proc/cpuinfo")
-    name = re.search(r"^model name\s*: (.*)", path.read_text(errors="replace") if path.exists() else "", re.MULTILINE)
+    name = re.search(r"^model name\s*: (.*)", path.read_text("utf-8", "replace") if path.exists() else "", re.MULTILINE)
     return name[1].strip() if name else platform.processor()
 
 
