@@ -15,7 +15,7 @@ from tests.disturbed import Fit, assert_same_state, interruption, prepare, same
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "one epoch": {},
-    "epochs": {"data": {"samples": 40}},  # 10 micro-batches per epoch, so an epoch ends within a step
+    "epochs": {"data": {"samples": 40}},  # 10 micro-batches per epoch; validations and checkpoints every 6
     "others": {  # an optimiser and a logger by class name, another schedule, and workers that load the data
         "model": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"momentum": 0.9}}, "schedule": "wsd"},
         "data": {"workers": 2},
