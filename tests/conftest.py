@@ -25,7 +25,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without figures, because drawing takes most of their time."""
+    """Leave the figures out of reports, because drawing takes most of the time of a report."""
     for name in ("figures", "context_figures"):
         monkeypatch.setattr(f"kerple.compare.page.{name}", lambda *_: ())
 
@@ -41,9 +41,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny_network() -> Callable[..., Transformer]:
-    """Two layers, width 32, 4 heads, training length 32, 50 token ids; eval mode, fp32.
+    """Function that builds a network: two layers, width 32, 4 heads, training length 32, 50 token ids; eval mode, fp32.
 
-    The weights are ten times those of training. With initial weights, attention is almost uniform and hides errors.
+    Its weights are ten times the usual initial weights, with which attention is almost uniform and hides errors.
     """
 
     def build(name: str, length: int = 32, **options: object) -> Transformer:

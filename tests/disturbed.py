@@ -115,11 +115,11 @@ class Fit:
         started[0].join()
         for process in started[1:]:
             process.join(0 if started[0].exitcode == -signal.SIGKILL else 60)
-            process.kill()  # the other processes wait for the killed one
+            process.kill()  # it would wait for the killed first process
         return started[0].exitcode
 
     def rows(self, rank: int = 0) -> dict[tuple[str, int], Any]:
-        """The records by kind and number. A batch that was trained twice must have equal records."""
+        """Return the records by kind and number. A batch that was trained twice must have equal records."""
         rows: dict[tuple[str, int], Any] = {}
         for line in (self.folder / f"rank{rank}.jsonl").read_text().splitlines():
             kind, number, *values = json.loads(line)
@@ -152,7 +152,7 @@ def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: in
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Whether two nested containers of tensors are equal in every bit."""
+    """Return whether two nested containers of tensors are equal bit for bit."""
     if isinstance(ours, torch.Tensor):
         return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
     if isinstance(ours, dict):
@@ -163,13 +163,13 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 def assert_same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Check that two checkpoints continue in the same way."""
+    """Check that two checkpoints have equal weights, optimiser, schedule, random state and step."""
     for key in ("state_dict", "optimizer_states", "lr_schedulers", "random_states", "global_step"):
         assert same(ours[key], theirs[key]), key
 
 
 def prepare(folder: Path) -> Path:
-    """Token shards of a few thousand words."""
+    """Write token shards of a few thousand words, and return their folder."""
     from kerple.data.datamodule import TokenShards
 
     words = ["alpha", "beta", "gamma", "delta", "kernel", "distance", "length", "token", "bias", "head"]

@@ -21,7 +21,7 @@ def commands(page: str) -> list[list[str]]:
 
 
 def put(page: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the code of a page into a file, whose folder becomes the current one and one to import from."""
+    """Write the code of a page into a file. Its folder becomes the working folder, and is added to ``sys.path``."""
     file.write_text(blocks(page, "python")[0])
     monkeypatch.chdir(file.parent)
     monkeypatch.syspath_prepend(file.parent)

@@ -1,4 +1,4 @@
-"""Makes `CLI` build its parser only once in all tests, because this takes longer than a run of one step."""
+"""Makes `CLI` build its parser only once in all tests, because building takes longer than a run of one step."""
 
 from typing import Any
 

@@ -29,7 +29,7 @@ ALONE: dict[str, Any] = QUIET | {"logger": False, "enable_checkpointing": False}
 
 
 class Kept(LanguageModel):
-    """Keeps the gradient of the last step before clipping, the bias of the strategy, and dtypes."""
+    """Keeps the unclipped gradient of the last step, the bias of the strategy, and dtypes."""
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         with self.network.blocks[0].mlp[0].register_forward_pre_hook(self.keep):
@@ -60,7 +60,7 @@ class Sharded(ShardedBlocks):
 
 
 class Write(Callback):
-    """Writes this gradient and the logged values to a file, on rank 0."""
+    """Writes the attributes that `Kept` keeps, and the logged values, to a file on rank 0."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -79,36 +79,29 @@ def model(position: type[Position] = KerpleLog, optimizer: Any = "adamw") -> Kep
 
 
 def data(batch_size: int) -> TaskData:
-    # 3 batches of validation, so that two processes need a filler
+    # validation has 3 batches, so two processes need a filler, which evens out their numbers of batches
     return TaskData(Addition(), LENGTH, 3, batch_size=batch_size, eval_batch_size=7, validation_examples=20, seed=3)
 
 
 def step(
-    folder: Path,
-    batch_size: int,
-    accumulate: int = 1,
-    processes: int = 1,
-    sharded: bool = False,
-    position: type[Position] = KerpleLog,
-    optimizer: str = "adamw",
-    **options: Any,
+    folder: Path, batch_size: int, accumulate: int = 1, processes: int = 1, sharded: bool = False, **options: Any
 ) -> dict[str, Any]:
-    """Gradient and logs of one step over the first batch_size · accumulate · processes problems."""
+    """Return gradient and logs of one step over the first batch_size · accumulate · processes problems."""
     folder.mkdir(exist_ok=True)
+    module = model(options.pop("position", KerpleLog), options.pop("optimizer", "adamw"))
+    module.lr = 1e-12  # the validation after the step must have the same weights
     trainer = Trainer(
         **ALONE, max_steps=1, accumulate_grad_batches=accumulate, devices=processes, default_root_dir=folder,
         strategy=Sharded() if sharded else "ddp_fork" if processes > 1 else "auto", num_sanity_val_steps=0,
         callbacks=[Write(folder / "logged.pt"), *([] if sharded else [TaskAccuracy()])], log_every_n_steps=1,
         val_check_interval=accumulate, check_val_every_n_epoch=None, **options,
     )  # fmt: skip
-    module = model(position, optimizer)
-    module.lr = 1e-12  # the validation after the step must have the same weights
     trainer.fit(module, data(batch_size))
     return torch.load(folder / "logged.pt", weights_only=True)
 
 
 def by_hand(problems: Iterable[Example]) -> tuple[float, dict[str, Tensor]]:
-    """Mean loss over all answers' tokens and its gradient, one problem at a time and without padding."""
+    """Return the mean loss over the tokens of all answers and its gradient, one problem at a time without padding."""
     network = model().network
     losses = [network.losses(torch.tensor([p.tokens()]))[0][torch.tensor(p.scored())] for p in problems]
     (mean := torch.cat(losses).mean()).backward()

@@ -31,6 +31,6 @@ def test_a_killed_run_continues_in_another_folder(tmp_path: Path) -> None:
     report = (tmp_path / "2" / "report.md").read_text()
     assert all(part in report for part in (*(f"| {n} | the CPU | {{" for n in names), "- step-NoPE: not run"))
     assert [*read([tmp_path / "2" / "rows.jsonl"])] == names  # including those of the first run
-    for here in ('"code": "', '"torch": "'):  # of other code, or of another machine
+    for here in ('"code": "', '"torch": "'):  # rows of other code or another version of torch are not read
         rows.write_text((tmp_path / "2" / "rows.jsonl").read_text().replace(here, f"{here}0"))
         assert read([rows]) == {}

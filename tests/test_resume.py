@@ -5,6 +5,7 @@ Two processes equal one process up to the order of sums.
 
 import signal
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from tests.disturbed import Fit, assert_same_state, interruption, prepare, same
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "one epoch": {},
-    "epochs": {"data": {"samples": 40}},  # 10 micro-batches an epoch: its end is in the middle of everything
-    "others": {  # an optimiser, a schedule and a logger by name, and processes that load
+    "epochs": {"data": {"samples": 40}},  # 10 micro-batches per epoch; validations and checkpoints every 6
+    "others": {  # an optimiser and a logger by class name, another schedule, and workers that load the data
         "model": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"momentum": 0.9}}, "schedule": "wsd"},
         "data": {"workers": 2},
         "trainer": {"logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "."}}},
@@ -30,14 +31,11 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fit]:
-    fits: dict[str, Fit] = {}
-
+    @cache
     def of(name: str) -> Fit:
-        if name not in fits:
-            fit = Fit(tmp_path_factory.mktemp("undisturbed") / "fit", shards, **SETTINGS[name])
-            assert fit.start() == 0
-            fits[name] = fit
-        return fits[name]
+        fit = Fit(tmp_path_factory.mktemp("undisturbed") / "fit", shards, **SETTINGS[name])
+        assert fit.start() == 0
+        return fit
 
     return of
 
@@ -47,9 +45,7 @@ def assert_same_run(fit: Fit, undisturbed: Fit) -> None:
     assert_same_state(fit.checkpoint(), undisturbed.checkpoint())
 
 
-def test_a_run_stopped_by_a_signal_an_exception_and_a_kill_continues_in_every_bit(
-    shards: Path, tmp_path: Path, undisturbed
-) -> None:
+def test_a_run_stopped_in_three_ways_continues_bit_for_bit(shards: Path, tmp_path: Path, undisturbed) -> None:
     fit, whole = Fit(tmp_path / "fit", shards, **SETTINGS["others"]), undisturbed("others")
     assert fit.start(interruption("on_train_batch_start", 8, signal.SIGINT)) == 130  # in the middle of a step
     assert fit.start(interruption("on_before_backward", 7, 0)) == 2  # an exception in the user's code
@@ -72,7 +68,7 @@ def test_a_run_stopped_by_a_signal_an_exception_and_a_kill_continues_in_every_bi
         ("one epoch", interruption("on_train_batch_end", 9, signal.SIGHUP), 129),
     ],
 )
-def test_a_run_stopped_at_any_hook_continues_in_every_bit(
+def test_a_run_stopped_at_any_hook_continues_bit_for_bit(
     setting: str, stop: list, status: int, shards: Path, tmp_path: Path, undisturbed
 ) -> None:
     fit = Fit(tmp_path / "fit", shards, **SETTINGS[setting])
@@ -90,7 +86,7 @@ def steps(fit: Fit, processes: int, accumulate: int) -> list[tuple[float, list[l
     in_order = [row for rows in zip(*by_rank, strict=True) for row in rows]
     size = accumulate * processes
     return [
-        # Lightning's loss of a micro-batch is its share of the step's
+        # Lightning divides the loss of a micro-batch by the number of micro-batches of the step
         (sum(loss for loss, _ in step) / processes, [sample for _, tokens in step for sample in tokens])
         for step in (in_order[first : first + size] for first in range(0, len(in_order), size))
     ]
@@ -98,7 +94,7 @@ def steps(fit: Fit, processes: int, accumulate: int) -> list[tuple[float, list[l
 
 @pytest.mark.slow  # the next test shows resumption of two processes in a few seconds
 @pytest.mark.parametrize("strategy", ["ddp", {"class_path": "kerple.training.sharding.ShardedBlocks"}])
-def test_two_processes_stopped_by_a_signal_to_one_and_by_a_kill_continue_in_every_bit(
+def test_two_processes_stopped_by_a_signal_to_one_and_by_a_kill_continue_bit_for_bit(
     strategy: Any, shards: Path, tmp_path: Path
 ) -> None:
     undisturbed, stopped = (Fit(tmp_path / f, shards, 2, trainer={"strategy": strategy}) for f in ("whole", "stopped"))
@@ -114,8 +110,8 @@ def test_two_processes_stopped_by_a_signal_to_one_and_by_a_kill_continue_in_ever
     assert not same(states[0]["torch"], states[1]["torch"])  # dropout differs between ranks
 
 
-def test_another_number_of_processes_goes_on_with_the_next_sample(shards: Path, tmp_path: Path) -> None:
-    """Two micro-batches of 4 samples a step in one process, 8 steps; and so for 5 steps, then one in each of two."""
+def test_a_run_resumed_with_two_processes_continues_with_the_next_sample(shards: Path, tmp_path: Path) -> None:
+    """After 5 of 8 steps of two micro-batches in one process, two processes have one micro-batch each per step."""
     plain = {"model": {"dropout": 0.0}, "trainer": {"max_steps": 8, "num_sanity_val_steps": -1}}
     one, moved = (Fit(tmp_path / name, shards, **plain) for name in ("one", "moved"))
     assert one.start() == 0
@@ -129,7 +125,7 @@ def test_another_number_of_processes_goes_on_with_the_next_sample(shards: Path, 
     assert (len(before), len(after)) == (5, 3)
     for (loss, samples), (their_loss, their_samples) in zip(before + after, steps(one, 1, 2), strict=True):
         assert samples == their_samples
-        assert loss == pytest.approx(their_loss, rel=1e-5)  # but for the order of the sums
+        assert loss == pytest.approx(their_loss, rel=1e-5)  # the sums have another order
     validations = {key: loss for key, loss in moved.rows().items() if key[0] == "validation"}
     assert ("validation", 6) in validations
     for key, loss in validations.items():

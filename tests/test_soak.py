@@ -27,9 +27,7 @@ pytestmark = [
         ("numbers", "times"),
         [
             ([signal.SIGKILL], 20),
-            ([signal.SIGTERM], 5),
-            ([signal.SIGHUP], 5),
-            ([signal.SIGINT], 5),
+            *(([number], 5) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
             ([signal.SIGINT, signal.SIGINT], 5),
         ],
     ),
@@ -55,9 +53,9 @@ def log_of(folder: Path) -> str:
 def disturb(folder: Path, arguments: list[str], numbers: list[int], times: int, at_work: str) -> int:
     """Send signals to a command at random moments, and return the number of interruptions, at most `times`.
 
-    A moment is in the 3 seconds after a file of the pattern `at_work` has changed. A quarter of the moments are in the
-    3 seconds after the start of the process. Several signals are sent within a second. A command that ends without a
-    signal is not started again.
+    Three quarters of the signals are sent up to 3 seconds after a file that matches the pattern `at_work` has changed.
+    The others are sent up to 3 seconds after the start of the process. Each of several signals is sent up to a second
+    after the previous one. A command that ends without a signal is not started again.
     """
     draw, hits = random.Random(sum(numbers)), 0
     while hits < times:

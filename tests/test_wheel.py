@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # of any checkout
+OUTSIDE = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # so that no checkout is imported
 TOY = [
     "--data.corpus=texts.jsonl", "--data.vocabulary=300", "--data.length=16", "--data.batch_size=4", "--model.dim=16",
     "--model.layers=1", "--model.heads=2", "--trainer.max_steps=2", "--trainer.accelerator=cpu",

@@ -1,5 +1,6 @@
 """Data modules in memory, models and a trainer that are small enough for tests."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "en
 class ToyData(LightningDataModule):
     """Text that counts upwards modulo the vocabulary, with the attributes that callbacks and the model use."""
 
+    begins: Sequence[int] | None = None  # indices of the first tokens of documents
+    table: pd.DataFrame | None = None
+
     def __init__(self, vocabulary: int = 11, length: int = 8, batch_size: int = 4) -> None:
         super().__init__()
         self.vocabulary, self.length, self.batch_size = vocabulary, length, batch_size
@@ -30,12 +34,8 @@ class ToyData(LightningDataModule):
 
     def text(self, split: str) -> Text:
         text = Text(self.streams[split], self.begins, name=f"the {split} split")
-        text.split, text.token_bytes = split, self.token_bytes  # as a tokenizer sets them
+        text.split, text.token_bytes, text.table = split, self.token_bytes, self.table
         return text
-
-    @property
-    def begins(self) -> list[int] | None:
-        return None
 
     @property
     def token_bytes(self) -> Tensor:
@@ -60,13 +60,7 @@ class ToyData(LightningDataModule):
 class RandomText(ToyData):
     """Splits of random tokens, divided into documents."""
 
-    documents: list[int] | None = None  # indices of their first tokens
-    table: pd.DataFrame | None = None
-
-    def text(self, split: str) -> Text:
-        text = super().text(split)
-        text.table = self.table
-        return text
+    begins = (0,)
 
     def __init__(self, vocabulary: int = 23, length: int = 8, tokens: int = 200) -> None:
         super().__init__(vocabulary, length)
@@ -75,35 +69,31 @@ class RandomText(ToyData):
             self.streams[split] = torch.randint(vocabulary, (tokens,), generator=generator)
 
     @property
-    def begins(self) -> list[int]:
-        return self.documents or [0]
-
-    @property
     def token_bytes(self) -> Tensor:
         return torch.arange(self.vocabulary) % 5  # some tokens have no text
 
 
 def trainer(folder: Path, *callbacks: Callback | Measure, events: bool = False, **options: Any) -> Trainer:
-    """A trainer on the CPU without output; with `events` it writes files of TensorBoard into the folder."""
+    """Return a trainer on the CPU without output. If `events` is true, it writes TensorBoard files into the folder."""
     logger = TensorBoardLogger(folder, name="", version="", default_hp_metric=False) if events else False
     return AutoTrainer(default_root_dir=folder, callbacks=list(callbacks), **QUIET | {"logger": logger} | options)
 
 
 def small_model(position: Any = "KerpleLog", vocabulary: int = 11, **options: Any) -> LanguageModel:
-    """A model of one layer, width 16 and two heads, for 8 tokens; the position is a class or its name."""
+    """Return a model of one layer, width 16, two heads and training length 8. `position` is a strategy or its name."""
     seed_everything(0, verbose=False)
     position = strategies()[position] if isinstance(position, str) else position
     return LanguageModel(position, vocabulary, 8, **{"layers": 1, "dim": 16, "heads": 2} | options)
 
 
 def entries(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every entry of nested mappings and lists."""
+    """Return the path (keys and indices) of every entry of nested mappings and lists."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(p for key, child in children for p in entries(child, (*path, key)))]
 
 
 class Line(LightningModule):
-    """A model with one weight. The sample `poisoned` has an infinite loss, or gradient with another `kind`."""
+    """Model with one weight. Sample `poisoned` has an infinite loss (`kind` loss) or gradient (any other `kind`)."""
 
     def __init__(self, poisoned: int = -1, kind: str = "loss", fused: bool = False) -> None:
         super().__init__()
@@ -125,7 +115,7 @@ class Line(LightningModule):
 
 
 def fit(folder: Path, model: Line, *callbacks: Callback, accumulate: int = 2, **options: Any) -> Trainer:
-    """Six steps, with a checkpoint after every second one."""
+    """Train for six steps, with a checkpoint after every second step."""
     steps = {"max_steps": 6, "accumulate_grad_batches": accumulate, "limit_val_batches": 0}
     run = trainer(folder, *callbacks, LastCheckpoint(every_n_train_steps=2), **steps | options)
     run.fit(model, ToyData())

@@ -15,7 +15,6 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from kerple.base.atomic import write, writing
-from kerple.training import checkpoint_io
 from kerple.training.checkpoint_io import AtomicCheckpointIO
 from tests.toy import Line, ToyData, trainer
 
@@ -103,15 +102,15 @@ def test_the_recorded_best_checkpoint_exists_after_a_full_disk(tmp_path, monkeyp
     keep = ModelCheckpoint(tmp_path, "{step}", monitor="loss", save_top_k=1)
     often = {"max_steps": 8, "val_check_interval": 2, "num_sanity_val_steps": 0}
     run = trainer(tmp_path, keep, plugins=[AtomicCheckpointIO()], **often)
-    write_checkpoint, paths = checkpoint_io._write, []
+    save, calls = torch.save, []
 
-    def fail_at_the_third(checkpoint: dict[str, Any], path: Path) -> None:
-        paths.append(path)
-        if len(paths) == 3:
+    def fail_at_the_third(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_checkpoint(checkpoint, path)
+        save(*arguments)
 
-    monkeypatch.setattr(checkpoint_io, "_write", fail_at_the_third)
+    monkeypatch.setattr(torch, "save", fail_at_the_third)
     with pytest.raises(OSError, match="No space left on device"):
         run.fit(Falling(), ToyData())
     kept = list(tmp_path.glob("*.ckpt"))

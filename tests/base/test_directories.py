@@ -21,12 +21,6 @@ def unlocked():
     unlock()
 
 
-def finish(run: Path) -> None:
-    """Write a file of a run, and end the run."""
-    (run / "config.yaml").touch()
-    unlock()
-
-
 def with_checkpoint(run: Path) -> str:
     (run / "checkpoints").mkdir(parents=True)
     (run / "checkpoints" / "last.ckpt").touch()
@@ -37,11 +31,13 @@ def test_new_runs_get_new_versions_and_last_resumes_the_newest_with_a_checkpoint
     base = tmp_path / "new" / "lr[1]"  # brackets are not a pattern
     for expected in (base, Path(f"{base}_v1"), Path(f"{base}_v2")):
         assert fit_directory(base, None) == expected
-        finish(expected)
+        (expected / "config.yaml").touch()
+        unlock()
     assert fit_directory(base, "last") == Path(f"{base}_v3")
     unlock()
     first, second = with_checkpoint(base), with_checkpoint(Path(f"{base}_v10"))
-    with_checkpoint(base.with_name("lr1_v20"))  # of another run
+    for other in ("lr1_v20", "lr[1]_valid", "lr[1]_v1_v20"):  # folders of other runs
+        with_checkpoint(base.with_name(other))
     Path(f"{base}_v11").mkdir()  # stopped before its first checkpoint
     for path, expected in (("last", Path(f"{base}_v10")), (second, Path(f"{base}_v10")), (first, base)):
         assert fit_directory(base, path) == expected
@@ -75,7 +71,8 @@ def test_a_failed_start_removes_only_its_own_new_folder(tmp_path):
 def test_a_test_writes_to_a_folder_inside_its_run(tmp_path):
     checkpoint = with_checkpoint(tmp_path / "run")
     assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test"
-    finish(tmp_path / "run" / "test")
+    (tmp_path / "run" / "test" / "config.yaml").touch()
+    unlock()
     assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test_v1"
     assert folder_of_a_test(None, str(tmp_path / "loose.ckpt"), "validate") == tmp_path / "validate"
     assert folder_of_a_test(str(tmp_path / "there"), checkpoint, "test") == tmp_path / "there"

@@ -23,7 +23,7 @@ PATHS = {f"{kind.__module__}.{kind.__qualname__}" for kind in OFFERED.classes}
 
 
 def config() -> dict[str, Any]:
-    """A configuration of `fit`, with texts like import paths at options whose texts are not imported."""
+    """Return a configuration of `fit`. Some options that are plain strings have values like import paths."""
     return yaml.safe_load("""
 experiment: demo.v2
 seed_everything: 3

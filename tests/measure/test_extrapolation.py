@@ -163,7 +163,7 @@ def test_blocks_lie_inside_documents_that_overlap_little_with_the_training_text(
     overlap: float, starts: list[list[int]], groups: list[str], document_numbers: list[int], tmp_path: Path
 ) -> None:
     data = RandomText(tokens=200)
-    data.documents = [0, 20, 53, 54, 119, 187]  # sizes 20, 33, 1, 65, 68, 13: blocks of 32 targets need 33 tokens
+    data.begins = [0, 20, 53, 54, 119, 187]  # sizes 20, 33, 1, 65, 68, 13: blocks of 32 targets need 33 tokens
     overlaps = [0.9, 0.7, 1.0, 0.5, 0.95, 0.0]
     data.table = pd.DataFrame({"document": list("abcdef"), "group": list("xyxyzz"), "overlap": overlaps})
     measured = run(tmp_path, Extrapolation([8, 32], documents=True, overlap=overlap), data=data)

@@ -30,7 +30,6 @@ def test_flops_are_those_that_torch_counts(options: dict) -> None:
     total = 48 * (counted.products + 2 * counted.attention)  # torch counts all T × T pairs, `flops` only half of them
     assert forward.get_total_flops() == total
     assert backward.get_total_flops() == 2 * total
-    assert counted.training == 3 * (counted.products + counted.attention)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -48,7 +47,7 @@ def test_memory_equals_that_of_a_real_step(name: str, precision: torch.dtype | N
     tokens = torch.randint(50, (2, 25))
     optimiser = torch.optim.AdamW(model.parameters(), fused=True)
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
-    with torch.autocast("cpu", precision, enabled=precision is not None), stored_for_backward(weights) as sizes:
+    with torch.autocast("cpu", precision, enabled=precision is not None), stored_for_backward(weights) as storages:
         losses = model.losses(tokens)
     losses.mean().backward()
     optimiser.step()
@@ -60,7 +59,7 @@ def test_memory_equals_that_of_a_real_step(name: str, precision: torch.dtype | N
     assert counted["gradients"] == size(p.grad for p in model.parameters())
     state = [x for s in optimiser.state.values() for key, x in s.items() if key != "step"]
     assert counted["optimiser"] == size(state)
-    assert counted["activations"] + counted["logits"] == pytest.approx(sum(sizes.values()), rel=0.02)
+    assert counted["activations"] + counted["logits"] == pytest.approx(sum(s.nbytes() for s in storages), rel=0.02)
 
 
 def test_memory_of_activations_grows_with_the_batch_and_not_with_the_square_of_the_length() -> None:

@@ -110,8 +110,6 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_cross_entropy(stored:
 
 
 def test_gradients_of_a_compiled_network_are_sent_during_the_backward_pass(tmp_path) -> None:
-    """Buckets of gradients are sent while the backward pass runs, and not only after it."""
-
     def send(_, bucket):
         events.append("bucket")
         return allreduce_hook(None, bucket)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
+from pytorch_lightning import Callback, Trainer, seed_everything
 from torch import Tensor
 
 from kerple.training import last_checkpoint, provenance
@@ -21,6 +21,7 @@ from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
 from kerple.training.signals import Signals, requeue
+from tests.disturbed import Interrupt
 from tests.toy import Line, ToyData, fit, small_model, trainer
 
 
@@ -34,7 +35,10 @@ class Recorded(LastCheckpoint):
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({"every_minutes": 2.5}, [4, 7, 10]),  # callbacks run before the module, so a minute counts one step later
+        (
+            {"every_minutes": 2.5},
+            [4, 7, 10],
+        ),  # hooks of callbacks run first, so a step's minute counts in the next step
         ({"every_minutes": None, "every_n_train_steps": 4}, [4, 8, 10]),
         ({"every_minutes": 4, "every_n_train_steps": 3}, [3, 6, 9, 10]),
         ({}, [10]),
@@ -66,7 +70,7 @@ def test_provenance_of_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         patch = folder / number / "changes.patch"
         assert (patch.read_text() if patch.exists() else "") == diff
         if number == "1":
-            shutil.rmtree(folder / "0")  # a user deletes it, and the next number still grows
+            shutil.rmtree(folder / "0")  # a user deletes the folder, and the next number still grows
     assert sorted(p.name for p in folder.iterdir()) == ["1", "2"]
     assert run["command"][1:]
     assert run.keys() >= {"started", "devices", "resumed_from"}
@@ -127,7 +131,7 @@ def test_signals_are_recorded_and_earlier_handlers_restored(capfd):
     assert signals.received == signal.SIGTERM  # SIGTERM takes precedence over SIGUSR1
     os.kill(os.getpid(), signal.SIGINT)
     assert "Ctrl-C" in capfd.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # the second one ends the process
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # a second Ctrl-C ends the process
     signals.restore()
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -135,13 +139,9 @@ def test_signals_are_recorded_and_earlier_handlers_restored(capfd):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-class AskedToStop(Callback):
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_signal_before_the_first_step_takes_effect_after_it(tmp_path):
-    run = trainer(tmp_path, LastCheckpoint(), AskedToStop(), max_steps=2, num_sanity_val_steps=1)
+def test_a_signal_before_the_first_step_takes_effect_after_this_step(tmp_path):
+    stop = Interrupt("on_sanity_check_end", 1, signal.SIGTERM)
+    run = trainer(tmp_path, LastCheckpoint(), stop, max_steps=2, num_sanity_val_steps=1)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end:
         run.fit(small_model(), ToyData())

@@ -10,15 +10,13 @@ from kerple.base.errors import UserError
 from kerple.training.health import NonFiniteGuard
 from tests.toy import Line, fit
 
-KINDS = pytest.mark.parametrize("kind", ["loss", "gradient"])
-
 
 def last(folder: Path) -> dict[str, Any]:
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
 
 
 # ToyData has batches of 4, so a step of 2 micro-batches takes 8 samples; sample 29 is in step 3
-@KINDS
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
 def test_a_run_stops_before_the_step_and_names_it_and_the_checkpoint(kind: str, tmp_path: Path) -> None:
     model = Line(29, kind)
     with pytest.raises(UserError) as raised:
@@ -72,8 +70,8 @@ def test_a_bad_loss_in_one_process_stops_all(tmp_path: Path) -> None:
     assert last(tmp_path)["global_step"] == 2
 
 
-# sample 17 is in step 2; a checkpoint after step 3 makes the host check before its five steps are over
-@KINDS
+# sample 17 is in step 2; the checkpoint after step 3 makes the host check before step 5
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
 def test_steps_between_a_bad_step_and_the_check_do_not_change_weights(kind: str, tmp_path: Path) -> None:
     model = Line(17, kind, fused=True)
     with pytest.raises(UserError, match="step 2: the loss or a gradient"):

@@ -36,14 +36,8 @@ def test_the_learning_rate_rises_linearly_then_falls_to_its_final_fraction(name:
 
 
 def test_an_optimiser_and_a_schedule_by_class_get_our_groups_and_rate(tmp_path: Path) -> None:
-    _, run = fit_toy(
-        tmp_path,
-        4,
-        optimizer=partial(torch.optim.SGD, momentum=0.9),
-        schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=2),
-        lr=0.5,
-        weight_decay=0.1,
-    )
+    sgd, steps = partial(torch.optim.SGD, momentum=0.9), partial(torch.optim.lr_scheduler.StepLR, step_size=2)
+    _, run = fit_toy(tmp_path, 4, optimizer=sgd, schedule=steps, lr=0.5, weight_decay=0.1)
     assert isinstance(run.optimizers[0], torch.optim.SGD)
     matrices, vectors = run.optimizers[0].param_groups
     assert (matrices["weight_decay"], vectors["weight_decay"], matrices["momentum"]) == (0.1, 0.0, 0.9)

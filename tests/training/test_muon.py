@@ -15,9 +15,9 @@ def test_orthogonalised_matrices_have_the_singular_vectors_of_the_input(shape: t
     directions = orthogonalise(matrices)
     assert directions.dtype == torch.float32
     assert directions.shape == matrices.shape
-    turned = u.mT @ directions.double() @ vt.mT  # diagonal, if the singular vectors are the same
-    values = turned.diagonal(dim1=1, dim2=2)
-    torch.testing.assert_close(turned, torch.diag_embed(values), atol=1e-4, rtol=0)
+    rotated = u.mT @ directions.double() @ vt.mT  # diagonal, if the singular vectors are the same
+    values = rotated.diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(rotated, torch.diag_embed(values), atol=1e-4, rtol=0)
     clear = singular > 0.05 * singular.norm(dim=1, keepdim=True)
     assert clear.sum() > 15
     assert values[clear].min() > 0.65
@@ -38,8 +38,8 @@ def parameters() -> list[torch.Tensor]:
     return [torch.randn(*shape, generator=generator).requires_grad_() for shape in ((8, 16), (16, 8), (8, 16), (5,))]
 
 
-def muon(of: list[torch.Tensor], **options: float) -> Muon:
-    return Muon([{"params": of[:3], "muon": []}, {"params": of[3:]}], **{"lr": 0.02} | options)
+def muon(tensors: list[torch.Tensor], **options: float) -> Muon:
+    return Muon([{"params": tensors[:3], "muon": []}, {"params": tensors[3:]}], **{"lr": 0.02} | options)
 
 
 def test_updates_equal_those_of_torchs_muon_and_adamw() -> None:

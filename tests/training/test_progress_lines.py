@@ -11,9 +11,7 @@ from kerple.training.progress_lines import ProgressLines, with_progress
 from tests.toy import Line, ToyData, trainer
 
 
-def test_progress_of_fits_and_measurements_is_printed_and_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_of_fits_and_measurements_is_printed_and_written(tmp_path: Path, capsys) -> None:
     states, blocks, stopped = [], [], False
 
     class Read(Line):

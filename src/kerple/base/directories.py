@@ -95,13 +95,10 @@ os.register_at_fork(after_in_child=_new_folders.clear)
 
 def _versions(preferred: Path) -> list[Path]:
     """Return the folder and its versions ``…_v1``, ``…_v2``, … as far as they exist, oldest first."""
-    later = preferred.parent.glob(f"{escape(preferred.name)}_v*")
-    return [*filter(Path.exists, [preferred]), *sorted(later, key=_version_number)]
-
-
-def _version_number(path: Path) -> int:
-    number = path.name.rpartition("_v")[2]
-    return int(number) if number.isdigit() else -1
+    prefix = f"{preferred.name}_v"
+    numbers = [path.name.removeprefix(prefix) for path in preferred.parent.glob(f"{escape(prefix)}*")]
+    later = (preferred.with_name(prefix + n) for n in sorted(filter(str.isdecimal, numbers), key=int))
+    return [*filter(Path.exists, [preferred]), *later]
 
 
 def resume_directory(path: Path) -> Path:

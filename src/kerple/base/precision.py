@@ -19,9 +19,9 @@ def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
     """Choose the precision for a device. Return it and the reason in a few words.
 
     With several CUDA devices, the device with the lowest compute capability decides. On a CPU, bf16 is chosen only if
-    the processor has bf16 instructions. Without these instructions, bf16 is emulated. On an AMD Zen 4, the time of a
-    training step of the demo in bf16, relative to fp32, was 0.54 to 0.63 with AVX512-BF16, 1.7 with AVX-512, and 10
-    with AVX2 (measured once, without a record). ``ONEDNN_MAX_CPU_ISA`` can switch bf16 instructions off;
+    the processor has bf16 instructions. Without these instructions, bf16 is emulated. The time of a training step
+    of the demo in bf16, relative to fp32, was measured once on an AMD Zen 4, without a record. It was 0.54 to 0.63 with
+    AVX512-BF16, 1.7 with AVX-512, and 10 with AVX2. ``ONEDNN_MAX_CPU_ISA`` can switch bf16 instructions off;
     ``ATEN_CPU_CAPABILITY`` cannot.
 
     Args:

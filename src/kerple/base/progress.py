@@ -34,14 +34,14 @@ class Progress:
         self._began = self._printed = time.monotonic()
         self._written = 0.0
 
-    def advance(self, done: int, more: Callable[[float], dict[str, Any]] = lambda seconds: {}) -> None:
+    def advance(self, done: int, extra_entries: Callable[[float], dict[str, Any]] = lambda seconds: {}) -> None:
         """Set the number of completed steps or blocks, and print and write it if enough time has passed.
 
         Args:
             done: Number of completed steps or blocks.
-            more: Function that receives the seconds since `begin` and returns further entries of the file, such as the
-                loss. It is called only if the file is due: at the first call, at the end, and in between when
-                ``file_every`` seconds have passed since the last time.
+            extra_entries: Function that receives the seconds since `begin` and returns further entries of the file,
+                such as the loss. It is called only if the file is due: at the first call, at the end, and in between
+                when ``file_every`` seconds have passed since the last time.
         """
         now, last = time.monotonic(), done >= self._total
         if not (last or now - self._written >= self.file_every):
@@ -52,7 +52,7 @@ class Progress:
         state |= {"seconds": seconds, "done_since_start": since}
         if since > 0 and self._total > 0:
             state["seconds_left"] = seconds / since * (self._total - done)
-        state |= more(seconds)
+        state |= extra_entries(seconds)
         if self.path is not None:
             write_progress(self.path, **state)
         if last or now - self._printed >= self.every:

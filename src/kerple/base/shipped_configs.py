@@ -16,10 +16,8 @@ def config_path(path: str) -> str:
     if Path(path).exists() or Path(path).parts[:1] != ("configs",):
         return path
     package = Path(kerple.__file__).parent
-    for root in (package, package.parents[1]):  # as installed, or as checked out
-        if (root / path).is_file():
-            return str(root / path)
-    return path
+    files = (package / path, package.parents[1] / path)  # as installed, or as checked out
+    return next((str(file) for file in files if file.is_file()), path)
 
 
 def with_shipped_configs(arguments: list[str]) -> list[str]:

@@ -23,7 +23,7 @@ def own_classes(config: dict[str, Any]) -> list[str]:
 def source_digests(config: dict[str, Any]) -> dict[str, str]:
     """Return a sha256 for each of the user's classes, by import path.
 
-    It is that of the source code of the class and its base classes. The configuration has dotted keys, such as
+    A digest covers the source code of the class and its base classes. The configuration has dotted keys, such as
     ``model.position.class_path``.
 
     The source code of a class is its definition and all definitions in its module that it uses, directly or indirectly.
@@ -43,7 +43,7 @@ def _source(kind: type) -> str:
         return ""
     definitions: dict[str, list[ast.stmt]] = {}
     for statement in ast.parse(inspect.getsource(sys.modules[kind.__module__])).body:
-        # the names that the statement defines are among these
+        # names in the statement, which include all names that it defines
         named = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
         for name in [statement.name] if isinstance(statement, ast.ClassDef | ast.FunctionDef) else named:
             definitions.setdefault(name, []).append(statement)

@@ -13,8 +13,6 @@ def render_template(package: str, template: str, /, **values: Any) -> str:
         template: File name of the template. In ``.html.jinja`` files, values are escaped.
         **values: Variables of the template. An undefined variable is an error.
     """
-    loader, escape = PackageLoader(package, "."), select_autoescape(("html.jinja",))
-    environment = Environment(
-        loader=loader, autoescape=escape, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.loader, environment.autoescape = PackageLoader(package, "."), select_autoescape(("html.jinja",))
     return environment.get_template(template).render(values)

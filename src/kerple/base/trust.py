@@ -24,7 +24,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import torch
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
-from kerple.base.errors import UserError, unknown
+from kerple.base.errors import UserError, describe, unknown
 
 CONFIG = "config"  # key of the configuration in a checkpoint
 # types of options whose strings jsonargparse neither imports nor opens
@@ -49,7 +49,7 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
         UserError: If the file is missing, or has values other than tensors, numbers, strings and containers of these.
     """
     if not Path(path).is_file():
-        raise UserError(f"ckpt_path: got {path}, which is not a file; expected a checkpoint written by `fit`")
+        raise UserError(f"ckpt_path: got {path}, which is not a file; give the path of a checkpoint written by `fit`")
     unicode = str(path).encode(errors="ignore").decode() == str(path)  # torch cannot memory-map other paths
     try:
         content = torch.load(path, map_location=device, weights_only=True, mmap=unicode)
@@ -62,8 +62,7 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
 
 def not_a_checkpoint(path: str | Path, error: Exception) -> UserError:
     """Return the error about a file that is not a checkpoint of this project, with the reason."""
-    reason = (str(error).splitlines() or [""])[0][:200]
-    return UserError(f"ckpt_path: {path} is not a checkpoint written by `fit` ({type(error).__name__}: {reason})")
+    return UserError(f"ckpt_path: {path} is not a checkpoint written by `fit` ({describe(error):.250}); use another")
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,8 @@ class Classes:
                 "trainer": self._plain(config["trainer"], "precision", "limit_test_batches") | {"callbacks": measures},
             }
         except UserError as error:
-            raise UserError(f"ckpt_path: {path}: {error}") from error
+            advice = "" if "--trust" in str(error) else "; use another checkpoint, or the kerple version that wrote it"
+            raise UserError(f"ckpt_path: {path}: {error}{advice}") from error
         except (LookupError, TypeError, AttributeError, RecursionError) as error:
             raise not_a_checkpoint(path, error) from error
         return safe_config
@@ -150,11 +150,11 @@ class Classes:
         try:
             kind = getattr(import_module(module), last)
         except (ImportError, AttributeError) as error:
-            raise UserError(f"{option}: names {name!s:.100}, which cannot be imported ({error})") from error
+            given = f"names {name!s:.100}, which cannot be imported ({error})"
+            raise UserError(f"{option}: {given}; install the version of {package} that defines it") from error
         if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # not one that the package imports
-            raise UserError(
-                f"{option}: names {name!s:.100}, expected a class that is defined in {package}, not imported there"
-            )
+            expected = f"expected a class that {package} defines and not only imports"
+            raise UserError(f"{option}: names {name!s:.100}, {expected}; add --trust for the package that defines it")
         return kind
 
     def options(self, owner: type, node: Any, option: str) -> dict[str, Any]:

@@ -100,6 +100,6 @@ class Architecture:
     def make_block_norm(self, dim: int, place: Literal["pre", "post"]) -> nn.Module:
         """Return the norm before (``pre``) or after (``post``) attention and feed-forward network.
 
-        It is the identity if ``norm_placement`` has no norm there.
+        The norm is the identity if ``norm_placement`` has no norm there.
         """
         return self.make_norm(dim) if self.norm_placement in (place, "both") else nn.Identity()

@@ -11,9 +11,7 @@ from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Position
 
 
-def attention_probabilities(
-    attention: SelfAttention, x: Tensor, position: Position, context: PositionContext
-) -> Tensor:
+def attention_probabilities(layer: SelfAttention, x: Tensor, position: Position, context: PositionContext) -> Tensor:
     """Return the attention probabilities (B, H, T, T) of T queries and T keys.
 
     They are the output of `attend_reference` if the values are the identity matrix. They are computed in fp32 (fp64 in
@@ -21,13 +19,13 @@ def attention_probabilities(
     less than 1.
 
     Args:
-        attention: The layer.
+        layer: The layer.
         x: Input of the layer, (B, T, D).
         position: Strategy of the layer.
         context: Contribution of the strategy to the forward pass, without a cache.
     """
-    dtype = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
+    dtype = torch.promote_types(torch.float32, layer.qkv.weight.dtype)
     with torch.autocast(x.device.type, enabled=False):
-        q, k, _, spec = copy.deepcopy(attention).to(dtype).prepare(x.to(dtype), position, context)
+        q, k, _, spec = copy.deepcopy(layer).to(dtype).prepare(x.to(dtype), position, context)
         values = torch.eye(x.shape[1], device=x.device, dtype=dtype).expand(*k.shape[:2], -1, -1)  # (B, G, T, T)
         return attend_reference(q, k, values, replace(spec, add_to_output=None))

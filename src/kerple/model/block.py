@@ -54,9 +54,7 @@ class Block(nn.Module):
         down = self.mlp.down if isinstance(self.mlp, GatedMLP) else self.mlp[-1]
         return self.attention.out, cast(nn.Linear, down)
 
-    def forward(
-        self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None) -> Tensor:
         """Apply the block, (B, T, D) -> (B, T, D)."""
         attention_out = self.attention_out_norm(self.attention(self.attention_norm(x), position, context, cache))
         residual = x + self.dropout(attention_out)

@@ -1,5 +1,6 @@
 """Cost of a network, computed without data: parameters, FLOPs and memory."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ CHIPS = (
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations per token of a forward pass. A product of a × b and b × c matrices has 2abc.
+    """Floating-point operations per token of a forward pass. A product of a × b and b × c matrices counts as 2·a·b·c.
 
     Args:
         products: Operations of the linear layers, including the head.
@@ -68,12 +69,10 @@ def count_parameters(network: Transformer) -> dict[str, int]:
 
     The strategies are the part ``positions``. A matrix that embedding and head share is counted as ``embedding``.
     """
-    parts: dict[str, int] = {}
-    strategies = set(network.positions.parameters())
+    parts: Counter[str] = Counter()
     for name, p in network.named_parameters():  # each parameter once, under its first name
-        first = name.partition(".")[0]
-        part = "positions" if p in strategies else "norms" if first == "norm" else first
-        parts[part] = parts.get(part, 0) + p.numel()
+        part = name.partition(".")[0]
+        parts["norms" if part == "norm" else part] += p.numel()
     return parts
 
 
@@ -112,27 +111,27 @@ def memory(
                 sizes = ChunkSizes.of_device(torch.device("cuda"))
                 target_losses(network.head, features, tokens.flatten(), sizes=sizes, cap=network.logit_cap)
     parts: dict[str, int] = {"weights": weights, "gradients": weights, "optimiser": int(moments * weights)}
-    parts |= {"activations": sum(activations.values()), "logits": sum(logits.values())}
+    parts |= {"activations": sum(s.nbytes() for s in activations), "logits": sum(s.nbytes() for s in logits)}
     return parts | {"total": sum(parts.values())}
 
 
 @contextmanager
-def stored_for_backward(excluded: set[int]) -> Iterator[dict[int, int]]:
-    """Context manager that yields a dict with the bytes of each storage that autograd saves, by its address.
+def stored_for_backward(excluded: set[int]) -> Iterator[list[Any]]:
+    """Context manager that yields a list, to which each storage is added that autograd saves in the context.
+
+    The list keeps the storages alive, so that no other storage gets their addresses.
 
     Args:
-        excluded: Addresses of storages that are not counted. Counted storages are added to it.
+        excluded: Addresses of storages that are not added. Addresses of added storages are added to this set.
     """
-    sizes: dict[int, int] = {}
-    alive: list[Any] = []  # keeps the storages alive, so that no address is used again
+    storages: list[Any] = []
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
         if storage._cdata not in excluded:
             excluded.add(storage._cdata)
-            sizes[storage._cdata] = storage.nbytes()
-            alive.append(storage)
+            storages.append(storage)
         return x
 
     with saved_tensors_hooks(pack, lambda x: x):
-        yield sizes
+        yield storages

@@ -97,7 +97,7 @@ class FirstTokens:
 
 
 def is_separable(position: Position, visibility: Visibility) -> bool:
-    """Whether queries see first tokens in addition to a window, and the scores of these can be computed separately."""
+    """Whether queries see first tokens in addition to a window, with scores that can be computed separately."""
     joint = position.uses("modify_scores") or position.uses("add_to_output") or position.neighbor_window is not None
     return visibility.window is not None and visibility.first > 0 and not joint
 
@@ -117,13 +117,10 @@ def check_distances(position: Position, visibility: Visibility) -> None:
     """Check that a strategy supports the distances of the first tokens in ``visibility``.
 
     Raises:
-        UserError: If the distances are not the true ones, but the strategy needs these.
+        UserError: If the distances are not the true ones, but the strategy needs the true ones.
     """
     needs_true = position.neighbor_window is not None or not position.prefix_consistent
     needs_true = needs_true or any(hook not in DISTANCE_HOOKS and position.uses(hook) for hook in HOOKS)
     if visibility.distances != "true" and needs_true:
-        name = type(position).__name__
-        raise UserError(
-            f"distances: got {visibility.distances!r}, expected true for {name}, whose scores cannot be computed at "
-            "other distances; set true, or use another strategy"
-        )
+        given = f"got {visibility.distances!r}, expected true for {type(position).__name__}"
+        raise UserError(f"distances: {given}, whose scores need true distances; set true, or use another strategy")

@@ -31,7 +31,6 @@ class Network(Protocol):
             tokens: Tokens (B, T + 1) int64: the first T are inputs, and the last T are their targets.
             last: Number of last targets whose losses are returned, (B, last); None for all.
         """
-        ...
 
 
 class Limited(ABC):

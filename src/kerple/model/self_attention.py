@@ -59,7 +59,7 @@ class SelfAttention(nn.Module):
         if kv_heads < 1 or heads % kv_heads:
             raise UserError(f"model.kv_heads: got {kv_heads}, expected a divisor of model.heads, which is {heads}")
         bias, qkv_bias, eps = architecture.bias, architecture.qkv_bias, architecture.eps
-        self.heads, self.kv_heads = heads, kv_heads
+        self.heads, self.head_dim = heads, head_dim
         self.widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
         self.qkv = nn.Linear(shape.dim, sum(self.widths), bias if qkv_bias is None else qkv_bias)
         self.out = nn.Linear(heads * head_dim, shape.dim, bias)
@@ -76,10 +76,7 @@ class SelfAttention(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the output of ``qkv``, (B, T, (H + 2·G)·δ), into queries (B, H, T, δ), keys and values (B, G, T, δ)."""
-        q, k, v = (
-            part.unflatten(-1, (heads, -1)).transpose(1, 2)
-            for part, heads in zip(x.split(self.widths, -1), (self.heads, self.kv_heads, self.kv_heads), strict=True)
-        )
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in x.split(self.widths, -1))
         return q, k, v
 
     def prepare(
@@ -89,8 +86,7 @@ class SelfAttention(nn.Module):
         q, k, v = self.split(self.qkv(x))
         q, k = _normalise(self.q_norm, q), _normalise(self.k_norm, k)
         state = position.token_state(x, context.queries, None if cache is None else cache.state)
-        first = context.first
-        more_keys = None if first is None else first.scores_and_values(position, q, k, v, state, cache)
+        more_keys = None if context.first is None else context.first.scores_and_values(position, q, k, v, state, cache)
         q, k = position.transform_qk(q, k, state, context.queries)
         if cache is not None:
             k, v, state = cache.append(k, v, state)

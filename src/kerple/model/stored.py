@@ -1,5 +1,6 @@
 """`StoredModel`, the options and weights of a stored model, and functions that make a `Transformer` of it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,6 +17,7 @@ from kerple.model.transformer import Transformer
 from kerple.positions import Position, Shape
 
 Weights = dict[str, Tensor]
+StrategyBuilder = Callable[[Shape], Position]
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
 NETWORK_OPTIONS = ("position", "layers", "dim", "heads", *(field.name for field in fields(Architecture)))
 
@@ -59,9 +61,7 @@ def read_checkpoint(path: str, classes: Classes) -> StoredModel:
 
 
 def build_transformer(
-    model: Mapping[str, Any],
-    position: Callable[[Shape], Position] | None = None,
-    remote: Iterable[type[Position]] = (),
+    model: Mapping[str, Any], position: StrategyBuilder | None = None, remote: Iterable[type[Position]] = ()
 ) -> Transformer:
     """Build a network from the options of `StoredModel.model`, optionally with another strategy.
 
@@ -79,9 +79,7 @@ def build_transformer(
     return Transformer(shape, position=position or build_strategy(stored_position, remote), **options)
 
 
-def build_strategy(
-    config: Mapping[str, Any] | str, remote: Iterable[type[Position]] = ()
-) -> Callable[[Shape], Position]:
+def build_strategy(config: Mapping[str, Any] | str, remote: Iterable[type[Position]] = ()) -> StrategyBuilder:
     """Return the function that builds a strategy from the shape.
 
     Args:
@@ -93,7 +91,7 @@ def build_strategy(
     """
     safe = Classes([*positions.strategies().values(), *remote]).instance(config, "position")
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--position", type=Callable[[Shape], Position])
+    parser.add_argument("--position", type=StrategyBuilder)
     return parser.instantiate_classes(parser.parse_object({"position": safe})).position
 
 
@@ -153,11 +151,10 @@ def copy_weights(network: Transformer, source: StoredModel) -> CopiedWeights:
     with torch.no_grad():
         for name, stored in copied.items():
             (state[name][: len(stored)] if stored.ndim else state[name]).copy_(stored)
-    counts = {name: weight.numel() for name, weight in copied.items()}
-    new = {name: value.numel() - counts.get(name, 0) for name, value in state.items()}
-    stored_counts = {name: weight.numel() for name, weight in _without_duplicates(source.weights).items()}
-    not_copied = {name: count for name, count in stored_counts.items() if name not in counts}
-    return CopiedWeights(counts, {name: count for name, count in new.items() if count}, not_copied)
+    counts = Counter({name: weight.numel() for name, weight in copied.items()})
+    new = Counter({name: value.numel() for name, value in state.items()}) - counts  # only positive numbers
+    left = {name: weight for name, weight in _without_duplicates(source.weights).items() if name not in counts}
+    return CopiedWeights(counts, new, {name: weight.numel() for name, weight in left.items()})
 
 
 def _without_duplicates(weights: Weights) -> Weights:

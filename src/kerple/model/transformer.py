@@ -137,15 +137,14 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         end = length + int(torch.as_tensor(offset).max())
         for p in self.positions:
             if p.max_length is not None and end > p.max_length:
-                raise UserError(
-                    f"model.position: got position {end - 1}, expected at most {p.max_length - 1} with "
-                    f"{type(p).__name__}; use shorter inputs, or for Learned the option beyond: clamp or interpolate"
-                )
+                expected = f"expected at most {p.max_length - 1} with {type(p).__name__}"
+                advice = "use shorter inputs, or for Learned the option beyond: clamp or interpolate"
+                raise UserError(f"model.position: got position {end - 1}, {expected}; {advice}")
         all_tokens = tokens if cache is None else cache.append(tokens)  # (B, length)
         positions = TokenPositions.arange(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
         if self.places is not None:
             positions = replace(positions, places=self.places(all_tokens))
-        shifted = positions  # positions in layers without a window; layers with a window ignore one offset per token
+        shifted = positions  # positions in layers without a window; layers with a window ignore offsets per token
         if isinstance(offset, Tensor):
             shifted = replace(positions, ids=positions.ids + F.pad(offset, (int(adds_bos), 0)), contiguous=False)
         arguments = all_tokens, visibility, self.attention, cached
@@ -246,7 +245,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
 
 
 def run_block(
-    block: Block, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
+    block: Block, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None
 ) -> Tensor:
     """Apply a block, (B, T, D) -> (B, T, D). `Transformer.compile` compiles this function."""
     return block(x, position, context, cache)

@@ -26,7 +26,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if "://" in str(path):  # an object store replaces files atomically
             super().save_checkpoint(checkpoint, path, storage_options)
         else:
-            _write(checkpoint, Path(path))
+            with writing(Path(path)) as file:
+                try:
+                    torch.save(checkpoint, cast("IO[bytes]", file))
+                except RuntimeError:  # torch hides the reason; another write raises the error of the operating system
+                    file.write(bytes(2**20))
+                    file.flush()
+                    raise
         self._folders.add(_folder(path))
 
     def load_checkpoint(
@@ -47,13 +53,3 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def _folder(path: str | Path) -> str:
     # for an address in an object store, this is a local path that does not exist, but still identifies the folder
     return os.path.realpath(os.path.dirname(path))
-
-
-def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    with writing(path) as file:
-        try:
-            torch.save(checkpoint, cast("IO[bytes]", file))
-        except RuntimeError:  # torch hides the reason; another write raises the error of the operating system
-            file.write(bytes(2**20))
-            file.flush()
-            raise

@@ -1,7 +1,6 @@
 """`Dashboards`: charts of the training, hyperparameters and histograms of the strategy's parameters in TensorBoard."""
 
 import os
-from collections.abc import Iterator
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -46,9 +45,15 @@ class Dashboards(Callback):
         self._hyperparameters(trainer, pl_module, ("test/",))
 
     def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        strategies = [module for module in pl_module.modules() if isinstance(module, Position)]
+        # with several strategies, a name begins with the strategy's number
+        named = {
+            name if len(strategies) == 1 else f"{i}/{name}": parameter
+            for i, strategy in enumerate(strategies)
+            for name, parameter in strategy.named_parameters()
+        }
         # copies, because TensorBoard makes numpy arrays of them, and FSDP cannot free the memory of numpy arrays
-        named = _strategy_parameters(pl_module)
-        parameters = {name: full_tensor(p.detach()).float().cpu().clone() for name, p in named}
+        parameters = {name: full_tensor(p.detach()).float().cpu().clone() for name, p in named.items()}
         for writer in tensorboard_writers(trainer):
             for name, parameter in parameters.items():
                 if torch.isfinite(parameter).all():  # TensorBoard would raise an error before `NonFiniteGuard`
@@ -61,16 +66,7 @@ class Dashboards(Callback):
         settings |= {"position_parameters": count_position_parameters(pl_module), "max_steps": trainer.max_steps}
         options = {name: value for name, value in pl_module.hparams.items() if not name.startswith("_")}
         settings |= {name: value for name, value in options.items() if isinstance(value, bool | int | float | str)}
-        logged = trainer.callback_metrics
-        metrics = {k: float(logged[k]) for prefix in prefixes for k in logged if k.startswith(prefix)}
+        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(prefixes)}
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and metrics:
                 logger.log_hyperparams(settings, metrics, step=trainer.global_step)
-
-
-def _strategy_parameters(pl_module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, parameter) for all strategies. With several strategies, a name begins with the strategy's number."""
-    strategies = list(dict.fromkeys(m for m in pl_module.modules() if isinstance(m, Position)))
-    for i, strategy in enumerate(strategies):
-        for name, parameter in strategy.named_parameters():
-            yield (name if len(strategies) == 1 else f"{i}/{name}"), parameter

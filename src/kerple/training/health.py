@@ -7,6 +7,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
 
 from kerple.base.errors import UserError
 from kerple.training.last_checkpoint import LastCheckpoint
@@ -18,8 +19,8 @@ class NonFiniteGuard(Callback):
     """Checks all losses and gradients on all ranks before each step of the optimiser.
 
     A check by the host (the Python process) waits for the device. On a GPU, the host therefore checks only every few
-    steps, and before each validation and checkpoint. Until then, the fused Adam or AdamW of torch skips a bad step and
-    all later steps, because this callback sets its flag ``found_inf``. With other optimisers, the host checks every
+    steps, and before each validation and checkpoint. Until then, the fused Adam and AdamW of torch skip a bad step and
+    all later steps, because this callback sets their flag ``found_inf``. With other optimisers, the host checks every
     step.
 
     With ``precision: 16-mixed`` the host also checks every step, but only the loss. The loss scaler skips steps whose
@@ -38,14 +39,12 @@ class NonFiniteGuard(Callback):
         super().__init__()
         self.every_n_steps = every_n_steps
         self._losses: list[Tensor] = []  # of the micro-batches since the last step
-        self._unchecked: list[tuple[int, Tensor]] = []  # step, and () bool on the device: whether it is finite
+        self._unchecked: list[tuple[int, Tensor]] = []  # step, and () bool on the device: loss and gradient are finite
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.append(loss.detach())
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         finite = torch.stack(self._losses).isfinite().all()
         self._losses = []
         scaled = trainer.precision == "16-mixed"
@@ -73,8 +72,7 @@ class NonFiniteGuard(Callback):
         _check_weights(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._check(trainer)
-        _check_weights(trainer)
+        self.on_train_end(trainer, pl_module)
 
     def _check(self, trainer: Trainer) -> None:
         """Raise a UserError if a step since the last check was not finite. This waits for the device."""
@@ -86,7 +84,7 @@ class NonFiniteGuard(Callback):
         raise _non_finite(trainer, step, "the loss or a gradient is not finite, and the step was not made")
 
 
-def _can_skip_steps(optimizer: torch.optim.Optimizer) -> bool:
+def _can_skip_steps(optimizer: Optimizer) -> bool:
     """Return whether the optimiser has a flag to skip steps. Subclasses may ignore the flag, so they are excluded."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return fused and type(optimizer) in (torch.optim.AdamW, torch.optim.Adam)

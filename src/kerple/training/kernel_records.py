@@ -21,9 +21,9 @@ class Kernels(Callback):
     """Records the bias of each head by distance, and the weight by which a strategy multiplies its scores, if any.
 
     During `fit`, the callback records the bias and the weight at a few distances, and each parameter of the strategy
-    that has one number for each head. Without parameters, it records the buffers of this shape. At the end of `fit`, it
-    writes the records as ``kernels_trajectory.csv`` (step, layer, head, name, value), and draws those of the first
-    layer. At the end of `test`, it runs `KernelCurves`.
+    that has one number for each head. For a strategy without parameters, it records the buffers of this shape. At the
+    end of `fit`, it writes the records as ``kernels_trajectory.csv`` (step, layer, head, name, value), and draws those
+    of the first layer. At the end of `test`, it runs `KernelCurves`.
 
     When there are more than `MAX_RECORDS` records, every second one is dropped and ``every`` is doubled. Strategies
     whose bias and weight are not functions of the distance are not recorded.
@@ -41,8 +41,8 @@ class Kernels(Callback):
         self, length: int | None = None, every: int = 10, distances: tuple[int, ...] = (1, 10, 100, 1000)
     ) -> None:
         super().__init__()
-        nearest = min(distances, default=0)
-        for name, value, lowest in (("length", length, 2), ("every", every, 1), ("distances", nearest, 0)):
+        smallest = min(distances, default=0)
+        for name, value, lowest in (("length", length, 2), ("every", every, 1), ("distances", smallest, 0)):
             if value is not None and value < lowest:
                 raise UserError(f"Kernels: {name}: got {value}, expected {lowest} or more")
         self.length, self.every, self.distances = length, every, tuple(distances)
@@ -79,16 +79,13 @@ class Kernels(Callback):
         self.every, self.steps, self.records = (state_dict[key] for key in ("every", "steps", "records"))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        curves = KernelCurves(self.length).run(network_of(pl_module), None, runner(trainer, pl_module))
-        publish(curves, trainer)
+        publish(KernelCurves(self.length).run(network_of(pl_module), None, runner(trainer, pl_module)), trainer)
 
     def _record(self, step: int, pl_module: LightningModule) -> None:
         """Record the curves at this step, if the strategy has any."""
-        curves = self._curves(pl_module)
-        if not curves:
-            return
-        self.steps.append(step)
-        self.records.append(torch.stack(list(curves.values())).float().cpu())
+        if curves := self._curves(pl_module):
+            self.steps.append(step)
+            self.records.append(torch.stack(list(curves.values())).float().cpu())
         if len(self.steps) > MAX_RECORDS:
             self.steps, self.records, self.every = self.steps[::2], self.records[::2], 2 * self.every
 

@@ -28,9 +28,9 @@ class LanguageModel(LightningModule):
 
     A batch is ``{"tokens": (B, T + 1) int64}``, B sequences of T inputs and their targets. It may also have
     ``"scored"``, (B, T) bool, which selects the targets that count. The loss of a step is the mean over the scored
-    targets of the global batch. It and its gradient do not depend on how the batch is divided into devices and
-    micro-batches. Micro-batches without ``"scored"`` must have equal sizes. Measurements are callbacks, which use the
-    attribute ``network``.
+    targets of the global batch. This loss and its gradient do not depend on the division of the batch into
+    micro-batches and devices. Micro-batches without ``"scored"`` must have equal sizes. Measurements are callbacks,
+    which use the attribute ``network``.
 
     Args:
         position: Positional strategy, by class name. Its options are ``model.position.OPTION``.
@@ -39,8 +39,8 @@ class LanguageModel(LightningModule):
         layers: Number of blocks.
         dim: Width of the residual stream.
         heads: Number of attention heads, a divisor of ``dim``.
-        pad_vocabulary_to: The number of rows of the embedding is rounded up to a multiple of this; 128 suits tensor
-            cores.
+        pad_vocabulary_to: The number of rows of the embedding is rounded up to a multiple of this number; 128
+            suits tensor cores.
         optimizer: ``adamw``; ``muon`` for the matrices of the blocks and AdamW for the rest (`training.muon`); or any
             optimiser by class name, such as ``torch.optim.SGD``, with the options ``model.optimizer.OPTION``. Such an
             optimiser gets two groups of parameters with ``lr`` and ``weight_decay``: matrices and vectors.
@@ -114,7 +114,8 @@ class LanguageModel(LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         vocabulary = getattr(data, "vocabulary", self.vocabulary)
         if vocabulary != self.vocabulary:
-            raise UserError(f"data.vocabulary: got {vocabulary}, expected the {self.vocabulary} tokens of the model")
+            expected = f"expected the {self.vocabulary} tokens of the model; use the tokenizer of the training"
+            raise UserError(f"data.vocabulary: got {vocabulary}, {expected}")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
             reason = "which only tests weights of another strategy; fit the strategy that it wraps"
             raise UserError(f"model.position: got {self.network.name}, {reason}")
@@ -136,7 +137,7 @@ class LanguageModel(LightningModule):
         A place is for example the significance of a digit, see `kerple.positions.coupled`.
 
         Raises:
-            UserError: If a strategy needs places and the data has none, or two kinds of strategies embed places.
+            UserError: If a strategy needs places and the data has none, or strategies of two classes embed places.
         """
         placed = [module for module in self.network.modules() if isinstance(module, PlaceEmbedding)]
         if not placed:
@@ -194,10 +195,9 @@ class LanguageModel(LightningModule):
         groups = self._muon_groups() if self.muon else []
         grouped = {p for group in groups for p in group["params"]}
         rest = [p for p in self.parameters() if p.requires_grad and p not in grouped]
-        for name, decay, is_matrix in (("matrices", self.weight_decay, True), ("vectors", 0.0, False)):
-            params = [p for p in rest if (p.ndim >= 2) == is_matrix]
-            groups.append({"name": name, "params": params, "weight_decay": decay})
-        groups = [group | {"lr": self.lr} for group in groups if group["params"]]
+        groups.append({"name": "matrices", "params": [p for p in rest if p.ndim >= 2]})
+        groups.append({"name": "vectors", "params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0})
+        groups = [{"lr": self.lr, "weight_decay": self.weight_decay} | group for group in groups if group["params"]]
         if self.build_optimiser is not None:
             optimiser = self.build_optimiser(groups)
         else:
@@ -206,17 +206,15 @@ class LanguageModel(LightningModule):
             optimiser = kind(groups, fused=self.trainer.precision != "16-mixed", **self.adam_options)
         # clamp the parameters of strategies to their ranges after each step
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
-        return {
-            "optimizer": optimiser,
-            "lr_scheduler": {"scheduler": self._schedule_of(optimiser), "interval": "step", "name": "train/lr"},
-        }
+        schedule: Any = {"scheduler": self._schedule_of(optimiser), "interval": "step", "name": "train/lr"}
+        return {"optimizer": optimiser, "lr_scheduler": schedule}
 
     def _schedule_of(self, optimiser: Optimizer) -> LRScheduler:
         schedule, steps = self.schedule, self.trainer.max_steps
         if not isinstance(schedule, str):
             return schedule(optimiser)
         if steps < 1:
-            raise UserError(f"trainer.max_steps: got {steps}, expected the number of steps of the schedule")
+            raise UserError(f"trainer.max_steps: got {steps}, expected the number of steps of the schedule, 1 or more")
         warmup = max(2, round(self.warmup * steps))
         end = max(steps, warmup + 1)
         return LambdaLR(optimiser, lambda step: lr_multiplier(step, schedule, warmup, end, self.final_lr, self.decay))
@@ -232,7 +230,7 @@ class LanguageModel(LightningModule):
         ]
         if any(isinstance(p, DTensor) for group in groups for p in group["params"]):
             raise UserError("model.optimizer: got muon, which does not support sharded parameters; use adamw")
-        return [group | {"weight_decay": self.weight_decay} for group in groups]
+        return groups
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

@@ -21,8 +21,9 @@ ACCUMULATION = "accumulate_grad_batches"
 class LastCheckpoint(Checkpoint):
     """Writes ``checkpoints/last.ckpt`` at intervals, after the last step, and after a signal to stop.
 
-    The checkpoint is written only between optimiser steps, because it does not contain accumulated gradients. If it is
-    written just before a validation, the resumed run begins with this validation. Lightning would skip the validation.
+    The checkpoint is written only between optimiser steps, because it does not contain accumulated gradients. A run
+    that resumes from a checkpoint written just before a validation begins with this validation. Lightning would skip
+    it.
 
     After SIGINT (Ctrl-C), SIGTERM or SIGHUP (end of the terminal), the run finishes the optimiser step, saves, and ends
     with status 130, 143 or 129. After SIGUSR1 it also requeues its SLURM job, and ends with status 138. A signal during
@@ -32,8 +33,9 @@ class LastCheckpoint(Checkpoint):
     Args:
         every_n_train_steps: Number of optimiser steps between two checkpoints; null for no interval in steps.
         every_minutes: Minutes between two checkpoints by the clock of the first process; null for no interval in
-            minutes. A crash loses at most this time. An interval in minutes limits the time for writing also in fast
-            runs: a checkpoint of 162M parameters with the moments of the optimiser has 2 GB.
+            minutes. A crash loses at most the training of this time. Unlike an interval in steps, it limits the
+            fraction of time for writing in fast runs too: a checkpoint of 162M parameters with the moments of the
+            optimiser has 2 GB.
 
     Raises:
         UserError: If a number is not positive, or both are null.
@@ -46,9 +48,7 @@ class LastCheckpoint(Checkpoint):
             given = f"every_n_train_steps={every_n_train_steps} and every_minutes={every_minutes}"
             raise UserError(f"LastCheckpoint: got {given}, expected positive numbers or null, and not null for both")
         self.every_n_train_steps, self.every_minutes = every_n_train_steps, every_minutes
-        self._saved_at = 0.0  # time of the last checkpoint, in seconds of `time.monotonic`
         self.path: Path | None = None
-        self._saved_step = -1
         self._signals = Signals()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -67,9 +67,8 @@ class LastCheckpoint(Checkpoint):
         is_last_step = 0 < trainer.max_steps <= trainer.global_step  # `on_train_end` saves after this step
         if is_last_step or trainer.fit_loop._should_accumulate():
             return
-        due = self._obey_signals(trainer)
         every = self.every_n_train_steps
-        due = due or (every is not None and trainer.global_step % every == 0)
+        due = self._obey_signals(trainer) or (every is not None and trainer.global_step % every == 0)
         if due and trainer.global_step != self._saved_step:
             self.save(trainer)
 
@@ -110,7 +109,7 @@ class LastCheckpoint(Checkpoint):
         if not number:
             return due
         rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: saving {self.path}")
-        trainer._logger_connector.update_train_step_metrics()  # Lightning does this after this hook
+        trainer._logger_connector.update_train_step_metrics()  # Lightning would do this only after this hook
         self.save(trainer)
         if number == signal.SIGUSR1 and trainer.is_global_zero:
             requeue()
@@ -122,13 +121,11 @@ class LastCheckpoint(Checkpoint):
 
 def _validation_ahead(trainer: Trainer) -> bool:
     """Return whether a validation follows this batch, and has not begun yet."""
-    loop = trainer.fit_loop.epoch_loop
-    progress: Any = loop.batch_progress.total
-    # completed and processed differ only in on_train_batch_end; best.ckpt is written after the validation
-    if trainer.validating or progress.completed == progress.processed:
-        return False
-    fetcher: Any = trainer.fit_loop._data_fetcher
-    return loop._should_check_val_fx(fetcher)
+    loop: Any = trainer.fit_loop.epoch_loop
+    counts = loop.batch_progress.total
+    # these counts differ only in on_train_batch_end; `ModelCheckpoint` may save later, after the validation
+    before_validation = counts.completed != counts.processed and not trainer.validating
+    return before_validation and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
 
 
 def _expect_validation(loops: dict[str, Any]) -> None:
@@ -140,6 +137,5 @@ def _expect_validation(loops: dict[str, Any]) -> None:
         progress = loops["epoch_loop.batch_progress"][counts]
         progress["completed"] = progress["processed"]
     none = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
-    loops["epoch_loop.val_loop.batch_progress"].update(
-        total={**none, "ready": 1, "started": 1}, current=none, is_last_batch=False
-    )
+    begun = none | {"ready": 1, "started": 1}
+    loops["epoch_loop.val_loop.batch_progress"].update(total=begun, current=none, is_last_batch=False)

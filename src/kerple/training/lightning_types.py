@@ -1,4 +1,4 @@
-"""Functions by which callbacks access the network, attributes of the Trainer, TensorBoard's writers and the folder."""
+"""Functions by which callbacks access the network, the Trainer, the writers of TensorBoard and the run's folder."""
 
 from pathlib import Path
 from typing import Any, cast

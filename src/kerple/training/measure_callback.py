@@ -60,8 +60,7 @@ class MeasureCallback(Callback):
         pl_module.log_dict({f"val/{name}": value for name, value in scalars.items()}, sync_dist=True)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        text = self.text(trainer, "test")
-        result = self.measure.run(network_of(pl_module), text, runner(trainer, pl_module))
+        result = self.measure.run(network_of(pl_module), self.text(trainer, "test"), runner(trainer, pl_module))
         pl_module.log_dict({f"test/{name}": value for name, value in result.scalars.items()}, sync_dist=True)
         publish(result, trainer)
 

@@ -56,24 +56,20 @@ class Muon(torch.optim.AdamW):
         for p in group["params"]:
             if p.grad is not None:
                 p.mul_(1 - group["lr"] * group["weight_decay"])
+                state = self.state[p]
+                if not state:  # AdamW's `load_state_dict` expects a step
+                    state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))
+                state["step"] += 1
+                state["momentum"].lerp_(p.grad, 1 - MOMENTUM)  # running mean of all gradients
+                nesterov = p.grad.lerp(state["momentum"], MOMENTUM)
                 rows = group["muon"] or [len(p)]
-                for part, momentum in zip(p.split(rows), self._momentum(p).split(rows), strict=True):
+                for part, momentum in zip(p.split(rows), nesterov.split(rows), strict=True):
                     parts_by_shape[part.shape].append((part, momentum))
         for shape, parts in parts_by_shape.items():
             directions = orthogonalise(torch.stack([momentum for _, momentum in parts]))  # (parts, rows, columns)
             scale = 0.2 * max(shape) ** 0.5  # the root mean square of an orthogonal matrix is max(shape) ** -0.5
             for (part, _), direction in zip(parts, directions, strict=True):
                 part.add_(direction, alpha=-group["lr"] * scale)
-
-    def _momentum(self, p: Tensor) -> Tensor:
-        """Return Nesterov momentum: a weighted mean of the gradient and the running mean of all gradients."""
-        state, gradient = self.state[p], p.grad
-        assert gradient is not None
-        if not state:
-            state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))  # AdamW's `load_state_dict` expects a step
-        state["step"] += 1
-        state["momentum"].lerp_(gradient, 1 - MOMENTUM)
-        return gradient.lerp(state["momentum"], MOMENTUM)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

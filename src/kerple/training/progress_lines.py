@@ -27,30 +27,27 @@ class ProgressLines(Callback):
     def __init__(self, every: float = 15.0, file_every: float = 1.0) -> None:
         super().__init__()
         self.progress = Progress(None, every, file_every)
-        self._tokens = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.progress.path = log_directory(trainer) / FILE
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.progress.path = log_directory(trainer) / FILE
         self.progress.begin("training", trainer.max_steps, trainer.global_step)
         self._tokens = 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        rows, columns = batch["tokens"].shape
-        self._tokens += rows * (columns - 1) * trainer.world_size
+        self._tokens += batch["tokens"][:, 1:].numel() * trainer.world_size
 
-        def more(seconds: float) -> dict[str, Any]:
+        def extra_entries(seconds: float) -> dict[str, Any]:
             # the logged loss is preferred, because the returned one is scaled if only some targets are scored
             loss = trainer.callback_metrics.get("train/loss") or (outputs or {}).get("loss")
             # float() waits for the device, but `advance` calls this function only every few seconds
             return {"tokens_per_second": self._tokens / seconds} | ({} if loss is None else {"loss": float(loss)})
 
         if trainer.is_global_zero:
-            self.progress.advance(trainer.global_step, more)
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.progress.path = log_directory(trainer) / FILE
+            self.progress.advance(trainer.global_step, extra_entries)
 
 
 def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:

@@ -16,8 +16,8 @@ class RandomState(Callback):
 
     Random numbers that validations, loaders and sanity checks draw therefore have no effect on training. A resumed run
     draws the same numbers as an uninterrupted one. Each rank has its own state, and a checkpoint contains the states of
-    all ranks. If a run is resumed with more ranks, an additional rank gets a state from the seed, its number and the
-    step.
+    all ranks. If a run is resumed with more ranks, the generators of an additional rank are seeded by the run's seed,
+    the rank and the step.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ class Signals:
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def synchronise(self, trainer: Trainer, request: bool = False) -> tuple[int, bool]:
-        """Return the signal that any process of the run has received, or 0, and whether any has a true ``request``.
+        """Return the signal that any process of the run has received, or 0, and whether any passes a true ``request``.
 
         If processes have received different signals, the last in `PRECEDENCE` is returned. Call this method on every
         rank, after `connect`.
@@ -72,7 +72,7 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
             if getattr(rank_zero_only, "rank", 0) == 0:
                 with suppress(OSError):
-                    os.write(2, CTRL_C_MESSAGE)  # the signal may have interrupted a print
+                    os.write(2, CTRL_C_MESSAGE)  # not print, because the signal may have interrupted a print
 
 
 def requeue() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import resource
 import sys
 import time
@@ -26,8 +27,8 @@ from kerple.training.provenance import git
 class Throughput(Callback):
     """Logs ``train/tokens_per_second`` and ``train/peak_memory_mib``, and writes ``cost.json`` at the end of `fit`.
 
-    A rate is the number of targets on all devices in ``trainer.log_every_n_steps`` optimiser steps, divided by their
-    time. The time includes waiting for data and excludes validation.
+    A rate is the number of targets on all devices in ``trainer.log_every_n_steps`` optimiser steps, divided by the
+    seconds of these steps. This time includes waiting for data and excludes validation.
 
     ``cost.json`` contains the median rate, the seconds of torch.compile in this process, the peak memory, the numbers
     of parameters and steps, the backends of attention, and the environment. The median leaves out the first rate of
@@ -47,31 +48,30 @@ class Throughput(Callback):
         backends_used.clear()
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
-        self._restart(trainer, pl_module)
+        self._begin_interval(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._paused = _now(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._intervals is not None:  # not the sanity check
-            self._since += _now(pl_module) - self._paused
+            self._interval_start += _now(pl_module) - self._paused
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
         assert self._intervals is not None
-        rows, columns = batch["tokens"].shape
-        self._tokens += rows * (columns - 1) * trainer.world_size  # a row has one target fewer than tokens
+        self._tokens += batch["tokens"][:, 1:].numel() * trainer.world_size  # all tokens but the first are targets
         if trainer.global_step - self._step < untyped(trainer).log_every_n_steps:
             return
-        rate = self._tokens / (_now(pl_module) - self._since)
+        rate = self._tokens / (_now(pl_module) - self._interval_start)
         if self._intervals:
             self.rates.append(rate)
         self._intervals += 1
         self._update_peak(pl_module)
         pl_module.log("train/tokens_per_second", rate, prog_bar=True)
         pl_module.log("train/peak_memory_mib", self.peak / 2**20)
-        self._restart(trainer, pl_module)
+        self._begin_interval(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._update_peak(pl_module)  # before the last checkpoint
@@ -103,14 +103,14 @@ class Throughput(Callback):
     def _update_peak(self, pl_module: LightningModule) -> None:
         self.peak = max(self.peak, peak_memory(pl_module.device))
 
-    def _restart(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._tokens, self._step, self._since = 0, trainer.global_step, _now(pl_module)
+    def _begin_interval(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._tokens, self._step, self._interval_start = 0, trainer.global_step, _now(pl_module)
 
 
 def count_position_parameters(module: torch.nn.Module) -> int:
     """Count the parameters of all positional strategies in a model. A strategy that layers share counts once."""
-    strategies = [m for m in module.modules() if isinstance(m, Position)]
-    return sum(p.numel() for p in {p for strategy in strategies for p in strategy.parameters()})
+    parameters = {p for m in module.modules() if isinstance(m, Position) for p in m.parameters()}
+    return sum(p.numel() for p in parameters)
 
 
 def peak_memory(device: torch.device) -> int:
@@ -140,9 +140,8 @@ def environment(trainer: Trainer, device: torch.device) -> dict[str, str]:
 
 def _processor() -> str:
     path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    name = re.search(r"^model name\s*: (.*)", path.read_text("utf-8", "replace") if path.exists() else "", re.MULTILINE)
+    return name[1].strip() if name else platform.processor()
 
 
 def _now(pl_module: LightningModule) -> float:

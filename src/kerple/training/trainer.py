@@ -1,5 +1,6 @@
 """`AutoTrainer`: Lightning's Trainer with the defaults and checks of this project."""
 
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -75,7 +76,5 @@ def resolve_auto(trainer: Namespace, resumed: str | None = None) -> None:
         print_once(f"warning: precision {trainer.precision}: {EMULATED}; {SAFE} is faster here")
 
 
-@rank_zero_only
-def print_once(line: str) -> None:
-    """Print a line in the first process only."""
-    print(line, flush=True)
+print_once = rank_zero_only(partial(print, flush=True))
+"""Print a line in the first process only."""
