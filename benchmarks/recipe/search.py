@@ -92,7 +92,7 @@ def score(network: Transformer, data: TokenShards, length: int, far: int) -> dic
     """Mean losses in nats over blocks spread evenly over the validation split; what the text farther away than
     ``length`` gains in segments of ``far`` times as many, with the standard error of its mean over the blocks."""
     longest = (far or 8) * length
-    blocks = data.blocks("validation", longest)
+    blocks = data.text("validation").blocks(longest)
     chosen = np.linspace(0, len(blocks) - 1, TARGETS // longest).astype(int)
     tokens = [blocks[int(index)][None] for index in chosen]  # (1, longest + 1) each
     near = statistics.mean([float(full(network, block, length).mean()) for block in tokens])

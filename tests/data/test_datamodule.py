@@ -83,10 +83,11 @@ def test_the_checksum_does_not_depend_on_the_division_into_shards(module, prepar
 
 
 def test_every_target_of_a_split_is_in_one_block(module):
-    blocks, stream = module().blocks("test", 40), module().text("test").stream
+    text = module().text("test")
+    blocks, stream = text.blocks(40), text.stream
     targets = torch.cat([blocks[i][1:] for i in range(len(blocks))]).tolist()
     assert len(blocks) == (len(stream) - 1) // 40
-    assert targets == stream.read(1, len(targets)).tolist()
+    assert targets == stream[1 : 1 + len(targets)].tolist()
     assert [len(list(module(rank, 3).test_dataloader())) for rank in range(3)] == [1, 1, 1]
 
 
@@ -105,7 +106,7 @@ def test_text_and_bytes(module):
     sizes = data.text("test").token_bytes
     for name, split in data.manifest.splits.items():  # the reader of the documents counted their bytes
         stream = data.text(name).stream
-        assert int(sizes[torch.from_numpy(stream.read(0, len(stream)).astype("int64"))].sum()) == split.bytes > 0
+        assert int(sizes[torch.from_numpy(stream[:].astype("int64"))].sum()) == split.bytes > 0
 
 
 class Watcher(Line):

@@ -18,7 +18,7 @@ from kerple.cli import inspect
 from kerple.data import tokenizer as module
 from kerple.data.manifest import MANIFEST_FILE, SPLITS
 from kerple.data.prepare.documents import split_of
-from kerple.data.shards import BLOCK, VERIFIED, Folder, verify
+from kerple.data.shards import BLOCK, VERIFIED, Folder, TokenStream, verify
 from kerple.data.tokenizer import encode, token_bytes, train_tokenizer
 from tests.data.conftest import small_build
 from tests.toy import entries
@@ -37,16 +37,16 @@ def expected_streams(documents: list[str], folder: Path) -> dict[str, list[int]]
 def test_shards_hold_every_document_once_in_order(prepared, documents):
     folder = Folder(str(prepared))
     for split, expected in expected_streams(documents, prepared).items():
-        stream = folder.stream(split)
-        assert stream.read(0, len(stream)).tolist() == expected
+        stream = TokenStream(folder, split)
+        assert stream[:].tolist() == expected
         begins = folder.documents(split)
         assert begins.tolist() == [0, *(np.flatnonzero(np.array(expected) == 0)[:-1] + 1).tolist()]
         entry = folder.manifest.splits[split]
         assert (len(expected), len(begins)) == (entry.tokens, entry.documents)
         assert len(entry.shards) > 5  # the reads below cross their borders
         for start in {0, *(max(end - 1, 0) for end in stream.ends), *stream.ends}:
-            for count in (count for count in (0, 1, 2, 700, 5000) if start + count <= len(stream)):
-                assert stream.read(start, count).tolist() == expected[start : start + count]
+            for end in (start + count for count in (0, 1, 2, 700, 5000)):
+                assert stream[start:end].tolist() == expected[start:end]
     assert sum(s.documents for s in folder.manifest.splits.values()) == len(documents)
     assert sum(s.bytes for s in folder.manifest.splits.values()) == sum(len(text.encode()) for text in documents)
 
@@ -60,11 +60,11 @@ def test_the_checksum_of_a_split_is_that_of_its_tokens(prepared, json_lines, doc
 
 
 def test_webdataset_and_tar_read_the_same(prepared):
-    stream = Folder(str(prepared)).stream("train")
+    stream = TokenStream(Folder(str(prepared)), "train")
     shards = sorted(map(str, prepared.glob("train-*.tar")))
     dataset = webdataset.DataPipeline(webdataset.SimpleShardList(shards), webdataset.tarfile_to_samples())
     payloads = b"".join(sample["u16"] for sample in dataset)
-    assert np.frombuffer(payloads, "<u2").tolist() == stream.read(0, len(stream)).tolist()
+    assert np.frombuffer(payloads, "<u2").tolist() == stream[:].tolist()
     with tarfile.open(shards[0]) as archive:
         assert archive.getnames() == ["train-00000.u16"]
 
@@ -90,9 +90,8 @@ def test_a_damaged_file_is_named(copied, damage, name):
     with pytest.raises(UserError, match=str(copied / name)):
         verify(Folder(str(copied)))
     if name.startswith("train"):  # where the file is mapped, too
-        stream = Folder(str(copied)).stream("train")
         with pytest.raises(UserError, match=name):
-            stream.read(0, len(stream))
+            TokenStream(Folder(str(copied)), "train")[:]
 
 
 def test_a_shard_is_hashed_once_for_each_content(copied, monkeypatch):
@@ -100,8 +99,7 @@ def test_a_shard_is_hashed_once_for_each_content(copied, monkeypatch):
     monkeypatch.setattr(Folder, "_checked_file", lambda self, name, sha: hashed.append(name) or check(self, name, sha))
 
     def read() -> None:
-        stream = Folder(str(copied)).stream("train")
-        stream.read(0, len(stream))
+        TokenStream(Folder(str(copied)), "train")[:]
 
     read()
     assert sorted(hashed) == sorted(path.name for path in copied.glob("train-*.tar"))
@@ -164,8 +162,7 @@ def test_a_manifest_with_a_random_entry_is_refused_by_name_or_describes_the_shar
             (tmp_path / path.name).symlink_to(path)
     message, tokens = "", []
     try:
-        stream = Folder(str(tmp_path)).stream("train")
-        tokens = stream.read(0, min(len(stream), 100_000))
+        tokens = TokenStream(Folder(str(tmp_path)), "train")[:100_000]
     except UserError as error:
         message = str(error)
     sizes = [shard["tokens"] for shard in manifest["splits"]["train"]["shards"]] if not message else []

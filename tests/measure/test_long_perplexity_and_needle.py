@@ -66,7 +66,7 @@ def test_models_are_scored_on_the_same_key_tokens(folder: Path, monkeypatch: pyt
     model = hf.AutoModelForCausalLM.from_pretrained("model").eval()
     total = 0.0
     for block, targets in enumerate(keys):
-        tokens = torch.from_numpy(stream.read(48 * block, 49).astype("int64"))
+        tokens = torch.from_numpy(stream[48 * block : 48 * block + 49].astype("int64"))
         for t in targets:
             with torch.inference_mode():
                 start = t // 16 * 16

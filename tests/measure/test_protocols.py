@@ -146,19 +146,12 @@ def test_the_tokens_of_a_forward_pass_are_bounded(length: int, budget: int, monk
             assert max(rows for rows, _ in counter.forwards) == max(1, budget // length)
 
 
-class CountingText:
-    """An array of 300 tokens, in which token t is t."""
-
-    def __len__(self) -> int:
-        return 300
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        return np.arange(start, start + count, dtype=np.uint16)
+COUNTING = np.arange(300, dtype=np.uint16)  # token t is t
 
 
 def document_starts(begins: list[int], length: int) -> list[tuple[int, int]]:
     """Return the document and the first token of each block of ``length`` targets inside a document."""
-    ends = [*begins[1:], len(CountingText())]
+    ends = [*begins[1:], len(COUNTING)]
     spans = enumerate(zip(begins, ends, strict=True))
     return [(document, start) for document, (begin, end) in spans for start in range(begin, end - length, length)]
 
@@ -171,7 +164,7 @@ def starts_of(blocks: TextBlocks) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("length", [1, 7, 30, 100])
 def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
     begins = [0, 1, 3, 40, 40, 75, 106, 207]  # one document is empty
-    text, expected = Text(CountingText(), begins), document_starts(begins, length)
+    text, expected = Text(COUNTING, begins), document_starts(begins, length)
     blocks = text.document_blocks(length)
     assert starts_of(blocks) == expected
     assert [block.tolist() for block in blocks] == [list(range(start, start + length + 1)) for _, start in expected]
@@ -190,7 +183,7 @@ def test_the_numbers_of_blocks_of_groups_and_documents_are_limited(
     per_group: int | None, per_document: int | None
 ) -> None:
     begins, groups, copied = [0, 1, 25, 40, 75, 106, 150, 207, 250], "xyxxyzxzy", 2  # one document is training text
-    text = Text(CountingText(), begins)
+    text = Text(COUNTING, begins)
     text.table = pd.DataFrame({"group": list(groups), "overlap": [0.9 * (i == copied) for i in range(9)]})
     expected: list[tuple[int, int]] = []
     for document, start in document_starts(begins, 10):

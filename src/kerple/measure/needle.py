@@ -190,7 +190,8 @@ class Needle(Measure):
             sentences = text.encode(NOISE_SENTENCES)
             haystack = sentences * -(-length // len(sentences))
         else:
-            haystack = text.stream.read(int(rng.integers(len(text.stream) - length)), length).tolist()
+            start = int(rng.integers(len(text.stream) - length))
+            haystack = text.stream[start : start + length].tolist()
         tokens = torch.tensor([problem_tokens(problem, length, haystack, text.encode)], device=device)
         answer = network.continued(tokens, ANSWER * len(problem.values))
         return recall(text.decode(answer), problem.values)

@@ -22,7 +22,7 @@ from kerple.data.options import ShardOptions
 from kerple.data.prepare import build
 from kerple.data.prepare.corpora import find_corpus
 from kerple.data.prepare.documents import split_of
-from kerple.data.shards import BLOCK, Folder, verify
+from kerple.data.shards import BLOCK, Folder, TokenStream, verify
 from kerple.data.text import ShardText
 from tests.data.conftest import contents, small_build, write_lines
 
@@ -119,9 +119,9 @@ def test_a_vocabulary_of_more_than_two_bytes_takes_four(prepared, json_lines, tm
     small_build(tmp_path, json_lines)
     verify(Folder(str(tmp_path)))
     monkeypatch.undo()
-    expected = Folder(str(prepared)).stream("train")
+    expected = TokenStream(Folder(str(prepared)), "train")
     tokens = np.concatenate([np.fromfile(path, "<u4")[BLOCK // 4 :] for path in sorted(tmp_path.glob("train-*"))])
-    assert tokens[tokens > 0].tolist() == [t for t in expected.read(0, len(expected)).tolist() if t]  # and padding
+    assert tokens[tokens > 0].tolist() == [t for t in expected[:].tolist() if t]  # and padding
 
 
 def test_splits_have_their_fractions_and_the_tokenizer_learns_from_training_text_only(tmp_path):

@@ -36,7 +36,7 @@ from kerple.data.shards import Folder, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
 TRAINING_BYTES = 10**8  # bytes of the training split on which a tokenizer is trained
-SHIPPED = Path(__file__).parents[1] / "tokenizers"  # trained tokenizers of `code` and `rfc`
+SHIPPED = Path(__file__).parents[1] / "tokenizers"  # folder of the trained tokenizers for `code` and `rfc`
 PARTS = "parts"  # folder with the settings and a file for each finished part; it is deleted after the preparation
 
 
@@ -56,13 +56,13 @@ def prepare(options: ShardOptions) -> Manifest:
     directory = Path(options.location)
     # a finished folder is not locked, because a lock needs permission to write
     if (directory / MANIFEST_FILE).exists():
-        shutil.rmtree(directory / PARTS, ignore_errors=True)  # a process may have been killed before it did this
+        shutil.rmtree(directory / PARTS, ignore_errors=True)  # left by a process that was killed before it deleted it
         return check_prepared(options)
     assert options.corpus is not None
     if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):
         raise UserError(f"data.directory: got {directory}, inside the corpus {options.corpus}; choose another folder")
-    # before the folder of the shards is made, so that a mistake in data.corpus leaves no folder
-    corpus = find_corpus(options.corpus, options.text_field, options.fetched)
+    # called before the folder of the shards is made, so that a wrong data.corpus leaves no folder behind
+    corpus = find_corpus(options.corpus, options.text_field, options.source_folder)
     with _locked(directory):
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
@@ -95,15 +95,14 @@ def prepare(options: ShardOptions) -> Manifest:
     summary = f"{options.location}: prepared {tokens:,} tokens of {documents:,} documents"
     print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
     if empty := " and no ".join(name for name, split in splits.items() if not split.documents):
-        advice = "add documents, or set data.split_fractions"
-        print(f"{options.location}: there is no {empty} text; {advice}", file=sys.stderr)
+        print(f"{options.location}: there is no {empty} text; set data.split_fractions or add text", file=sys.stderr)
     return manifest
 
 
 def check_corpus(options: ShardOptions) -> None:
-    """Raise a UserError if the shards have not been prepared and their corpus does not exist."""
+    """Raise a UserError if the shards have not been prepared and their corpus cannot be found."""
     if options.corpus is not None and not Path(options.location, MANIFEST_FILE).exists():
-        find_corpus(options.corpus, options.text_field, options.fetched)
+        find_corpus(options.corpus, options.text_field, options.source_folder)
 
 
 def check_prepared(options: ShardOptions) -> Manifest:
@@ -118,7 +117,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
     settings = options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards can be used on a machine without the corpus
-            settings["files"] = find_corpus(options.corpus, options.text_field, options.fetched).state()
+            settings["files"] = find_corpus(options.corpus, options.text_field, options.source_folder).state()
     _compare_settings(options.location, manifest.settings, settings)
     return manifest
 
@@ -134,13 +133,14 @@ def _compare_settings(location: str, before: dict[str, Any], now: dict[str, Any]
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Make the folder, and hold its lock within the context.
+    """Make a folder, and hold its lock within the context.
 
     Raises:
-        UserError: A worker process calls this, the folder cannot be written to, or memory runs out within the context.
+        UserError: A worker process calls this function, the folder cannot be written to, or memory runs out within the
+            context.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker that imports the main script
-        raise UserError('data: a script that prepares shards needs `if __name__ == "__main__":`, as workers import it')
+        raise UserError('data: worker processes import your script; put its code below `if __name__ == "__main__":`')
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(directory / ".lock").acquire()
@@ -162,11 +162,11 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
         directory: Folder of the shards.
         options: Options of the preparation.
         corpus: The corpus.
-        settings: Settings of the preparation, to be compared with those of an interrupted one.
+        settings: Settings of the preparation. They are compared with those of an interrupted preparation.
 
     Raises:
-        UserError: The folder has an unfinished preparation with other settings, or shards but no manifest; the corpus
-            has no training document, or the tokenizer cannot be loaded or has too many entries.
+        UserError: The folder has an unfinished preparation with other settings, or shards but no manifest. Or the
+            corpus has no training document. Or the tokenizer cannot be loaded or has too many entries.
     """
     unfinished = directory / PARTS / "settings.json"
     if unfinished.exists():
@@ -262,5 +262,5 @@ def _check_reading(options: ShardOptions, reading: Reading) -> None:
         raise UserError(f"data.max_dropped_fraction: {given}: {reading.reasons()}; {advice}")
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
         given = f"got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}"
-        advice = f"delete its files in {options.fetched} and run the command again; if this does not help, report it"
+        advice = f"delete its files in {options.source_folder} and run the command again; if this does not help, report it"
         raise UserError(f"data.corpus: {given}; {advice}")

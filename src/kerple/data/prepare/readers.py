@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, filterfalse
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from kerple.base.errors import UserError
 from kerple.data.input_files import decompress, filesystem, is_remote, open_bytes, without_query
@@ -48,7 +48,7 @@ class Fault:
     Args:
         name: Name of the document in messages.
         reason: The reason in a few words. Documents whose reason is ``empty`` are not counted in `Reading.lost_bytes`.
-        bytes: Number of bytes of the document. For a damaged file, all bytes that were read from it.
+        bytes: Number of bytes of the document. For a damaged file, the number of bytes that were read from it.
         details: Details for the message.
     """
 
@@ -139,11 +139,9 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
         if without_query(path).endswith(PARQUET):
             yield from read_parquet(path, text_field)
         else:
+            read = read_tar if without_query(path).endswith(TARS) else read_lines
             with open_bytes(path) as file:
-                if without_query(path).endswith(TARS):
-                    yield from read_tar(decompress(file, path), path, text_field)
-                else:
-                    yield from read_lines(decompress(file, path), path, text_field)
+                yield from read(decompress(file, path), path, text_field)
 
 
 def read_text(path: str) -> Document | Fault:
@@ -216,10 +214,8 @@ def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document |
     """
     try:
         with tarfile.open(fileobj=file, mode="r|") as archive:
-            for member in archive:
-                content = archive.extractfile(member) if member.isreg() else None
-                if content is None:
-                    continue
+            for member in filter(tarfile.TarInfo.isreg, archive):
+                content = cast("IO[bytes]", archive.extractfile(member))
                 if member.name.endswith(LINES):
                     yield from read_lines(decompress(content, member.name), f"{name}: {member.name}", text_field)
                 else:
