@@ -262,5 +262,5 @@ def _check_reading(options: ShardOptions, reading: Reading) -> None:
         raise UserError(f"data.max_dropped_fraction: {given}: {reading.reasons()}; {advice}")
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
         given = f"got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}"
-        advice = f"delete its files in {options.source_folder} and run the command again; if this does not help, report it"
+        advice = f"delete its files in {options.source_folder} and run again; if the error remains, report it"
         raise UserError(f"data.corpus: {given}; {advice}")
