@@ -34,7 +34,7 @@ def write_lines(path: Path, documents: list[str]) -> Path:
 
 
 def small_build(directory: Path, corpus: Path | str, part: int = 3000, **options: object) -> Manifest:
-    """Prepare a corpus in parts of 3,000 characters, so that a small corpus has many."""
+    """Prepare a corpus in parts of `part` characters, so that a small corpus has many parts."""
     settings = {"vocabulary": 300, "split_fractions": (0.8, 0.1, 0.1), "prepare_workers": 1} | options
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "part_size", lambda number: part)

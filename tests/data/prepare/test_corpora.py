@@ -55,12 +55,8 @@ def test_json_lines_may_be_compressed_but_not_mixed_with_text_files(tmp_path):
 def test_a_tar_of_json_lines_and_text_files_without_links(tmp_path, name, pack):
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for member_name, content in (
-            ("x/1.jsonl.zst", zstandard.compress(LINES)),
-            ("x/2.jsonl", LINES),
-            ("x/3.txt", b"plain"),
-            ("../4.txt", b"outside"),  # only a name: members are not extracted to the disk
-        ):
+        contents = {"1.jsonl.zst": zstandard.compress(LINES), "2.jsonl": LINES, "3.txt": b"plain", "../4.txt": b"outside"}
+        for member_name, content in contents.items():
             member = tarfile.TarInfo(member_name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))

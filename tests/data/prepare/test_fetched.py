@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from kerple.data.prepare.documents import Reading
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.rfc import read_rfcs, without_pages
 from kerple.data.prepare.wheels import is_generated, read_list, read_wheels
+from tests.data.conftest import contents
 
 CODE = {
     "apple": {"apple/core.py": b"def bite():\r\n    return 'apple'\n", "apple/seed.py": b"tiny = True\n"},
@@ -32,10 +32,8 @@ def index(tmp_path, monkeypatch):
     (tmp_path / "index").mkdir()
     for (name, files), about in zip(CODE.items(), ("train demo", "test demo", "validation"), strict=True):
         path = tmp_path / "index" / f"{name}-1.0-py3-none-any.whl"
-        about_wheel = {
-            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-            "WHEEL": "Wheel-Version: 1.0\n",
-        }
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        about_wheel = {"METADATA": metadata, "WHEEL": "Wheel-Version: 1.0\n"}
         with zipfile.ZipFile(path, "w") as archive:
             for file, content in (files | {f"{name}-1.0.dist-info/{n}": t for n, t in about_wheel.items()}).items():
                 archive.writestr(file, content)
@@ -45,10 +43,6 @@ def index(tmp_path, monkeypatch):
     for name, value in {"CONFIG_FILE": "/dev/null", "NO_INDEX": "1", "FIND_LINKS": f"{tmp_path}/index"}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     return tmp_path / "index"
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def test_files_of_wheels_have_package_and_split_and_copies_are_left_out(index, tmp_path):
@@ -73,12 +67,12 @@ def test_a_failed_download_is_an_error_of_one_line_and_complete_files_are_kept(i
         with pytest.raises(UserError, match=rf"data\.corpus: .*{message}.* data\.source") as error:
             list(read_wheels(read_list(demo=False), here))
         assert "\n" not in str(error.value)
-        assert files(here) == ["apple-1.0-py3-none-any.whl", "pear-1.0-py3-none-any.whl"]
+        assert list(contents(here)) == ["apple-1.0-py3-none-any.whl", "pear-1.0-py3-none-any.whl"]
     plum.write_bytes(whole)
     (here / "pear-1.0-py3-none-any.whl").write_bytes(b"half a downl")
     (index / "apple-1.0-py3-none-any.whl").unlink()  # it was downloaded before, and is not requested again
     list(read_wheels(read_list(demo=False), here))
-    assert files(here) == [f"{name}-1.0-py3-none-any.whl" for name in CODE]
+    assert list(contents(here)) == [f"{name}-1.0-py3-none-any.whl" for name in CODE]
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     assert list(read_wheels(read_list(demo=False), here))
 
