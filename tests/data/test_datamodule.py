@@ -40,7 +40,7 @@ def rows(*loaders: object) -> Tensor:
 
 
 @pytest.mark.parametrize(("ranks", "accumulate", "size", "workers"), [(2, 1, 4, 0), (4, 2, 1, 0), (1, 1, 8, 2)])
-def test_the_order_is_that_of_one_device(module, ranks, accumulate, size, workers):
+def test_samples_have_the_order_of_a_single_device(module, ranks, accumulate, size, workers):
     state, expected = torch.get_rng_state(), rows(module().train_dataloader())
     options = {"accumulate": accumulate, "batch_size": size, "workers": workers}
     loaders = [module(rank, ranks, **options).train_dataloader() for rank in range(ranks)]
@@ -51,7 +51,7 @@ def test_the_order_is_that_of_one_device(module, ranks, accumulate, size, worker
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_is_continued_with_another_number_of_devices(module, workers):
+def test_a_run_continues_from_its_state_with_another_number_of_devices(module, workers):
     expected = rows(module().train_dataloader())
     first = module(workers=workers).train_dataloader()
     batches = iter(first)
@@ -90,7 +90,7 @@ def test_validation_scores_each_segment_once(module, ranks):
     assert sorted(scored.tolist()) == list(range(21))
 
 
-def test_text_and_bytes(module):
+def test_texts_are_decoded_exactly_and_the_bytes_of_tokens_are_those_of_the_split(module):
     data = module()
     assert data.decode(data.encode("grey wolves <|endoftext|>")) == "grey wolves <|endoftext|>"
     sizes = data.text("test").token_bytes

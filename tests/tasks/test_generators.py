@@ -110,7 +110,7 @@ def test_every_task_is_checked():
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("task", "sign"), [(Addition, "+"), (Multiplication, "*")])
-def test_reversed_arithmetic(task, sign, padded):
+def test_reversed_numbers_have_the_right_answers_and_sizes(task, sign, padded):
     for n, example in drawn(task(order="reversed", padded=padded)):
         first, second = example.prompt.split(sign)
         result = eval(f"{int(first[::-1])} {sign} {int(second[::-1])}")

@@ -1,4 +1,4 @@
-"""Reading of the files of a corpus: opened by fsspec at a path or URL, and decompressed by their file extension."""
+"""Opening of the files of a corpus by fsspec, at a path or URL, and decompression according to the file extension."""
 
 import gzip
 import io

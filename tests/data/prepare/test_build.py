@@ -27,7 +27,7 @@ from kerple.data.text import ShardText
 from tests.data.conftest import contents, small_build, write_lines
 
 
-def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, monkeypatch):
+def test_a_preparation_continues_after_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, monkeypatch):
     """Shards, descriptions of parts, the tokenizer, settings and the manifest are written."""
     writes, stop_at = 0, 0
 
@@ -59,7 +59,7 @@ def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, monk
 
 def stop_before_the_manifest(*arguments: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_check_reading", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(build, "_check_documents", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             small_build(*arguments)
 
@@ -86,7 +86,7 @@ def test_the_tokenizer_of_the_user_is_used_where_a_trained_one_is_part_of_the_pa
     assert tokenizer.to_str() == Tokenizer.from_file(str(prepared / "tokenizer.json")).to_str()
 
 
-def test_a_corpus_or_a_split_without_text(documents, tmp_path, capsys):
+def test_a_corpus_or_a_split_without_text_is_reported(documents, tmp_path, capsys):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
     with pytest.raises(UserError, match="has no training document"):
         small_build(tmp_path / "out", corpus, tokenizer="bpe", text_field="body", max_dropped_fraction=1.0)
@@ -112,7 +112,7 @@ def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(doc
     assert manifest.splits == good.splits
 
 
-def test_a_vocabulary_of_more_than_two_bytes_takes_four(prepared, json_lines, tmp_path, monkeypatch):
+def test_tokens_of_a_large_vocabulary_have_four_bytes(prepared, json_lines, tmp_path, monkeypatch):
     assert (token_dtype(1 << 16), token_dtype((1 << 16) + 1)) == (np.uint16, np.uint32)
     for module in ("manifest", "prepare.build"):
         monkeypatch.setattr(f"kerple.data.{module}.token_dtype", lambda _: np.dtype("<u4"))
@@ -151,7 +151,7 @@ def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path):
     small_build(tmp_path / "out", folder)
 
 
-def test_a_folder_that_must_not_be_written(json_lines, tmp_path):
+def test_a_folder_inside_the_corpus_or_with_other_shards_is_refused(json_lines, tmp_path):
     with pytest.raises(UserError, match=r"data\.directory: got .*inside the corpus"):
         small_build(json_lines / "below" / "shards", json_lines)
     assert not (json_lines / "below").exists()

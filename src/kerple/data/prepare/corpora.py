@@ -70,7 +70,7 @@ def file_corpus(files: list[str], text_field: str = "") -> Corpus:
 def standard_library() -> Corpus:
     """Return the corpus of the .py files of the standard library of the running Python, about 30 MB.
 
-    They are sorted and then shuffled with a fixed seed, so that files of one package are not neighbours.
+    The files are sorted and then shuffled with a fixed seed, so that files of one package are rarely neighbours.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     excluded = {"site-packages", "dist-packages", "__pycache__"}

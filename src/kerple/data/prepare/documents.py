@@ -29,7 +29,7 @@ def split_of(text: bytes, fractions: tuple[float, float, float]) -> str:
     return "train" if number < train else "validation" if number < train + validation else "test"
 
 
-class Reading:
+class CorpusReader:
     """Iterates once over the documents of a corpus, sets their splits, and counts the documents that are left out.
 
     Args:

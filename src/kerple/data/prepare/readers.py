@@ -47,7 +47,7 @@ class Fault:
 
     Args:
         name: Name of the document in messages.
-        reason: The reason in a few words. Documents whose reason is ``empty`` are not counted in `Reading.lost_bytes`.
+        reason: The reason in a few words. `CorpusReader.lost_bytes` does not count documents with the reason ``empty``.
         bytes: Number of bytes of the document. For a damaged file, the number of bytes that were read from it.
         details: Details for the message.
     """
@@ -91,8 +91,8 @@ def list_files(corpus: str) -> list[str]:
         paths = system.glob(inner) if pattern else system.find(inner)
     except Exception as error:  # each file system raises other errors
         raise UserError(f"data.corpus: {corpus} cannot be read ({error!r}); check its address") from error
-    below = len(inner.rpartition("/")[0]) if pattern else len(inner)  # the corpus itself may be in a hidden folder
-    return [system.unstrip_protocol(path) for path in sorted(set(paths)) if "/." not in f"/{path[below:]}"]
+    root_length = len(inner.rpartition("/")[0]) if pattern else len(inner)  # the corpus may be in a hidden folder
+    return [system.unstrip_protocol(path) for path in sorted(set(paths)) if "/." not in f"/{path[root_length:]}"]
 
 
 def _walk(root: str) -> Iterator[str]:
@@ -101,9 +101,9 @@ def _walk(root: str) -> Iterator[str]:
     def refuse(error: OSError) -> None:
         raise UserError(f"data.corpus: {error.filename} cannot be read ({error.strerror}); remove it") from error
 
-    for folder, below, names in os.walk(root, onerror=refuse):
-        below[:] = [name for name in below if not name.startswith(".")]
-        _check_links(root, (path for name in below if os.path.islink(path := os.path.join(folder, name))))
+    for folder, subfolders, names in os.walk(root, onerror=refuse):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]  # os.walk skips the removed ones
+        _check_links(root, (path for name in subfolders if os.path.islink(path := os.path.join(folder, name))))
         yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
 
 
