@@ -69,7 +69,7 @@ def test_a_run_continues_from_its_state_with_another_number_of_devices(module, w
 def test_few_samples_are_repeated_in_every_epoch(module):
     loader, batches = module(samples=20).train_dataloader(), rows(module().train_dataloader())
     for _ in range(2):
-        assert torch.equal(rows(loader), batches[:16])  # the two whole batches
+        assert torch.equal(rows(loader), batches[:16])  # the two full batches
 
 
 def test_every_target_of_a_split_is_in_one_block(module):
@@ -94,7 +94,7 @@ def test_texts_are_decoded_exactly_and_the_bytes_of_tokens_are_those_of_the_spli
     data = module()
     assert data.decode(data.encode("grey wolves <|endoftext|>")) == "grey wolves <|endoftext|>"
     sizes = data.text("test").token_bytes
-    for name, split in data.manifest.splits.items():  # the reader of the documents counted their bytes
+    for name, split in data.manifest.splits.items():  # counted when the documents were read
         stream = data.text(name).stream
         assert int(sizes[torch.from_numpy(stream[:].astype("int64"))].sum()) == split.bytes > 0
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_is_refused_with_another_tokenizer_or_other_training_data(p
 
     assert shards(tmp_path / "text").checksum() != shards(prepared).checksum() == shards(tmp_path / "copy").checksum()
     shards(prepared).load_state_dict(None)  # a damaged state, which has no checksums to compare
-    resume("fit", tmp_path / "copy")  # the same tokens elsewhere
+    resume("fit", tmp_path / "copy")  # the same tokens in another folder
     resume("test", tmp_path / "text")  # another text with the same tokenizer
     with pytest.raises(ValueError, match=r"directory: got .*text, expected the training tokens of the checkpoint"):
         resume("fit", tmp_path / "text")

@@ -43,7 +43,7 @@ def test_shards_hold_every_document_once_in_order(prepared, documents):
         assert begins.tolist() == [0, *(np.flatnonzero(np.array(expected) == 0)[:-1] + 1).tolist()]
         entry = folder.manifest.splits[split]
         assert (len(expected), len(begins)) == (entry.tokens, entry.documents)
-        assert len(entry.shards) > 5  # the reads below cross their borders
+        assert len(entry.shards) > 5  # the slices below cross boundaries of shards
         for start in {0, *(max(end - 1, 0) for end in stream.ends), *stream.ends}:
             for end in (start + count for count in (0, 1, 2, 700, 5000)):
                 assert stream[start:end].tolist() == expected[start:end]
@@ -125,7 +125,7 @@ def test_a_changed_shard_with_a_new_checksum_is_found_by_its_tokens(copied, toke
 
 
 def test_a_path_may_have_bytes_that_are_not_utf8_and_pattern_marks(json_lines, tmp_path, capsys):
-    sys.stderr.reconfigure(errors="backslashreplace")  # as Python opens it
+    sys.stderr.reconfigure(errors="backslashreplace")  # Python's default for stderr
     corpus, folder = (tmp_path / os.fsdecode(name) for name in (b"[1] caf\xe9*", b"[x] caf\xe9"))
     shutil.copytree(json_lines, corpus)
     small_build(folder, corpus)

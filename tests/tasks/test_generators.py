@@ -92,7 +92,7 @@ def test_problems_are_reproducible_and_have_the_answers_and_lengths_of_independe
     assert drawn(task) == drawn(task)
     for n, example in drawn(task):
         solve, measure = SOLVERS[task.name]
-        keys = [example.answer[::2]] if name == "recall" else []  # keys are input
+        keys = [example.answer[::2]] if name == "recall" else []  # the keys are part of the input
         assert example.answer == solve(example.prompt, *keys), example
         assert example.sizes[0] == n == measure(example.prompt)
         assert len(example.sizes) == len(task.axes)
@@ -159,7 +159,7 @@ PLACES = {name: task.places for name, task in PLACED.items()} | {"abacus": abacu
     [
         # 321 + 54 = 375, least significant digits first: digits of equal significance have the same place
         ("addition", "«123+45=573»", [0, 2, 3, 4, 1, 2, 3, 1, 2, 3, 4, 0]),
-        ("addition, padded", "«12+90=120··", [0, 2, 3, 4, 2, 3, 1, 2, 3, 4, 0, 0]),  # + as the third digit
+        ("addition, padded", "«12+90=120··", [0, 2, 3, 4, 2, 3, 1, 2, 3, 4, 0, 0]),  # + has the place of a third digit
         ("multiplication", "«63*7=252", [0, 2, 3, 1, 0, 1, 2, 3, 4]),
         ("copy", "«cab=cab", [0, 2, 3, 4, 1, 2, 3, 4]),
         ("reverse", "«cab=bac»", [0, 2, 3, 4, 5, 4, 3, 2, 0]),

@@ -36,8 +36,9 @@ class ShardOptions:
         length: Training length in tokens, which is the number of targets of a sample.
         batch_size: Samples per device and micro-batch.
         seed: Seed of the order of the training samples.
-        samples: Number of different training samples over all devices. They are repeated until `trainer.max_steps`.
-            With null, as many as `trainer.max_steps` needs, or the training split once if `max_steps` is not set.
+        samples: Number of different training samples over all devices, rounded down to full batches. They are repeated
+            until `trainer.max_steps`. With null, as many samples as `trainer.max_steps` steps need, or those of the
+            training split if `max_steps` is not set.
         split_fractions: Fractions of the documents in the training, validation and test split. Each document is
             assigned to a split by a hash of its text; in `rfc`, by a hash of the name of its family of RFCs. In `code`
             and `code-demo` the package determines the split, and the fractions have no effect.

@@ -75,7 +75,7 @@ def test_finished_parts_are_kept_and_other_settings_refused(json_lines, prepared
 def test_a_finished_part_whose_text_has_changed_is_tokenised_again(documents, tmp_path):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
     stop_before_the_manifest(tmp_path / "out", corpus)
-    corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # of the same size, so that the state is equal
+    corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # the size stays, and so does `Corpus.state`
     changed = small_build(tmp_path / "out", corpus, tokenizer="bpe")
     assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=str(tmp_path / "out")).splits
 
@@ -121,7 +121,7 @@ def test_tokens_of_a_large_vocabulary_have_four_bytes(prepared, json_lines, tmp_
     monkeypatch.undo()
     expected = TokenStream(Folder(str(prepared)), "train")
     tokens = np.concatenate([np.fromfile(path, "<u4")[BLOCK // 4 :] for path in sorted(tmp_path.glob("train-*"))])
-    assert tokens[tokens > 0].tolist() == [t for t in expected[:].tolist() if t]  # and padding
+    assert tokens[tokens > 0].tolist() == [t for t in expected[:].tolist() if t]  # 0 is padding too
 
 
 def test_splits_have_their_fractions_and_the_tokenizer_learns_from_training_text_only(tmp_path):
@@ -142,7 +142,7 @@ def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path):
     (folder := tmp_path / "corpus").mkdir()
     one, two = (write_lines(folder / f"{name}.jsonl", documents) for name in ("one", "two"))
     small_build(tmp_path / "out", folder)
-    os.utime(one, (0, 0))  # a copy is the same corpus
+    os.utime(one, (0, 0))  # as in a copy, which is the same corpus
     small_build(tmp_path / "out", folder)
     two.rename(folder / "three.jsonl")
     with pytest.raises(UserError, match=r"files was '2 files, .* is '2 files, .*; choose another folder"):

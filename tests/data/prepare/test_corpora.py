@@ -129,7 +129,7 @@ def test_a_document_that_does_not_fit_into_memory_is_an_error_of_one_line(tmp_pa
 
 
 def test_a_pipe_and_an_unreadable_folder_are_refused_by_name(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "pipe.txt")  # reading it would never end
+    os.mkfifo(tmp_path / "pipe.txt")  # reading a pipe would never end
     for corpus in ("", "*.txt", "pipe.txt"):
         with pytest.raises(UserError, match=r"pipe\.txt is not a regular file"):
             read(tmp_path / corpus)
@@ -137,7 +137,7 @@ def test_a_pipe_and_an_unreadable_folder_are_refused_by_name(tmp_path, monkeypat
     scan = os.scandir
 
     def refuse(path: str) -> object:
-        if str(path).endswith("closed"):  # a real permission would not stop root
+        if str(path).endswith("closed"):  # file permissions would not stop root
             raise PermissionError(13, "Permission denied", path)
         return scan(path)
 
@@ -196,7 +196,7 @@ def test_a_dataset_of_the_hub_is_streamed_and_no_folder_is_made_if_that_is_impos
         read("hf:org/name:en", "body")
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="datasets"):  # the command line prints it as one line
+    with pytest.raises(ModuleNotFoundError, match="datasets"):  # the command prints the error as one line
         prepare(ShardOptions("hf:org/name"))
     assert not list(tmp_path.iterdir())
 

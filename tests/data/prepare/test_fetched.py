@@ -49,12 +49,12 @@ def test_files_of_wheels_have_package_and_split_and_copies_are_left_out(index, t
     reader = CorpusReader(CORPORA["code"](tmp_path / "here"), (1.0, 0.0, 0.0))
     assert {(d.name, d.text, d.group, d.split) for d in reader} == {
         ("apple/core.py", "def bite():\n    return 'apple'\n", "apple", "train"),
-        ("apple/seed.py", "tiny = True\n", "apple", "train"),  # the first of two by the hash of its path
+        ("apple/seed.py", "tiny = True\n", "apple", "train"),  # plum/seed.py is a later duplicate
         ("pear/core.py", "def bite(): ...\n", "pear", "test"),
     }
     assert reader.left_out == {"generated": 2, "not Unicode": 1, "duplicates": 1}
     entries = list(read_wheels(read_list(demo=False), tmp_path / "here"))
-    assert entries == list(read_wheels(read_list(demo=False), index))  # the same from a folder of wheels
+    assert entries == list(read_wheels(read_list(demo=False), index))  # a folder of wheels gives the same
     assert {d.group for d in read_wheels(read_list(demo=True), index) if isinstance(d, Document)} == {"apple", "pear"}
 
 

@@ -104,7 +104,7 @@ def without_pages(text: str) -> str:
     - The first line of a page is dropped if it has a page number in brackets, or if at least 3 pages and at least 25%
       of all pages begin with this line. Case, numbers and the amount of space do not matter in this comparison. This is
       done three times. Then the last line of each page is dropped three times by the same rule.
-    - Pages are joined by an empty line. If the first page does not end with one of .:;!? and the second begins with a
+    - Pages are joined by an empty line. If a page does not end with one of .:;!? and the next page begins with a
       lower-case letter, the page break is inside a sentence, and there is no empty line.
     - White space at the end of lines is removed, and several empty lines become one.
     """
