@@ -90,7 +90,7 @@ def test_key_tokens_of_another_tokenizer_share_a_character_with_the_evaluators(
     evaluator = hugging_face_network(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
     reader = hf.AutoTokenizer.from_pretrained("evaluator")
     for i, targets in enumerate(keys):
-        block = merged.blocks("test", 48, 3)[i].tolist()
+        block = merged.text("test").blocks(48, 3)[i].tolist()
         spelling = [token_spelling(tokenizer, token, merged.manifest.end_of_text) for token in block]
         text = b"".join(spelling).decode()
         character = [n for n, letter in enumerate(text) for _ in letter.encode()]  # index of the character of each byte
