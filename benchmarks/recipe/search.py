@@ -91,7 +91,7 @@ def score(network: Transformer, data: TokenShards, length: int, far: int) -> dic
     segments, and the window of the context gain. ``far`` times ``length`` is the length at which the gain is measured.
     """
     longest = (far or 8) * length
-    blocks = data.blocks("validation", longest)
+    blocks = data.text("validation").blocks(longest)
     chosen = np.linspace(0, len(blocks) - 1, TARGETS // longest).astype(int)
     tokens = [blocks[int(index)][None] for index in chosen]  # (1, longest + 1) each
     loss = statistics.mean([float(full(network, block, length).mean()) for block in tokens])

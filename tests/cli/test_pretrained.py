@@ -65,7 +65,7 @@ def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
     assert config["data"]["init_args"]["length"] == LENGTH
     assert config["data"]["init_args"]["tokenizer"] == f"hf:{here / 'llama'}"
     model = hf.AutoModelForCausalLM.from_pretrained(here / "llama").eval()
-    blocks = TokenShards(corpus=None, directory="shards").blocks("test", 64, 2)
+    blocks = TokenShards(corpus=None, directory="shards").text("test").blocks(64, 2)
     with torch.inference_mode():
         for length in (16, 64):
             segments = [blocks[i].unfold(0, length + 1, length) for i in range(2)]

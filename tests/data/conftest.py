@@ -7,7 +7,7 @@ import pytest
 from kerple.data.manifest import Manifest
 from kerple.data.options import ShardOptions
 from kerple.data.prepare import build
-from kerple.data.prepare import documents as reading
+from kerple.data.prepare import documents as reader
 
 SENTENCE = "the cat sat on a mat while seven grey wolves sang long songs of résumé naïveté 猫 42 , . ; \n"
 WORDS = SENTENCE.split(" ")
@@ -34,10 +34,10 @@ def write_lines(path: Path, documents: list[str]) -> Path:
 
 
 def small_build(directory: Path, corpus: Path | str, part: int = 3000, **options: object) -> Manifest:
-    """Prepare a corpus in parts of 3,000 characters, so that a small corpus has many."""
+    """Prepare a corpus in parts of `part` characters, so that a small corpus has many parts."""
     settings = {"vocabulary": 300, "split_fractions": (0.8, 0.1, 0.1), "prepare_workers": 1} | options
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "part_size", lambda number: part)
+        patch.setattr(reader, "part_size", lambda number: part)
         return build.prepare(ShardOptions(str(corpus), directory=str(directory), **settings))  # type: ignore[arg-type]
 
 

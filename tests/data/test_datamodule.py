@@ -39,10 +39,8 @@ def rows(*loaders: object) -> Tensor:
     return torch.cat([batch["tokens"] for step in zip(*loaders, strict=True) for batch in step])  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "accumulate", "size", "workers"), [(2, 1, 4, 0), (1, 2, 4, 0), (4, 2, 1, 0), (1, 1, 8, 2)]
-)
-def test_the_order_is_that_of_one_device(module, ranks, accumulate, size, workers):
+@pytest.mark.parametrize(("ranks", "accumulate", "size", "workers"), [(2, 1, 4, 0), (4, 2, 1, 0), (1, 1, 8, 2)])
+def test_samples_have_the_order_of_a_single_device(module, ranks, accumulate, size, workers):
     state, expected = torch.get_rng_state(), rows(module().train_dataloader())
     options = {"accumulate": accumulate, "batch_size": size, "workers": workers}
     loaders = [module(rank, ranks, **options).train_dataloader() for rank in range(ranks)]
@@ -53,7 +51,7 @@ def test_the_order_is_that_of_one_device(module, ranks, accumulate, size, worker
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_is_continued_with_another_number_of_devices(module, workers):
+def test_a_run_continues_from_its_state_with_another_number_of_devices(module, workers):
     expected = rows(module().train_dataloader())
     first = module(workers=workers).train_dataloader()
     batches = iter(first)
@@ -71,22 +69,15 @@ def test_a_state_is_continued_with_another_number_of_devices(module, workers):
 def test_few_samples_are_repeated_in_every_epoch(module):
     loader, batches = module(samples=20).train_dataloader(), rows(module().train_dataloader())
     for _ in range(2):
-        assert torch.equal(rows(loader), batches[:16])  # the two whole batches
-
-
-def test_the_checksum_does_not_depend_on_the_division_into_shards(module, prepared, json_lines, tmp_path):
-    data = module()
-    small_build(tmp_path / "other", json_lines, tokenizer=str(prepared), split_fractions=(0.7, 0.2, 0.1))
-    small_build(tmp_path / "recut", json_lines, tokenizer=str(prepared), part=100_000)
-    assert shards(tmp_path / "recut").checksum() == data.checksum()
-    assert shards(tmp_path / "other").checksum() != data.checksum()
+        assert torch.equal(rows(loader), batches[:16])  # the two full batches
 
 
 def test_every_target_of_a_split_is_in_one_block(module):
-    blocks, stream = module().blocks("test", 40), module().text("test").stream
+    text = module().text("test")
+    blocks, stream = text.blocks(40), text.stream
     targets = torch.cat([blocks[i][1:] for i in range(len(blocks))]).tolist()
     assert len(blocks) == (len(stream) - 1) // 40
-    assert targets == stream.read(1, len(targets)).tolist()
+    assert targets == stream[1 : 1 + len(targets)].tolist()
     assert [len(list(module(rank, 3).test_dataloader())) for rank in range(3)] == [1, 1, 1]
 
 
@@ -99,13 +90,13 @@ def test_validation_scores_each_segment_once(module, ranks):
     assert sorted(scored.tolist()) == list(range(21))
 
 
-def test_text_and_bytes(module):
+def test_texts_are_decoded_exactly_and_the_bytes_of_tokens_are_those_of_the_split(module):
     data = module()
     assert data.decode(data.encode("grey wolves <|endoftext|>")) == "grey wolves <|endoftext|>"
     sizes = data.text("test").token_bytes
-    for name, split in data.manifest.splits.items():  # the reader of the documents counted their bytes
+    for name, split in data.manifest.splits.items():  # counted when the documents were read
         stream = data.text(name).stream
-        assert int(sizes[torch.from_numpy(stream.read(0, len(stream)).astype("int64"))].sum()) == split.bytes > 0
+        assert int(sizes[torch.from_numpy(stream[:].astype("int64"))].sum()) == split.bytes > 0
 
 
 class Watcher(Line):
@@ -120,19 +111,15 @@ class Watcher(Line):
     test_step = validation_step
 
 
-def test_lightning_resumes_with_the_next_sample(prepared, tmp_path):
+def test_a_finished_run_continues_with_more_steps(prepared, tmp_path):
     def fit(steps: int, checkpoint: str | None = None) -> Tensor:
-        keep, model = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1), Watcher()
-        validation = {"val_check_interval": 2, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
-        run = trainer(tmp_path, keep, max_steps=steps, **validation)
+        keep, model = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=9), Watcher()
+        run = trainer(tmp_path, keep, max_steps=steps, limit_val_batches=0)
         run.fit(model, shards(prepared), ckpt_path=checkpoint, weights_only=True)
         return torch.cat(model.seen)
 
-    whole = fit(9)
-    assert torch.equal(fit(9, str(tmp_path / "step=3.ckpt")), whole[24:])
-    longer = fit(12, str(tmp_path / "step=9.ckpt"))  # from the end of the run-long epoch
-    assert len(longer) == 24
-    assert torch.equal(torch.cat([whole, longer]), fit(12))
+    parts = fit(9), fit(12, str(tmp_path / "step=9.ckpt"))
+    assert torch.equal(torch.cat(parts), fit(12))
 
 
 def test_truncation_and_padding_of_a_tokenizer_are_disabled(prepared, json_lines, tmp_path):
@@ -162,8 +149,9 @@ def test_a_checkpoint_is_refused_with_another_tokenizer_or_other_training_data(p
         run = trainer(tmp_path, max_steps=3, **limits)
         getattr(run, stage)(Watcher(), shards(directory), ckpt_path=str(tmp_path / "it.ckpt"), weights_only=True)
 
+    assert shards(tmp_path / "text").checksum() != shards(prepared).checksum() == shards(tmp_path / "copy").checksum()
     shards(prepared).load_state_dict(None)  # a damaged state, which has no checksums to compare
-    resume("fit", tmp_path / "copy")  # the same tokens elsewhere
+    resume("fit", tmp_path / "copy")  # the same tokens in another folder
     resume("test", tmp_path / "text")  # another text with the same tokenizer
     with pytest.raises(ValueError, match=r"directory: got .*text, expected the training tokens of the checkpoint"):
         resume("fit", tmp_path / "text")

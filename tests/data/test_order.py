@@ -35,14 +35,6 @@ def test_an_epoch_has_disjoint_targets_and_the_next_another_offset_and_order():
     assert not np.array_equal(permuted[0], permuted[1])
 
 
-def test_a_sample_does_not_depend_on_the_other_samples_of_the_call():
-    order = Order(50_000, 32, 5)
-    together = order.starts(np.arange(4000))
-    alone = [int(order.starts(np.array([k]))[0]) for k in range(0, 4000, 97)]
-    assert together[::97].tolist() == alone
-    assert not np.array_equal(together, Order(50_000, 32, 6).starts(np.arange(4000)))
-
-
 def test_a_stream_too_short_for_a_sample_is_refused():
     for tokens in (0, 127):
         with pytest.raises(UserError, match=f"length: got 64, which needs 128 training tokens, but there are {tokens}"):

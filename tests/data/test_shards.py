@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from kerple.base.errors import UserError
 from kerple.cli import inspect
-from kerple.data import tokenizer as module
+from kerple.data import TokenShards
 from kerple.data.manifest import MANIFEST_FILE, SPLITS
 from kerple.data.prepare.documents import split_of
-from kerple.data.shards import BLOCK, VERIFIED, Folder, verify
-from kerple.data.tokenizer import encode, token_bytes, train_tokenizer
+from kerple.data.shards import BLOCK, VERIFIED, Folder, TokenStream, verify
+from kerple.data.tokenizer import encode, load_tokenizer, token_bytes, train_tokenizer
 from tests.data.conftest import small_build
 from tests.toy import entries
 
@@ -37,34 +37,35 @@ def expected_streams(documents: list[str], folder: Path) -> dict[str, list[int]]
 def test_shards_hold_every_document_once_in_order(prepared, documents):
     folder = Folder(str(prepared))
     for split, expected in expected_streams(documents, prepared).items():
-        stream = folder.stream(split)
-        assert stream.read(0, len(stream)).tolist() == expected
+        stream = TokenStream(folder, split)
+        assert stream[:].tolist() == expected
         begins = folder.documents(split)
         assert begins.tolist() == [0, *(np.flatnonzero(np.array(expected) == 0)[:-1] + 1).tolist()]
         entry = folder.manifest.splits[split]
         assert (len(expected), len(begins)) == (entry.tokens, entry.documents)
-        assert len(entry.shards) > 5  # the reads below cross their borders
+        assert len(entry.shards) > 5  # the slices below cross boundaries of shards
         for start in {0, *(max(end - 1, 0) for end in stream.ends), *stream.ends}:
-            for count in (count for count in (0, 1, 2, 700, 5000) if start + count <= len(stream)):
-                assert stream.read(start, count).tolist() == expected[start : start + count]
+            for end in (start + count for count in (0, 1, 2, 700, 5000)):
+                assert stream[start:end].tolist() == expected[start:end]
     assert sum(s.documents for s in folder.manifest.splits.values()) == len(documents)
     assert sum(s.bytes for s in folder.manifest.splits.values()) == sum(len(text.encode()) for text in documents)
 
 
-def test_the_checksum_of_a_split_is_that_of_its_tokens(prepared, json_lines, documents, tmp_path):
+def test_checksums_are_those_of_the_tokens_for_any_division_into_shards(prepared, json_lines, documents, tmp_path):
     one = small_build(tmp_path, json_lines, tokenizer=str(prepared), part=1_000_000)
     assert [len(split.shards) for split in one.splits.values()] == [1, 1, 1]
     for split, expected in expected_streams(documents, prepared).items():
         checksum = hashlib.sha256(np.array(expected, "<u2").tobytes()).hexdigest()
         assert one.splits[split].sha256 == Folder(str(prepared)).manifest.splits[split].sha256 == checksum
+    assert len({TokenShards(None, directory=str(folder)).checksum() for folder in (prepared, tmp_path)}) == 1
 
 
 def test_webdataset_and_tar_read_the_same(prepared):
-    stream = Folder(str(prepared)).stream("train")
+    stream = TokenStream(Folder(str(prepared)), "train")
     shards = sorted(map(str, prepared.glob("train-*.tar")))
     dataset = webdataset.DataPipeline(webdataset.SimpleShardList(shards), webdataset.tarfile_to_samples())
     payloads = b"".join(sample["u16"] for sample in dataset)
-    assert np.frombuffer(payloads, "<u2").tolist() == stream.read(0, len(stream)).tolist()
+    assert np.frombuffer(payloads, "<u2").tolist() == stream[:].tolist()
     with tarfile.open(shards[0]) as archive:
         assert archive.getnames() == ["train-00000.u16"]
 
@@ -89,33 +90,25 @@ def test_a_damaged_file_is_named(copied, damage, name):
     (copied / name).unlink() if content is None else (copied / name).write_bytes(content)
     with pytest.raises(UserError, match=str(copied / name)):
         verify(Folder(str(copied)))
-    if name.startswith("train"):  # where the file is mapped, too
-        stream = Folder(str(copied)).stream("train")
-        with pytest.raises(UserError, match=name):
-            stream.read(0, len(stream))
 
 
 def test_a_shard_is_hashed_once_for_each_content(copied, monkeypatch):
     hashed, check = [], Folder._checked_file
     monkeypatch.setattr(Folder, "_checked_file", lambda self, name, sha: hashed.append(name) or check(self, name, sha))
 
-    def read() -> None:
-        stream = Folder(str(copied)).stream("train")
-        stream.read(0, len(stream))
-
-    read()
+    TokenStream(Folder(str(copied)), "train")[:]
     assert sorted(hashed) == sorted(path.name for path in copied.glob("train-*.tar"))
-    read()
+    TokenStream(Folder(str(copied)), "train")[:]
     assert len(hashed) == len(set(hashed))
     shard = copied / "train-00001.tar"
     times, content = shard.stat(), shard.read_bytes()
     shard.write_bytes(content[:BLOCK] + bytes(len(content) - BLOCK))
     os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
     with pytest.raises(UserError, match="train-00001"):
-        read()
+        TokenStream(Folder(str(copied)), "train")[:]
     shard.write_bytes(content)
     (copied / VERIFIED / "train-00000.tar").write_bytes(b"\xff")
-    read()
+    TokenStream(Folder(str(copied)), "train")[:]
     assert len(hashed) == len(set(hashed)) + 3
 
 
@@ -132,7 +125,7 @@ def test_a_changed_shard_with_a_new_checksum_is_found_by_its_tokens(copied, toke
 
 
 def test_a_path_may_have_bytes_that_are_not_utf8_and_pattern_marks(json_lines, tmp_path, capsys):
-    sys.stderr.reconfigure(errors="backslashreplace")  # as Python opens it
+    sys.stderr.reconfigure(errors="backslashreplace")  # Python's default for stderr
     corpus, folder = (tmp_path / os.fsdecode(name) for name in (b"[1] caf\xe9*", b"[x] caf\xe9"))
     shutil.copytree(json_lines, corpus)
     small_build(folder, corpus)
@@ -145,11 +138,10 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-FUZZ = settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @given(data=st.data())
-@FUZZ
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_manifest_with_a_random_entry_is_refused_by_name_or_describes_the_shards(prepared, tmp_path, data):
     """One entry is replaced by a random value. The error names the folder, or the shards have the manifest's sizes."""
     manifest = json.loads((prepared / MANIFEST_FILE).read_text())
@@ -162,14 +154,13 @@ def test_a_manifest_with_a_random_entry_is_refused_by_name_or_describes_the_shar
     for path in (*prepared.glob("*.tar"), prepared / "tokenizer.json"):
         if not (tmp_path / path.name).exists():
             (tmp_path / path.name).symlink_to(path)
-    message, tokens = "", []
+    message = str(tmp_path)
     try:
-        stream = Folder(str(tmp_path)).stream("train")
-        tokens = stream.read(0, min(len(stream), 100_000))
+        tokens = TokenStream(Folder(str(tmp_path)), "train")[:100_000]
+        assert len(tokens) == sum(shard["tokens"] for shard in manifest["splits"]["train"]["shards"])
     except UserError as error:
         message = str(error)
-    sizes = [shard["tokens"] for shard in manifest["splits"]["train"]["shards"]] if not message else []
-    assert str(tmp_path) in message if message else len(tokens) == sum(sizes)
+    assert str(tmp_path) in message
 
 
 @pytest.mark.parametrize("content", [None, b"[" * 100_000, b'{"format":' + b"9" * 5000 + b"}", b"\xff", b"[]"])
@@ -233,4 +224,4 @@ def test_a_file_that_is_not_a_tokenizer_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"tokenizer: .*could not be loaded"):
-        module.load_tokenizer(str(path))
+        load_tokenizer(str(path))

@@ -60,7 +60,7 @@ def test_the_figure_shows_what_both_tests_have_written_and_the_analysis_its_mean
     model, data = load_trained("logs/first/KerpleLog/seed-1235/checkpoints/last.ckpt")
     means = torch.zeros(2, 8, dtype=torch.float64)
     for i in range(8):
-        tokens = data.blocks("test", 32)[i][None, :-1]
+        tokens = data.text("test").blocks(32)[i][None, :-1]
         model.network.visit_attention(tokens, lambda layer, p, i=i: means[layer].__setitem__(i, p[..., 0].mean()))
     assert found == pytest.approx(means.mean(1).tolist(), rel=1e-4)
     assert written.with_suffix(".png").is_file()

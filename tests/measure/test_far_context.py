@@ -55,7 +55,7 @@ def loss(network, context: Tensor, target: int) -> float:
 def test_losses_equal_a_loop_over_single_forward_passes(make, groups, others) -> None:
     network, text = make(), text_of(groups)
     result = FarContext(lengths=[16, 32], k=K).run(network, text)
-    tokens = torch.as_tensor(text.stream.read(0, TOKENS))
+    tokens = torch.as_tensor(text.stream[:TOKENS])
     blocks = [(0, 0), (2, 50), (2, 82), (3, 120)]  # document, first token: blocks of 32 targets need 33 tokens
     for length in (16, 32):
         means: dict[int, list[list[float]]] = {}  # of each block, by document

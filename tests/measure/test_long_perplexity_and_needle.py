@@ -66,7 +66,7 @@ def test_models_are_scored_on_the_same_key_tokens(folder: Path, monkeypatch: pyt
     model = hf.AutoModelForCausalLM.from_pretrained("model").eval()
     total = 0.0
     for block, targets in enumerate(keys):
-        tokens = torch.from_numpy(stream.read(48 * block, 49).astype("int64"))
+        tokens = torch.from_numpy(stream[48 * block : 48 * block + 49].astype("int64"))
         for t in targets:
             with torch.inference_mode():
                 start = t // 16 * 16
@@ -90,7 +90,7 @@ def test_key_tokens_of_another_tokenizer_share_a_character_with_the_evaluators(
     evaluator = hugging_face_network(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
     reader = hf.AutoTokenizer.from_pretrained("evaluator")
     for i, targets in enumerate(keys):
-        block = merged.blocks("test", 48, 3)[i].tolist()
+        block = merged.text("test").blocks(48, 3)[i].tolist()
         spelling = [token_spelling(tokenizer, token, merged.manifest.end_of_text) for token in block]
         text = b"".join(spelling).decode()
         character = [n for n, letter in enumerate(text) for _ in letter.encode()]  # index of the character of each byte

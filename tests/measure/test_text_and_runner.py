@@ -37,9 +37,9 @@ class Plain:
 def test_a_text_of_strings_is_measured() -> None:
     text = Text.of_strings(STRINGS, train_tokenizer(STRINGS, 270))
     assert text.begins.tolist()[0] == 0
-    assert text.decode(text.stream.read(0, len(text.stream)).tolist()) == "".join(f"{t}<|endoftext|>" for t in STRINGS)
+    assert text.decode(text.stream[:].tolist()) == "".join(f"{t}<|endoftext|>" for t in STRINGS)
     result = Extrapolation([8, 16], ["full"], blocks=2).run(Plain(), text)
-    targets = text.stream.read(1, 32)
+    targets = text.stream[1:33]
     assert sum(row.sum for row in result.sums if row.length == 8 and row.metric == "ppl") == (targets % 7 + 1).sum()
     target_text = text.decode(targets.tolist()).replace("<|endoftext|>", "")
     (bits,) = [row for row in result.sums if row.length == 16 and row.metric == "bits_per_byte"]

@@ -40,10 +40,8 @@ def test_accuracies_equal_those_counted_by_hand():
     ]  # fmt: skip
 
 
-def trained(
-    data: TaskData, directory: Path, steps: int, position: str = "NoPE", **options: Any
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return the sums and the metadata of a test after a fit."""
+def trained(data: TaskData, directory: Path, steps: int, position: str = "NoPE", **options: Any) -> tuple[Any, Any]:
+    """Return the table of sums and the metadata of a test after a fit."""
     sizes = {"layers": 2, "dim": 32, "heads": 2, "lr": 1e-2, "warmup": 0.1}
     model = LanguageModel(strategies()[position], data.vocabulary, data.length, **sizes)
     validation = {"check_val_every_n_epoch": None, "val_check_interval": steps, "num_sanity_val_steps": 0}
@@ -63,11 +61,10 @@ def test_accuracies_of_a_trained_model_by_length_and_protocol(tmp_path):
     assert (about["strategy"], about["training_length"]) == ("NoPE", 4)
     exact = table[table["metric"] == "exact_match"].set_index(["length", "block"])
     forced, generated = (exact[exact["protocol"] == protocol]["sum"] for protocol in about["protocols"])
-    pd.testing.assert_series_equal(forced, generated)  # example by example
+    pd.testing.assert_series_equal(forced, generated)  # equal for each example
     skipped = [cell["length"] for cell in about["skipped"]]
-    assert list(forced.index) == [
-        (n, i) for n in range(1, 9) if n not in skipped for i in range(len(data.test_problems[n - 1]))
-    ]
+    counts = {n: len(data.test_problems[n - 1]) for n in range(1, 9) if n not in skipped}
+    assert list(forced.index) == [(n, i) for n in counts for i in range(counts[n])]
     assert 0 < forced.sum() < len(forced)  # with equal sums of 0 or 1, agreement would be trivial
     of_metric = dict(iter(results.totals(table).set_index("length").groupby(["metric", "protocol"])))
     forced_cells = of_metric["exact_match", "repeated copy"]
@@ -111,9 +108,6 @@ def test_two_devices_report_the_accuracies_of_one(tmp_path):
     pd.testing.assert_frame_equal(*tables)
 
 
-# problems of a data module
-
-
 def loader(data: TaskData, steps: int) -> TrainingLoader:
     data.trainer = SimpleNamespace(global_rank=0, world_size=1, max_steps=steps, accumulate_grad_batches=1)
     return data.train_dataloader()
@@ -139,7 +133,7 @@ def test_splits_have_no_common_problem(task):
     assert min(len(tested), len(validated)) > 0
     assert not (trained & (tested | validated) | tested & validated)
     whole = {task.example(n, np.random.default_rng(i)).identity for n in range(1, 5) for i in range(500)}
-    assert whole & tested  # some problems of training lengths are tested
+    assert whole & tested  # some test problems have training lengths
 
 
 def test_each_problem_of_a_small_space_is_tested_once():

@@ -1,5 +1,6 @@
 """`python run.py inspect data/…`: prints statistics and a sample of a folder of shards, and verifies its checksums."""
 
+import math
 import random
 
 import numpy as np
@@ -8,7 +9,7 @@ import pandas as pd
 from kerple.base.errors import UserError
 from kerple.cli.arguments import command_parser, parse
 from kerple.data.manifest import SPLITS
-from kerple.data.shards import Folder, verify
+from kerple.data.shards import Folder, TokenStream, verify
 
 
 def main(arguments: list[str]) -> None:
@@ -46,7 +47,8 @@ def show(folder: Folder) -> None:
     rows = []
     for split in manifest.splits.values():
         counts = [f"{number:,}" for number in (split.documents, split.tokens, split.bytes)]
-        means = [f"{split.bytes_per_token:.3f}", f"{split.tokens / max(split.documents, 1):.0f}"]
+        bytes_per_token = split.bytes / split.tokens if split.tokens else math.nan
+        means = [f"{bytes_per_token:.3f}", f"{split.tokens / max(split.documents, 1):.0f}"]
         rows.append([*counts, *means, str(sum(shard.tokens > 0 for shard in split.shards))])
     names = ["documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards"]
     lines = [
@@ -67,11 +69,11 @@ def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> s
 
     A split with fewer tokens is decoded completely.
     """
-    stream, documents = folder.stream(split), folder.documents(split)
+    stream, documents = TokenStream(folder, split), folder.documents(split)
     count = min(count, len(stream))
     start = random.Random(seed).randint(0, len(stream) - count)
     document = int(np.searchsorted(documents, start, side="right")) - 1
-    text = folder.tokenizer().decode(stream.read(start, count).tolist(), skip_special_tokens=False)
+    text = folder.tokenizer().decode(stream[start : start + count].tolist(), skip_special_tokens=False)
     return printable(f"--- {split}, tokens {start} .. {start + count - 1}, document {document}\n{text}\n---")
 
 

@@ -10,6 +10,7 @@ from kerple.cli.classes import allowed_classes
 from kerple.cli.parser import add_model_and_data, original_errors
 from kerple.data import TokenShards
 from kerple.tasks import TaskData
+from kerple.tasks.vocabulary import END_ID
 from kerple.training.language_model import LanguageModel
 
 TextData = TokenShards | TaskData  # data modules with the methods encode and decode
@@ -50,4 +51,4 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
 
 def end_token(data: TextData) -> int:
     """Return the id of the token that ends a text or the answer of a task."""
-    return data.end if isinstance(data, TaskData) else data.manifest.end_of_text
+    return END_ID if isinstance(data, TaskData) else data.manifest.end_of_text

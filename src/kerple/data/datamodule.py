@@ -13,8 +13,8 @@ from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.options import ShardOptions
 from kerple.data.order import Order
 from kerple.data.prepare.build import check_prepared, prepare
-from kerple.data.shards import Folder
-from kerple.data.text import ShardText, TextBlocks
+from kerple.data.shards import Folder, TokenStream
+from kerple.data.text import ShardText
 
 
 class TokenShards(ShardOptions, LightningDataModule):
@@ -27,14 +27,19 @@ class TokenShards(ShardOptions, LightningDataModule):
     are shuffled over the whole training split. For given shards, sample k depends only on `length`, `seed` and k, not
     on the number of devices, workers or accumulation steps.
 
-    If `trainer.max_steps` is set, the training loader has one epoch of `max_steps` steps. If it is not set, an epoch
-    has the samples of the training split. With the option `samples`, an epoch has that many samples in both cases. An
-    epoch of the split or of `samples` has no incomplete batch, and is repeated in the same order.
+    The samples of a training epoch are
+
+    - the first `samples` samples, if this option is set,
+    - the samples of `trainer.max_steps` steps, if only `max_steps` is set; the run then has one epoch,
+    - the samples of the training split, if neither is set.
+
+    In the first and the last case, an incomplete batch is dropped, and every epoch has the same samples in the same
+    order.
     """
 
     reads_only: bool = False
-    """Whether missing shards are an error. If false, they are prepared. `test` sets it, because its options come from a
-    checkpoint, and a checkpoint must not determine where files are written."""
+    """Whether missing shards are an error. If false, they are prepared. The command `test` sets it to true, because the
+    options of `test` come from a checkpoint, and a checkpoint must not determine where files are written."""
 
     def prepare_data(self) -> None:
         """Prepare missing shards, or continue an interrupted preparation. With `reads_only`, only check the shards."""
@@ -66,12 +71,13 @@ class TokenShards(ShardOptions, LightningDataModule):
     def checksum(self) -> str:
         """Return a sha256 of the tokenizer and the tokens of all splits.
 
-        It depends neither on the path of the folder nor on the division of the tokens into shards. The hashed text has
-        a line "tokenizer split tokens" for each split, where tokenizer and tokens are the checksums in the manifest.
+        The checksum depends neither on the path of the folder nor on the division of the tokens into shards. The hashed
+        text has a line "tokenizer split tokens" for each split, where tokenizer and tokens are the checksums in the
+        manifest. All lines occur twice.
         """
         lines = [f"{self.manifest.tokenizer} {name} {self.manifest.splits[name].sha256}\n" for name in SPLITS]
-        # In earlier versions, the test could use another folder than the training, and both had lines. The lines occur
-        # twice, so that the checksum equals those in records of earlier versions.
+        # In earlier versions, training and test could use different folders, and each folder had its lines. With each
+        # line twice, the checksum equals that in records of earlier versions.
         return hashlib.sha256("".join(lines * 2).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, str]:
@@ -99,10 +105,10 @@ class TokenShards(ShardOptions, LightningDataModule):
         Raises:
             UserError: The training split is too short for a sample, or an epoch for a batch.
         """
-        stream = self.folder.stream("train")
-        order = Order(len(stream), self.length, self.seed, 0)  # the key has a 0, as in earlier versions
+        stream = TokenStream(self.folder, "train")
+        order = Order(len(stream), self.length, self.seed, 0)  # with the 0, the order is that of earlier versions
         rank, world_size = rank_and_world_size(self)
-        batch_samples, available = self.batch_size * world_size, self.samples or order.samples
+        batch_samples, available = self.batch_size * world_size, self.samples or order.samples  # of all ranks
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
             batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
         elif (batches := available // batch_samples) < 1:
@@ -118,7 +124,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         A batch is {"tokens": (B, T + 1) int64, "index": (B,) int64, "scored": (B, T) bool} with T = `length` and B at
         most `batch_size`. "scored" is False in rows that only pad the last batch.
         """
-        blocks = self.blocks("validation", self.length, self.validation_segments)
+        blocks = self.text("validation").blocks(self.length, self.validation_segments, fewer=True)
         return BlockBatches(blocks, min(self.batch_size, len(blocks)), *rank_and_world_size(self))
 
     def test_dataloader(self) -> BlockBatches:
@@ -127,15 +133,8 @@ class TokenShards(ShardOptions, LightningDataModule):
         Callbacks that measure on text do not use this block. They read the split through `text`.
         """
         rank, world_size = rank_and_world_size(self)
-        return BlockBatches(self.blocks("test", self.length, world_size), 1, rank, world_size)
-
-    def blocks(self, split: str, length: int, limit: int | None = None) -> TextBlocks:
-        """Return the first blocks of `length` targets of a split, at most `limit`.
-
-        Raises:
-            UserError: The split is shorter than a block.
-        """
-        return self.text(split).blocks(length, limit, fewer=True)
+        blocks = self.text("test").blocks(self.length, world_size, fewer=True)
+        return BlockBatches(blocks, 1, rank, world_size)
 
     def text(self, split: str) -> ShardText:
         """Return the text of a split, for measures; the same object in every call."""

@@ -1,9 +1,7 @@
-"""Reading of the files of a corpus: opened by fsspec at a path or URL, and decompressed by their file extension."""
+"""Opening of the files of a corpus by fsspec, at a path or URL, and decompression according to the file extension."""
 
-import contextlib
 import gzip
 import io
-from collections.abc import Iterator
 from typing import IO, Any, cast
 
 import fsspec
@@ -31,8 +29,9 @@ def filesystem(path: str) -> tuple[Any, str]:
     """Return the fsspec file system of a path or URL, and the path within it.
 
     Raises:
-        UserError: The URL has a protocol that is not in `PROTOCOLS` (some others run programs), needs a package that is
-            not installed, or contains ``::``, with which fsspec combines several protocols.
+        UserError: The protocol of the URL is not in `PROTOCOLS`, because some other protocols run programs. Or the
+            protocol needs a package that is not installed. Or the URL contains ``::``, with which fsspec combines
+            several protocols.
     """
     protocol = path.partition("://")[0] if "://" in path else "file"
     if protocol not in PROTOCOLS or "::" in path:
@@ -44,20 +43,17 @@ def filesystem(path: str) -> tuple[Any, str]:
         raise UserError(f"data.corpus: got {path}, which needs a package that is not installed: {error}") from error
 
 
-@contextlib.contextmanager
-def open_bytes(path: str) -> Iterator[IO[bytes]]:
-    """Open the file at a path or URL to read its bytes; the context closes it.
+def open_bytes(path: str) -> IO[bytes]:
+    """Open the file at a path or URL to read its bytes.
 
     Raises:
         UserError: The file does not exist or cannot be read.
     """
     system, inner = filesystem(path)
     try:
-        file = system.open(inner, "rb")
+        return cast("IO[bytes]", system.open(inner, "rb"))
     except Exception as error:  # each file system raises other errors
         raise UserError(f"data.corpus: {path} cannot be read ({error!r}); check its address and permissions") from error
-    with file:
-        yield file
 
 
 def decompress(file: IO[bytes], name: str) -> IO[bytes]:

@@ -17,7 +17,7 @@ from kerple.model import Batch
 
 
 def rank_and_world_size(module: LightningDataModule) -> tuple[int, int]:
-    """Return the index of this process and the number of processes of a data module's trainer; 0 and 1 without one."""
+    """Return the rank and the number of processes of a data module's trainer; (0, 1) without a trainer."""
     return (module.trainer.global_rank, module.trainer.world_size) if module.trainer is not None else (0, 1)
 
 
@@ -32,7 +32,7 @@ def read_samples(stream: TokenStream, order: Order, epoch_samples: int, samples:
     """
     tokens = np.empty((len(samples), order.length + 1), np.int64)
     for row, start in enumerate(order.starts(np.array(samples) % epoch_samples).tolist()):
-        tokens[row] = stream.read(start, order.length + 1)
+        tokens[row] = stream[start : start + order.length + 1]
     return {"tokens": torch.from_numpy(tokens)}
 
 
@@ -81,7 +81,8 @@ class TrainingLoader:
 
     A micro-batch consists of the samples that all ranks process in one forward and backward pass. Micro-batch i has the
     samples i·W·B .. (i + 1)·W·B - 1, and rank r of W processes the r-th group of B samples. For a given number of
-    samples per optimiser step, the samples of each step therefore do not depend on ranks and accumulation steps.
+    samples per optimiser step, the samples of each step therefore depend neither on W nor on the number of accumulation
+    steps.
 
     The state holds two numbers of samples that all ranks together have received: before this epoch, and in this epoch.
     Batches that workers have only loaded ahead do not count. A run can therefore resume with another number of ranks,
@@ -89,7 +90,8 @@ class TrainingLoader:
     because Lightning would replace the order of the samples.
 
     Args:
-        read: Returns the batch of the samples with the given indices. The indices continue in the next epoch.
+        read: Returns the batch of the samples with the given indices. The indices of an epoch follow those of the
+            previous epoch.
         batch_size: Number of samples per rank and micro-batch, B.
         batches: Number of micro-batches in an epoch.
         rank: Index of this process, r.
@@ -107,7 +109,7 @@ class TrainingLoader:
     pin_memory: bool = False
 
     def __post_init__(self) -> None:
-        self.samples = self.batch_size * self.world_size  # in a micro-batch
+        self.samples = self.batch_size * self.world_size  # number of samples in a micro-batch
         self.start = self.done = 0  # micro-batches before this epoch, and in it
         self.resumed = False  # whether the next epoch continues an interrupted one
 

@@ -1,7 +1,6 @@
 """`manifest.json`: the description of a folder of shards, with the checksums of its files."""
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file of a split.
+    """A shard of a split: one tar file.
 
     Args:
         tokens: Number of tokens. A shard without tokens has no file.
@@ -51,11 +50,6 @@ class Split:
     def tokens(self) -> int:
         """Number of tokens."""
         return sum(shard.tokens for shard in self.shards)
-
-    @property
-    def bytes_per_token(self) -> float:
-        """Mean number of bytes of text per token, end-of-text tokens included; NaN for an empty split."""
-        return self.bytes / self.tokens if self.tokens else math.nan
 
 
 @dataclass(frozen=True)
@@ -111,8 +105,8 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = Manifest(**entries | {"splits": splits, "settings": dict(entries["settings"])})
         _check_counts(manifest.vocabulary, manifest.end_of_text, *manifest.left_out.values())
         if version != FORMAT or not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
-            given = f"format {version}, end of text {manifest.end_of_text} of {manifest.vocabulary} tokens"
-            raise ValueError(f"{given}, expected format {FORMAT} and an end of text below the number of tokens")
+            given = f"format {version}, end_of_text {manifest.end_of_text} and vocabulary {manifest.vocabulary}"
+            raise ValueError(f"got {given}, expected format {FORMAT} and end_of_text below vocabulary")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); run `python run.py prepare` first") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -121,11 +115,13 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _split(entries: dict[str, Any]) -> Split:
+    """Return the split that an entry of ``splits`` in the file describes, after checking its numbers."""
     split = Split(**entries | {"shards": tuple(Shard(**shard) for shard in entries["shards"])})
     _check_counts(split.documents, split.bytes, *(shard.tokens for shard in split.shards))
     return split
 
 
 def _check_counts(*values: Any) -> None:
+    """Raise a ValueError if a value is not an integer from 0 to 2⁴⁸ - 1."""
     if wrong := [value for value in values if type(value) is not int or not 0 <= value < 1 << 48]:
-        raise ValueError(f"{wrong[0]!r} is not a number of tokens, documents or bytes")
+        raise ValueError(f"got {wrong[0]!r}, expected a number of tokens, documents or bytes")

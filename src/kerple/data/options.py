@@ -18,11 +18,12 @@ class ShardOptions:
 
     Args:
         corpus: The text: `code` (the source of 44 packages, 183 MB, fetched by pip, the same on every machine),
-            `code-demo` (ten of them, 30 MB), `rfc` (the RFCs, 462 MB, fetched by Debian's apt), `stdlib` (the standard
-            library of the running Python), `modules` (its top-level modules in alphabetical order), `hf:NAME`,
-            `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (a dataset of the Hugging Face hub), or a file, folder, glob
-            pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of these, .parquet or text files. With null, the
-            shards in `directory` are used, and nothing is prepared or compared with a corpus.
+            `code-demo` (ten of these packages, 30 MB), `rfc` (the RFCs, 462 MB, fetched by Debian's apt), `stdlib` (the
+            standard library of the running Python), `modules` (the top-level modules of `stdlib` in alphabetical
+            order), `hf:NAME`, `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (a dataset of the Hugging Face hub), or a
+            file, folder, glob pattern or URL of text files, JSON lines (.jsonl), tar files of both, or Parquet files.
+            All but Parquet files may be compressed (.gz, .zst). With null, the shards in `directory` are used, and
+            nothing is prepared or compared with a corpus.
         tokenizer: `bpe` trains a byte-level BPE on the training split. For `code`, `code-demo` and `rfc` with 2048 or
             8192 entries, the trained tokenizer is part of the package. Other values are a tokenizer.json, a folder with
             one, a name on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or
@@ -35,11 +36,12 @@ class ShardOptions:
         length: Training length in tokens, which is the number of targets of a sample.
         batch_size: Samples per device and micro-batch.
         seed: Seed of the order of the training samples.
-        samples: Number of different training samples over all devices. They are repeated until `trainer.max_steps`.
-            With null, as many as `trainer.max_steps` needs, or the training split once if `max_steps` is not set.
+        samples: Number of different training samples over all devices, rounded down to full batches. They are repeated
+            until `trainer.max_steps`. With null, as many samples as `trainer.max_steps` steps need, or those of the
+            training split if `max_steps` is not set.
         split_fractions: Fractions of the documents in the training, validation and test split. Each document is
-            assigned to a split by a hash of its text, in `rfc` by a hash of its family of RFCs. In `code` and
-            `code-demo` the package determines the split, and the fractions have no effect.
+            assigned to a split by a hash of its text; in `rfc`, by a hash of the name of its family of RFCs. In `code`
+            and `code-demo` the package determines the split, and the fractions have no effect.
         text_field: Key of the text in JSON lines, or name of its column in Parquet files and datasets.
         drop_duplicates: Whether only the first of several documents with equal text is kept, as always in `code` and
             `code-demo`. The comparison needs about 100 bytes of memory for each document.
@@ -53,7 +55,7 @@ class ShardOptions:
 
     Attributes:
         location (str): Folder of the shards, `directory` or its default.
-        fetched (str): Folder of the downloaded files, `source` or its default.
+        source_folder (str): Folder of the downloaded files, `source` or its default.
 
     Raises:
         UserError: An option is out of range, or corpus and directory are both null.
@@ -81,16 +83,15 @@ class ShardOptions:
         super().__init__()
         if self.corpus is None and self.directory is None:
             raise UserError("data.directory: got null, expected a folder of shards, because data.corpus is null")
-        positive = ("length", "batch_size", "validation_segments", "samples")
-        for name in (*positive, "workers", "prepare_workers"):
-            lowest = int(name in positive)
+        for name in ("length", "batch_size", "validation_segments", "samples", "workers", "prepare_workers"):
+            lowest = 0 if name.endswith("workers") else 1
             if (value := getattr(self, name)) is not None and value < lowest:
                 raise UserError(f"data.{name}: got {value}, expected {lowest} or more")
         fractions = self.split_fractions
         if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
             raise UserError(f"data.split_fractions: got {fractions}, expected three fractions whose sum is 1")
         self.location = self.directory or _default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
-        self.fetched = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
+        self.source_folder = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
 
     def content_options(self) -> dict[str, Any]:
         """Return the options on which the content of the shards depends, with values that JSON can represent."""
@@ -99,7 +100,11 @@ class ShardOptions:
 
 
 def _default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
-    """Return data/<corpus>-<tokenizer>. Of a path, only the last part without extensions is used; * and ? become -."""
+    """Return data/<corpus>-<tokenizer>.
+
+    Of a path, only the last part without its extensions is used. Characters other than letters, digits, _ and + become
+    a hyphen.
+    """
 
     def name(path: str) -> str:
         parts = [re.sub(r"[^\w+]+", "-", part.partition(".")[0]) for part in re.split("[/:]", without_query(path))]

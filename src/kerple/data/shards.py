@@ -95,9 +95,7 @@ class Folder:
         path = self.directory / shard_file(split, number)
         expected = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
         if not path.is_file() or path.stat().st_size != expected:
-            raise UserError(
-                f"{path}: is missing, or its size is not {expected} bytes; prepare or copy the folder again"
-            )
+            raise UserError(f"{path}: is missing, or not {expected} bytes long; prepare or copy the folder again")
         # unlike the time of modification, the time of change (ctime) cannot be copied or set
         record, state = self.directory / VERIFIED / path.name, f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
         if recheck or not record.is_file() or record.read_bytes() != state:
@@ -106,15 +104,10 @@ class Folder:
                 write(record, state, durable=False)
         return path
 
-    def stream(self, split: str) -> "TokenStream":
-        """Return the tokens of a split as one array."""
-        return TokenStream(self, split)
-
     def documents(self, split: str) -> NDArray[np.int64]:
         """Return the index of the first token of each document of a split, (documents,) int64, ascending."""
-        stream = self.stream(split)
-        ends = np.flatnonzero(stream.read(0, len(stream)) == self.manifest.end_of_text)
-        return np.concatenate([[0], ends + 1])[:-1].astype(np.int64) if len(stream) else np.empty(0, np.int64)
+        ends = np.flatnonzero(TokenStream(self, split)[:] == self.manifest.end_of_text)
+        return np.concatenate([[0], ends + 1])[:-1]
 
     def test_documents(self) -> pd.DataFrame:
         """Return a table with one row for each document of the test split, in order.
@@ -146,7 +139,7 @@ class Folder:
 
 
 class TokenStream:
-    """The tokens of one split as one array, mapped from its shards.
+    """The tokens of one split, mapped from its shards. Like an array, it has a length and can be sliced.
 
     Args:
         folder: The folder of the shards.
@@ -165,21 +158,21 @@ class TokenStream:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "maps": {}}  # pickling would copy the tokens; a worker process maps the files itself
 
-    def read(self, start: int, count: int) -> Tokens:
-        """Return the tokens start .. start + count - 1 in the shards' dtype.
+    def __getitem__(self, part: slice) -> Tokens:
+        """Return the tokens of a slice with step 1, in the shards' dtype.
 
-        They are a view of the file if they are in one shard, and a copy if they are in several.
+        The result is a view of the file if the tokens are in one shard, and a copy if they are in several.
 
         Raises:
             UserError: A shard is missing, or its size or checksum differs from the manifest.
         """
-        assert 0 <= start <= start + count <= len(self)
-        number, parts = bisect_right(self.ends, start), list[Tokens]()
-        while count:
+        start, stop, _ = part.indices(len(self))
+        parts = list[Tokens]()
+        while start < stop:
+            number = bisect_right(self.ends, start)
             end = self.ends[number]
-            first = start - (end - self.shards[number].tokens)
-            parts.append(self.shard(number)[first : first + count])
-            start, count, number = end, count - len(parts[-1]), bisect_right(self.ends, end)
+            parts.append(self.shard(number)[start - end + self.shards[number].tokens :][: stop - start])
+            start = end
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
 
     def shard(self, number: int) -> Tokens:
@@ -220,7 +213,7 @@ def verify(folder: Folder) -> None:
     folder.tokenizer()
     folder.test_documents()
     for name, split in folder.manifest.splits.items():
-        stream, documents = folder.stream(name), 0
+        stream, documents = TokenStream(folder, name), 0
         for number, shard in enumerate(split.shards):
             if shard.tokens:
                 path, tokens = folder.shard(name, number, recheck=True), stream.shard(number)

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,18 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.data.shards import Folder
+from kerple.data.shards import Folder, Tokens, TokenStream
 from kerple.data.tokenizer import encode, end_of_text, token_bytes
-
-
-class TokenArray(Protocol):
-    """An array of tokens, such as `kerple.data.shards.TokenStream`."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, start: int, count: int) -> NDArray[np.integer[Any]]:
-        """Return the tokens start .. start + count - 1, (count,)."""
-        ...
 
 
 @dataclass(eq=False)
@@ -41,7 +31,7 @@ class TextBlocks(Sequence[Tensor]):
         too_short: Number of documents without blocks because they have at most ``length`` tokens.
     """
 
-    stream: TokenArray
+    stream: TokenStream | Tokens
     starts: Tensor
     length: int
     documents: Tensor | None = None
@@ -54,7 +44,8 @@ class TextBlocks(Sequence[Tensor]):
     def __getitem__(self, index: Any) -> Any:  # only integers; slices are not supported
         if not 0 <= index < len(self.starts):
             raise IndexError(index)
-        return torch.as_tensor(self.stream.read(int(self.starts[index]), self.length + 1).astype("int64"))
+        start = int(self.starts[index])
+        return torch.as_tensor(self.stream[start : start + self.length + 1].astype("int64"))
 
     def chosen(self, indices: Sequence[int]) -> "TextBlocks":
         """Return the blocks with these indices. The result has no indices of documents."""
@@ -65,13 +56,13 @@ class Text:
     """A text on which models are measured.
 
     Args:
-        tokens: The tokens, (N,) integers or a `TokenArray`.
+        tokens: The token ids, (N,) integers.
         begins: Index of the first token of each document, ascending; None if documents are not known.
         tokenizer: The tokenizer for measures that need strings or bits per byte; None if they are not used.
         name: Name of the text in messages.
 
     Attributes:
-        stream (TokenArray): The tokens.
+        stream (TokenStream | NDArray): The tokens.
     """
 
     split = "text"
@@ -86,12 +77,12 @@ class Text:
 
     def __init__(
         self,
-        tokens: ArrayLike | TokenArray,
+        tokens: ArrayLike,
         begins: ArrayLike | None = None,
         tokenizer: Tokenizer | None = None,
         name: str = "the text",
     ) -> None:
-        self.stream: Any = tokens if hasattr(tokens, "read") else _Tokens(np.asarray(tokens))
+        self.stream: TokenStream | Tokens = np.asarray(tokens)
         self._begins, self._tokenizer, self.name = begins, tokenizer, name
 
     @classmethod
@@ -126,7 +117,7 @@ class Text:
             UserError: The text has no tokenizer.
         """
         if self._tokenizer is None:
-            raise UserError(f"{self.name} has no tokenizer, expected one; give Text the argument tokenizer")
+            raise UserError(f"{self.name} has no tokenizer; give Text the argument tokenizer")
         return self._tokenizer
 
     @cached_property
@@ -137,7 +128,7 @@ class Text:
     @cached_property
     def digest(self) -> str:
         """sha256 of the tokens as little-endian integers."""
-        return hashlib.sha256(self.stream.read(0, len(self.stream)).astype("<i8").tobytes()).hexdigest()
+        return hashlib.sha256(self.stream[:].astype("<i8").tobytes()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a string, without an end-of-text token."""
@@ -219,8 +210,8 @@ class Text:
             number = pd.Series(0, range(len(documents))).groupby(groups[documents]).cumcount()
             is_first = torch.as_tensor(number.to_numpy() < per_group)
             starts, documents = starts[is_first], documents[is_first]
-        numbers = {"left_out": int(left_out.sum()), "too_short": int(too_short.sum())}
-        return TextBlocks(self.stream, starts[:limit], length, documents[:limit], **numbers)
+        numbers = int(left_out.sum()), int(too_short.sum())
+        return TextBlocks(self.stream, starts[:limit], length, documents[:limit], *numbers)
 
 
 class ShardText(Text):
@@ -233,7 +224,7 @@ class ShardText(Text):
 
     def __init__(self, folder: Folder, split: str) -> None:
         self.folder, self.split = folder, split
-        self.stream, self.name = folder.stream(split), f"the {split} split of {folder.directory}"
+        self.stream, self.name = TokenStream(folder, split), f"the {split} split of {folder.directory}"
 
     @cached_property
     def _begins(self) -> NDArray[np.int64]:  # type: ignore[override]
@@ -252,21 +243,8 @@ class ShardText(Text):
         return self.folder.manifest.splits[self.split].sha256
 
 
-@dataclass
-class _Tokens:
-    """A `TokenArray` of an array in memory."""
-
-    tokens: NDArray[np.integer[Any]]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def read(self, start: int, count: int) -> NDArray[np.integer[Any]]:
-        return self.tokens[start : start + count]
-
-
 def shuffled(count: int, chosen: int, seed: int) -> list[int]:
-    """Return the first ``chosen`` entries of a random permutation of 0 .. count - 1.
+    """Return the first ``chosen`` entries of the random permutation of 0 .. count - 1 that the seed determines.
 
     Raises:
         UserError: ``chosen`` is larger than ``count``.

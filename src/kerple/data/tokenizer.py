@@ -35,11 +35,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     pieces = pre_tokenizers.Split(Regex(f".{{{LONGEST_RUN}}}"), "isolated")  # each byte is a character here
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([byte_level, pieces])
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(byte_level.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=vocabulary, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = byte_level

@@ -184,7 +184,8 @@ class Needle(Measure):
             sentences = text.encode(NOISE_SENTENCES)
             haystack = sentences * -(-length // len(sentences))
         else:
-            haystack = text.stream.read(int(rng.integers(len(text.stream) - length)), length).tolist()
+            start = int(rng.integers(len(text.stream) - length))
+            haystack = text.stream[start : start + length].tolist()
         tokens = torch.tensor([problem_tokens(problem, length, haystack, text.encode)], device=device)
         answer = text.decode(network.continued(tokens, ANSWER * len(problem.values)))
         return sum(value in answer for value in problem.values) / len(problem.values)

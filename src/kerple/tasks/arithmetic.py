@@ -44,11 +44,8 @@ class Addition(Task):
         a, b = (_number(size, rng) for size in sizes)
         width = length if self.padded else 0
         texts = [a.zfill(width), b.zfill(width), str(int(a) + int(b)).zfill(width and width + 1)]
-        if self.order == "reversed":
-            texts = [text[::-1] for text in texts]
-        first, second, total = texts
-        key = "+".join(sorted((a, b)))
-        return Example(f"{first}+{second}", total, (length, *sizes), key=key)
+        first, second, total = [text[::-1] for text in texts] if self.order == "reversed" else texts
+        return Example(f"{first}+{second}", total, (length, *sizes), key="+".join(sorted((a, b))))
 
     def places(self, tokens: Tensor) -> Tensor:
         """Return equal places for digits of equal significance, as `kerple.tasks.places.in_step` does.

@@ -44,7 +44,7 @@ def in_step(tokens: Tensor, ids: range) -> Tensor:
 
 
 def mirrored(tokens: Tensor, ids: range) -> Tensor:
-    """Return the places of `in_step` before the first ``=``, and descending places, 1 or more, from there on.
+    """Return the places of `in_step` before the first ``=``, and from this ``=`` on descending places, at least 1.
 
     If the tokens before the ``=`` are one run, the i-th token after it has the place of the i-th last token before it.
     """

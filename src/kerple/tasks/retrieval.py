@@ -8,7 +8,7 @@ from kerple.tasks.task import Example, Task, check_option, digits_text
 from kerple.tasks.vocabulary import LETTERS
 
 FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. there and back again. "
-MOST_KEYS = 26 * 26  # number of pairs of small letters
+MOST_KEYS = 26 * 26  # number of pairs of lower-case letters
 
 
 class Passkey(Task):
@@ -32,8 +32,9 @@ class NeedleInFiller(Task):
     """Find the number of one key among several keys: ``the[xq:40] gr[bo:71]ass is;xq=40``.
 
     The problems are the single-key and multi-key needles of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1),
-    in the filler of `Passkey`. A needle is a key of two small letters with a number. The length is the number of filler
-    characters. Offsets of the needles in the filler are uniformly random, and the question is about a random key.
+    in the filler of `Passkey`. A needle is a key of two lower-case letters and a number. The length is the number of
+    filler characters. Offsets of the needles in the filler are uniformly random. The prompt ends with a random one of
+    the keys, whose number is the answer.
 
     Args:
         keys: Number of needles, 1 to 676; 1 for RULER's single needle.
@@ -54,14 +55,12 @@ class NeedleInFiller(Task):
         keys = [LETTERS[pair // 26] + LETTERS[pair % 26] for pair in pairs]
         values = [digits_text(rng.integers(10, size=self.digits)) for _ in keys]
         offsets = sorted(rng.integers(length + 1, size=self.keys).tolist())
-        filler = _filler(length, rng)
-        text, start = "", 0
-        for key, value, offset in zip(keys, values, offsets, strict=True):
-            text += f"{filler[start:offset]}[{key}:{value}]"
-            start = offset
-        target = int(rng.integers(self.keys))  # index of the needle that the question is about
-        prompt = f"{text}{filler[start:]};{keys[target]}"
-        return Example(prompt, values[target], (length, 10 * offsets[target] // (length + 1)))
+        text = _filler(length, rng)
+        # from the last needle to the first, so that the offsets of the remaining needles stay valid
+        for key, value, offset in zip(keys[::-1], values[::-1], offsets[::-1], strict=True):
+            text = f"{text[:offset]}[{key}:{value}]{text[offset:]}"
+        target = int(rng.integers(self.keys))  # index of the needle whose number is the answer
+        return Example(f"{text};{keys[target]}", values[target], (length, 10 * offsets[target] // (length + 1)))
 
     @property
     def name(self) -> str:
@@ -93,10 +92,10 @@ class AssociativeRecall(Task):
 class VariableChain(Task):
     """Follow signs along a chain of variables, as in LEGO (Zhang et al. 2022, arXiv 2206.04301): ``b=-a,a=+1;b=-``.
 
-    The length is the number of clauses. Each defines a variable, which is a letter, and their order is random. The
-    first clause of the chain sets a variable to ``+1`` or ``-1``. Every other clause sets a variable to the previous
-    variable of the chain or to its opposite. The question is about a random variable. Its depth is the number of
-    clauses from the start of the chain up to its own.
+    The length is the number of clauses. Each clause defines a variable, which is a letter. The first clause of the
+    chain sets a variable to ``+1`` or ``-1``. Every other clause sets a variable to the previous variable of the chain
+    or to its opposite. The prompt has the clauses in random order and then a random variable, whose sign is the answer.
+    The depth is the number of clauses from the start of the chain to the clause that defines this variable.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "depth")
@@ -105,10 +104,8 @@ class VariableChain(Task):
     def example(self, length: int, rng: np.random.Generator) -> Example:
         names = [LETTERS[i] for i in rng.permutation(len(LETTERS))[:length].tolist()]
         flips = rng.integers(2, size=length)
-        clauses = [
-            f"{name}={'-' if flip else '+'}{source}"
-            for name, flip, source in zip(names, flips.tolist(), ["1", *names], strict=False)
-        ]
+        signs = ["+-"[flip] for flip in flips.tolist()]
+        clauses = [f"{name}={sign}{source}" for name, sign, source in zip(names, signs, ["1", *names], strict=False)]
         order = rng.permutation(length).tolist()
         target = int(rng.integers(length))
         sign = "-" if flips[: target + 1].sum() % 2 else "+"

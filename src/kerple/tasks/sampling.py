@@ -26,8 +26,8 @@ from kerple.tasks.task import Example, Task
 from kerple.tasks.vocabulary import PAD_ID
 
 Split = Literal["train", "validation", "test"]
-MAX_DRAWS = 1000  # after so many draws without a problem of the split, the split counts as empty
-STALE = 200  # after so many draws without a new problem, the split counts as exhausted
+MAX_DRAWS = 1000  # number of draws without a problem of the split after which the split counts as empty
+STALE = 200  # number of draws without a new problem after which the split counts as exhausted
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Sampler:
         return None
 
     def training_problem(self, seed: int, index: int, length: int | None = None) -> Example:
-        """Return training problem number ``index``; arguments as of `draw`.
+        """Return training problem number ``index``. The arguments are those of `draw`.
 
         Raises:
-            UserError: There are almost no training problems.
+            UserError: `MAX_DRAWS` draws gave no training problem.
         """
         example = self.draw("train", seed, index, length)
         if example is None:
@@ -88,8 +88,8 @@ class Sampler:
 
         Args:
             seed: Seed of the problems, and of their order if they are repeated.
-            examples: Number of training problems. Each occurs once in every ``examples`` samples, in a new order each
-                time. None for a new problem in each sample.
+            examples: Number of training problems. Every ``examples`` consecutive samples have each problem once, in
+                another order each time. None for a new problem in each sample.
             samples: Indices of the samples, counted over all epochs.
         """
         if examples is not None:
@@ -126,11 +126,10 @@ def collate(examples: Sequence[Example]) -> Batch:
         ``tokens`` (B, T + 1) int64, where T + 1 is the number of tokens of the longest example, and ``scored`` (B, T)
         bool, which is true for targets that are scored.
     """
-    tokens = pad_sequence(
-        [torch.tensor(example.tokens()) for example in examples], batch_first=True, padding_value=PAD_ID
-    )
-    scored = pad_sequence([torch.tensor(example.scored()) for example in examples], batch_first=True)
-    return {"tokens": tokens, "scored": scored}
+    tokens = [torch.tensor(example.tokens()) for example in examples]
+    scored = [torch.tensor(example.scored()) for example in examples]
+    padded = pad_sequence(tokens, batch_first=True, padding_value=PAD_ID)
+    return {"tokens": padded, "scored": pad_sequence(scored, batch_first=True)}
 
 
 @lru_cache(maxsize=1)  # the permutation of the current epoch
@@ -162,8 +161,8 @@ class HeldOutProblems:
     """Batches of fixed examples for evaluation, in order. Lightning uses it in place of a `DataLoader`.
 
     A batch has the entries of `collate`, and ``index`` (B,) int64, the index of each example in all groups together.
-    Batch i belongs to rank i modulo the number of ranks. Every rank gets the same number of batches. If there are too
-    few, a batch for padding has one row, whose index is -1 and which is not scored.
+    Batch i belongs to rank i modulo the number of ranks. Every rank gets the same number of batches. A rank with fewer
+    batches gets a padding batch of one row, whose index is -1 and which is not scored.
 
     Args:
         groups: Groups of examples. All examples of a batch are of one group.

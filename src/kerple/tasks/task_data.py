@@ -14,7 +14,7 @@ from kerple.data.loader import TrainingLoader, rank_and_world_size
 from kerple.tasks.places import abacus
 from kerple.tasks.sampling import Examples, HeldOutProblems, Sampler, collate
 from kerple.tasks.task import Example, Task
-from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, characters_to_ids, ids_to_characters
+from kerple.tasks.vocabulary import BEGIN, CHARACTERS, characters_to_ids, ids_to_characters
 
 
 @dataclass(eq=False)
@@ -68,9 +68,6 @@ class TaskData(LightningDataModule):
         self.lengths = sorted(set(self.test_lengths or range(1, 2 * self.train_length + 1)))
         self.sample_seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
         self.sampler = Sampler(self.task, self.train_length, self.held_out)
-        self._check_options()
-
-    def _check_options(self) -> None:
         sizes = ("length", "train_length", "batch_size", "eval_batch_size", "validation_examples", "test_examples")
         smallest = {name: getattr(self, name) for name in (*sizes, "examples")} | {"test_lengths": self.lengths[0]}
         for name, value in smallest.items():
@@ -115,14 +112,15 @@ class TaskData(LightningDataModule):
 
     def val_dataloader(self) -> HeldOutProblems:
         """Return this rank's batches of the validation problems."""
-        return self._batches([self.validation_problems])
+        return HeldOutProblems([self.validation_problems], self.eval_batch_size, *rank_and_world_size(self))
 
     def test_dataloader(self) -> HeldOutProblems:
         """Return a batch of one test problem, because Lightning skips a test without batches.
 
         Measures do not use this batch. They read the test problems through `text`.
         """
-        return self._batches([group[:1] for group in self.test_problems if group][:1])
+        first = [group[:1] for group in self.test_problems if group][:1]
+        return HeldOutProblems(first, self.eval_batch_size, *rank_and_world_size(self))
 
     def text(self, split: str) -> Examples:
         """Return the examples of the test split if ``split`` is ``test``, and else those of the validation split."""
@@ -142,9 +140,6 @@ class TaskData(LightningDataModule):
         """Test problems of each of ``lengths``, independent of the seed. A short length may have no test problem."""
         return [self.sampler.distinct("test", self.test_examples, length) for length in self.lengths]
 
-    def _batches(self, groups: list[list[Example]]) -> HeldOutProblems:
-        return HeldOutProblems(groups, self.eval_batch_size, *rank_and_world_size(self))
-
     def places(self, scheme: str) -> Callable[[Tensor], Tensor]:
         """Return a function that maps token ids (B, T) int64 to the places of the tokens, (B, T) int64.
 
@@ -153,24 +148,21 @@ class TaskData(LightningDataModule):
                 each digit in its number.
 
         Raises:
-            UserError: The task has no such places, or a place depends on later tokens.
+            UserError: The task has no such places, or a place depends on later tokens, which do not exist yet during
+                generation.
         """
-        if scheme == "coupled":
-            self._check_causal()
-            return self.task.places
-        if not self.task.numbers:
-            expected = "expected a task with numbers for Abacus, such as Addition"
-            raise UserError(f"data.task: got {self.task.name!r}, {expected}")
-        return abacus
-
-    def _check_causal(self) -> None:
-        """Raise a UserError if places depend on later tokens, because generation would be impossible."""
+        if scheme == "abacus":
+            if not self.task.numbers:
+                expected = "expected a task with numbers for Abacus, such as Addition"
+                raise UserError(f"data.task: got {self.task.name!r}, {expected}")
+            return abacus
         tokens = collate(self._longest_problems(8))["tokens"]
         places = self.task.places(tokens)
         for end in range(1, tokens.shape[1]):
             if not torch.equal(self.task.places(tokens[:, :end]), places[:, :end]):
                 expected = "places that do not depend on later tokens"
                 raise UserError(f"data.task: got {self.task.name!r}, expected {expected}; they differ at token {end}")
+        return self.task.places
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a prompt such as ``12+34=``, after a begin token if the prompt has none."""
@@ -179,8 +171,3 @@ class TaskData(LightningDataModule):
     def decode(self, tokens: list[int]) -> str:
         """Return the text of token ids, without padding."""
         return ids_to_characters(tokens)
-
-    @property
-    def end(self) -> int:
-        """Id of the token after an answer."""
-        return END_ID

@@ -20,7 +20,7 @@ def characters_to_ids(text: str) -> list[int]:
     try:
         return [IDS[character] for character in text]
     except KeyError as unknown:
-        raise UserError(f"got the character {unknown} in {text!r}, expected one of {CHARACTERS[3:]!r}") from None
+        raise UserError(f"text: got the character {unknown} in {text!r}, expected {CHARACTERS[3:]!r}") from None
 
 
 def ids_to_characters(tokens: list[int]) -> str:

@@ -22,12 +22,12 @@ from kerple.data.options import ShardOptions
 from kerple.data.prepare import build
 from kerple.data.prepare.corpora import find_corpus
 from kerple.data.prepare.documents import split_of
-from kerple.data.shards import BLOCK, Folder, verify
+from kerple.data.shards import BLOCK, Folder, TokenStream, verify
 from kerple.data.text import ShardText
 from tests.data.conftest import contents, small_build, write_lines
 
 
-def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, monkeypatch):
+def test_a_preparation_continues_after_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, monkeypatch):
     """Shards, descriptions of parts, the tokenizer, settings and the manifest are written."""
     writes, stop_at = 0, 0
 
@@ -59,7 +59,7 @@ def test_a_full_disk_or_a_stop_at_any_write(json_lines, prepared, tmp_path, monk
 
 def stop_before_the_manifest(*arguments: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_check_reading", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(build, "_check_documents", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             small_build(*arguments)
 
@@ -75,7 +75,7 @@ def test_finished_parts_are_kept_and_other_settings_refused(json_lines, prepared
 def test_a_finished_part_whose_text_has_changed_is_tokenised_again(documents, tmp_path):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
     stop_before_the_manifest(tmp_path / "out", corpus)
-    corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # of the same size, so that the state is equal
+    corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # the size stays, and so does `Corpus.state`
     changed = small_build(tmp_path / "out", corpus, tokenizer="bpe")
     assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=str(tmp_path / "out")).splits
 
@@ -86,7 +86,7 @@ def test_the_tokenizer_of_the_user_is_used_where_a_trained_one_is_part_of_the_pa
     assert tokenizer.to_str() == Tokenizer.from_file(str(prepared / "tokenizer.json")).to_str()
 
 
-def test_a_corpus_or_a_split_without_text(documents, tmp_path, capsys):
+def test_a_corpus_or_a_split_without_text_is_reported(documents, tmp_path, capsys):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
     with pytest.raises(UserError, match="has no training document"):
         small_build(tmp_path / "out", corpus, tokenizer="bpe", text_field="body", max_dropped_fraction=1.0)
@@ -112,16 +112,16 @@ def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(doc
     assert manifest.splits == good.splits
 
 
-def test_a_vocabulary_of_more_than_two_bytes_takes_four(prepared, json_lines, tmp_path, monkeypatch):
+def test_tokens_of_a_large_vocabulary_have_four_bytes(prepared, json_lines, tmp_path, monkeypatch):
     assert (token_dtype(1 << 16), token_dtype((1 << 16) + 1)) == (np.uint16, np.uint32)
     for module in ("manifest", "prepare.build"):
         monkeypatch.setattr(f"kerple.data.{module}.token_dtype", lambda _: np.dtype("<u4"))
     small_build(tmp_path, json_lines)
     verify(Folder(str(tmp_path)))
     monkeypatch.undo()
-    expected = Folder(str(prepared)).stream("train")
+    expected = TokenStream(Folder(str(prepared)), "train")
     tokens = np.concatenate([np.fromfile(path, "<u4")[BLOCK // 4 :] for path in sorted(tmp_path.glob("train-*"))])
-    assert tokens[tokens > 0].tolist() == [t for t in expected.read(0, len(expected)).tolist() if t]  # and padding
+    assert tokens[tokens > 0].tolist() == [t for t in expected[:].tolist() if t]  # 0 is padding too
 
 
 def test_splits_have_their_fractions_and_the_tokenizer_learns_from_training_text_only(tmp_path):
@@ -142,7 +142,7 @@ def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path):
     (folder := tmp_path / "corpus").mkdir()
     one, two = (write_lines(folder / f"{name}.jsonl", documents) for name in ("one", "two"))
     small_build(tmp_path / "out", folder)
-    os.utime(one, (0, 0))  # a copy is the same corpus
+    os.utime(one, (0, 0))  # as in a copy, which is the same corpus
     small_build(tmp_path / "out", folder)
     two.rename(folder / "three.jsonl")
     with pytest.raises(UserError, match=r"files was '2 files, .* is '2 files, .*; choose another folder"):
@@ -151,7 +151,7 @@ def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path):
     small_build(tmp_path / "out", folder)
 
 
-def test_a_folder_that_must_not_be_written(json_lines, tmp_path):
+def test_a_folder_inside_the_corpus_or_with_other_shards_is_refused(json_lines, tmp_path):
     with pytest.raises(UserError, match=r"data\.directory: got .*inside the corpus"):
         small_build(json_lines / "below" / "shards", json_lines)
     assert not (json_lines / "below").exists()

@@ -52,15 +52,12 @@ def test_json_lines_may_be_compressed_but_not_mixed_with_text_files(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "pack"), [("all.tar", bytes), ("all.tgz", gzip.compress)])
-def test_a_tar_of_json_lines_and_text_files_without_links(tmp_path, name, pack):
+def test_json_lines_and_text_files_of_a_tar_file_are_read_and_links_are_skipped(tmp_path, name, pack):
+    # the path of ../4.txt has no effect, because members are not extracted to the disk
+    members = {"1.jsonl.zst": zstandard.compress(LINES), "2.jsonl": LINES, "3.txt": b"plain", "../4.txt": b"outside"}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for member_name, content in (
-            ("x/1.jsonl.zst", zstandard.compress(LINES)),
-            ("x/2.jsonl", LINES),
-            ("x/3.txt", b"plain"),
-            ("../4.txt", b"outside"),  # only a name: members are not extracted to the disk
-        ):
+        for member_name, content in members.items():
             member = tarfile.TarInfo(member_name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
@@ -74,7 +71,7 @@ def test_a_tar_of_json_lines_and_text_files_without_links(tmp_path, name, pack):
         read(tmp_path / name)
 
 
-def test_a_folder_of_text_files(tmp_path):
+def test_text_files_of_a_folder_are_documents_and_hidden_files_are_skipped(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()
     for name, text in (("b/2.txt", "two"), ("a.md", "one"), (".hidden", "no"), (".git/x", "no"), ("c", " \n")):
@@ -84,7 +81,7 @@ def test_a_folder_of_text_files(tmp_path):
     assert read(tmp_path) == ["one", "two", "empty", "three", "not Unicode"]
 
 
-def test_a_corpus_at_a_url(tmp_path):
+def test_a_corpus_at_a_url_is_read(tmp_path):
     (tmp_path / "c.jsonl").write_bytes(LINES)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -131,8 +128,8 @@ def test_a_document_that_does_not_fit_into_memory_is_an_error_of_one_line(tmp_pa
         prepare(ShardOptions(str(tmp_path / f"a.{ending}"), directory=str(tmp_path / "out")))
 
 
-def test_a_pipe_and_a_closed_folder_are_named(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "pipe.txt")  # reading it would never end
+def test_a_pipe_and_an_unreadable_folder_are_refused_by_name(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe.txt")  # reading a pipe would never end
     for corpus in ("", "*.txt", "pipe.txt"):
         with pytest.raises(UserError, match=r"pipe\.txt is not a regular file"):
             read(tmp_path / corpus)
@@ -140,7 +137,7 @@ def test_a_pipe_and_a_closed_folder_are_named(tmp_path, monkeypatch):
     scan = os.scandir
 
     def refuse(path: str) -> object:
-        if str(path).endswith("closed"):  # a real permission would not stop root
+        if str(path).endswith("closed"):  # file permissions would not stop root
             raise PermissionError(13, "Permission denied", path)
         return scan(path)
 
@@ -176,7 +173,7 @@ def test_documents_and_faults_of_lines_of_json():
     assert [entry.name for entry in entries] == [f"x:{number}" for number in range(1, len(entries) + 1)]
 
 
-def test_parquet(tmp_path):
+def test_parquet_files_are_read(tmp_path):
     broken = pyarrow.array([b"good", b"caf\xe9", b"better"], pyarrow.binary()).view(pyarrow.string())
     parquet.write_table(pyarrow.table({"text": [*TEXTS, None], "n": list(range(26))}), tmp_path / "a.parquet")
     parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "b.parquet")
@@ -199,12 +196,12 @@ def test_a_dataset_of_the_hub_is_streamed_and_no_folder_is_made_if_that_is_impos
         read("hf:org/name:en", "body")
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="datasets"):  # the command line prints it as one line
+    with pytest.raises(ModuleNotFoundError, match="datasets"):  # the command prints the error as one line
         prepare(ShardOptions("hf:org/name"))
     assert not list(tmp_path.iterdir())
 
 
-def test_the_built_in_corpora_and_unknown_ones():
+def test_files_of_the_standard_library_are_found_and_unknown_urls_are_refused():
     for corpus in ("zip://a::http://b/c.zip", "sh://x", "http://127.0.0.1:9/folder"):
         with pytest.raises(UserError, match=r"expected a local path, or a URL|cannot be read|got 'http"):
             find_corpus(corpus)

@@ -6,17 +6,17 @@ import os
 import shutil
 import subprocess
 import zipfile
-from pathlib import Path
 
 import pytest
 
 from kerple.base.errors import UserError
 from kerple.data.prepare import rfc, wheels
 from kerple.data.prepare.corpora import CORPORA, Corpus
-from kerple.data.prepare.documents import Reading
+from kerple.data.prepare.documents import CorpusReader
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.rfc import read_rfcs, without_pages
 from kerple.data.prepare.wheels import is_generated, read_list, read_wheels
+from tests.data.conftest import contents
 
 CODE = {
     "apple": {"apple/core.py": b"def bite():\r\n    return 'apple'\n", "apple/seed.py": b"tiny = True\n"},
@@ -32,10 +32,8 @@ def index(tmp_path, monkeypatch):
     (tmp_path / "index").mkdir()
     for (name, files), about in zip(CODE.items(), ("train demo", "test demo", "validation"), strict=True):
         path = tmp_path / "index" / f"{name}-1.0-py3-none-any.whl"
-        about_wheel = {
-            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-            "WHEEL": "Wheel-Version: 1.0\n",
-        }
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        about_wheel = {"METADATA": metadata, "WHEEL": "Wheel-Version: 1.0\n"}
         with zipfile.ZipFile(path, "w") as archive:
             for file, content in (files | {f"{name}-1.0.dist-info/{n}": t for n, t in about_wheel.items()}).items():
                 archive.writestr(file, content)
@@ -47,20 +45,16 @@ def index(tmp_path, monkeypatch):
     return tmp_path / "index"
 
 
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-
-
 def test_files_of_wheels_have_package_and_split_and_copies_are_left_out(index, tmp_path):
-    reading = Reading(CORPORA["code"](tmp_path / "here"), (1.0, 0.0, 0.0))
-    assert {(d.name, d.text, d.group, d.split) for d in reading} == {
+    reader = CorpusReader(CORPORA["code"](tmp_path / "here"), (1.0, 0.0, 0.0))
+    assert {(d.name, d.text, d.group, d.split) for d in reader} == {
         ("apple/core.py", "def bite():\n    return 'apple'\n", "apple", "train"),
-        ("apple/seed.py", "tiny = True\n", "apple", "train"),  # the first of two by the hash of its path
+        ("apple/seed.py", "tiny = True\n", "apple", "train"),  # plum/seed.py is a later duplicate
         ("pear/core.py", "def bite(): ...\n", "pear", "test"),
     }
-    assert reading.left_out == {"generated": 2, "not Unicode": 1, "duplicates": 1}
+    assert reader.left_out == {"generated": 2, "not Unicode": 1, "duplicates": 1}
     entries = list(read_wheels(read_list(demo=False), tmp_path / "here"))
-    assert entries == list(read_wheels(read_list(demo=False), index))  # the same from a folder of wheels
+    assert entries == list(read_wheels(read_list(demo=False), index))  # a folder of wheels gives the same
     assert {d.group for d in read_wheels(read_list(demo=True), index) if isinstance(d, Document)} == {"apple", "pear"}
 
 
@@ -73,12 +67,12 @@ def test_a_failed_download_is_an_error_of_one_line_and_complete_files_are_kept(i
         with pytest.raises(UserError, match=rf"data\.corpus: .*{message}.* data\.source") as error:
             list(read_wheels(read_list(demo=False), here))
         assert "\n" not in str(error.value)
-        assert files(here) == ["apple-1.0-py3-none-any.whl", "pear-1.0-py3-none-any.whl"]
+        assert list(contents(here)) == ["apple-1.0-py3-none-any.whl", "pear-1.0-py3-none-any.whl"]
     plum.write_bytes(whole)
     (here / "pear-1.0-py3-none-any.whl").write_bytes(b"half a downl")
     (index / "apple-1.0-py3-none-any.whl").unlink()  # it was downloaded before, and is not requested again
     list(read_wheels(read_list(demo=False), here))
-    assert files(here) == [f"{name}-1.0-py3-none-any.whl" for name in CODE]
+    assert list(contents(here)) == [f"{name}-1.0-py3-none-any.whl" for name in CODE]
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     assert list(read_wheels(read_list(demo=False), here))
 
@@ -92,7 +86,7 @@ def apt(tmp_path, monkeypatch):
     """A list of RFCs, and a program apt-get that downloads them as a package; the sources have only main."""
     monkeypatch.setattr(rfc, "LIST", tmp_path / "rfc.txt")
     checksums = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in CLEAN.items()}
-    checksums["rfc30"] += " rfc7"  # which it obsoletes
+    checksums["rfc30"] += " rfc7"  # the family of rfc30, which obsoletes rfc7
     (tmp_path / "rfc.txt").write_text("".join(f"{name} {checksum}\n" for name, checksum in checksums.items()))
     texts = tmp_path / "package/usr/share/doc/RFC/standard"
     texts.mkdir(parents=True)
@@ -148,7 +142,7 @@ def test_rfcs_of_a_users_folder_are_read_and_missing_ones_are_named(apt, monkeyp
     (folder / "rfc9999.txt").write_text("newer than the list")
     corpus, splits = Corpus(lambda: read_rfcs(folder), []), set[str]()
     for train in (0.1, 0.3, 0.5, 0.7, 0.9):
-        documents = {document.name: document for document in Reading(corpus, (train, 1 - train, 0.0))}
+        documents = {document.name: document for document in CorpusReader(corpus, (train, 1 - train, 0.0))}
         assert {document.text for document in documents.values()} == set(CLEAN.values())
         assert [documents[f"{name}.txt"].group for name in TEXTS] == ["rfc7", "rfc12", "rfc7"]
         assert documents["rfc7.txt"].split == documents["rfc30.txt"].split  # a family is in one split

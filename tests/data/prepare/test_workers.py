@@ -26,7 +26,7 @@ def test_a_preparation_in_which_a_process_dies_is_continued(json_lines, prepared
     assert contents(tmp_path) == contents(prepared)
 
 
-def test_processes_end_if_the_preparation_is_killed(json_lines, tmp_path):
+def test_processes_end_if_the_preparation_is_killed(tmp_path):
     code = (
         "import time; from kerple.data.prepare import workers\n"
         "def parts():\n"
@@ -37,7 +37,6 @@ def test_processes_end_if_the_preparation_is_killed(json_lines, tmp_path):
     (tmp_path / "main.py").write_text(code)
     environment = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     process = subprocess.Popen([sys.executable, tmp_path / "main.py"], env=environment, stdout=subprocess.PIPE)
-    assert process.stdout is not None
     process.stdout.readline()
     running: list[psutil.Process] = []
     while len(running) < 2:  # one of them is Python's resource tracker

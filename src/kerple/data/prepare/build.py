@@ -28,7 +28,7 @@ from kerple.data.input_files import is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
 from kerple.data.options import HUB, ShardOptions
 from kerple.data.prepare.corpora import Corpus, find_corpus
-from kerple.data.prepare.documents import Reading, cut_into_parts
+from kerple.data.prepare.documents import CorpusReader, cut_into_parts
 from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.workers import Encoder, tokenise_parts
@@ -36,7 +36,7 @@ from kerple.data.shards import Folder, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
 TRAINING_BYTES = 10**8  # bytes of the training split on which a tokenizer is trained
-SHIPPED = Path(__file__).parents[1] / "tokenizers"  # trained tokenizers of `code` and `rfc`
+SHIPPED = Path(__file__).parents[1] / "tokenizers"  # folder of the trained tokenizers for `code` and `rfc`
 PARTS = "parts"  # folder with the settings and a file for each finished part; it is deleted after the preparation
 
 
@@ -56,14 +56,14 @@ def prepare(options: ShardOptions) -> Manifest:
     directory = Path(options.location)
     # a finished folder is not locked, because a lock needs permission to write
     if (directory / MANIFEST_FILE).exists():
-        shutil.rmtree(directory / PARTS, ignore_errors=True)  # a process may have been killed before it did this
+        shutil.rmtree(directory / PARTS, ignore_errors=True)  # left by a process that was killed before it deleted it
         return check_prepared(options)
     assert options.corpus is not None
     if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):
         raise UserError(f"data.directory: got {directory}, inside the corpus {options.corpus}; choose another folder")
-    # before the folder of the shards is made, so that a mistake in data.corpus leaves no folder
-    corpus = find_corpus(options.corpus, options.text_field, options.fetched)
-    with _locked(directory):
+    # called before the folder of the shards is made, so that a wrong data.corpus leaves no folder behind
+    corpus = find_corpus(options.corpus, options.text_field, options.source_folder)
+    with _locked_folder(directory):
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
         settings = options.content_options() | {"files": corpus.state()}
@@ -71,9 +71,9 @@ def prepare(options: ShardOptions) -> Manifest:
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
         content = (directory / "tokenizer.json").read_bytes()
         encoder = Encoder(content.decode(), end, token_dtype(vocabulary))
-        reading = Reading(corpus, options.split_fractions, options.drop_duplicates)
-        parts = _write_parts(directory, options, encoder, reading)
-        _check_reading(options, reading)
+        reader = CorpusReader(corpus, options.split_fractions, options.drop_duplicates)
+        parts = _write_parts(directory, options, encoder, reader)
+        _check_documents(options, reader)
         splits = {}
         for name in SPLITS:
             shards = tuple(Shard(part[name]["tokens"], part[name]["sha256"]) for part in parts)
@@ -85,25 +85,24 @@ def prepare(options: ShardOptions) -> Manifest:
             tokenizer=hashlib.sha256(content).hexdigest(),
             splits=splits,
             settings=settings,
-            left_out=dict(sorted(reading.left_out.items())),
-            text=reading.text.hexdigest(),
-            test_documents=_write_test_documents(directory, splits, encoder, reading.test_documents),
+            left_out=dict(sorted(reader.left_out.items())),
+            text=reader.text.hexdigest(),
+            test_documents=_write_test_documents(directory, splits, encoder, reader.test_documents),
         )
         manifest.write(directory)
         shutil.rmtree(directory / PARTS, ignore_errors=True)
     tokens, documents = (sum(getattr(split, key) for split in splits.values()) for key in ("tokens", "documents"))
     summary = f"{options.location}: prepared {tokens:,} tokens of {documents:,} documents"
-    print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
+    print("; left out: ".join(filter(None, [summary, reader.reasons()])), file=sys.stderr)
     if empty := " and no ".join(name for name, split in splits.items() if not split.documents):
-        advice = "add documents, or set data.split_fractions"
-        print(f"{options.location}: there is no {empty} text; {advice}", file=sys.stderr)
+        print(f"{options.location}: there is no {empty} text; set data.split_fractions or add text", file=sys.stderr)
     return manifest
 
 
 def check_corpus(options: ShardOptions) -> None:
-    """Raise a UserError if the shards have not been prepared and their corpus does not exist."""
+    """Raise a UserError if the shards have not been prepared and their corpus cannot be found."""
     if options.corpus is not None and not Path(options.location, MANIFEST_FILE).exists():
-        find_corpus(options.corpus, options.text_field, options.fetched)
+        find_corpus(options.corpus, options.text_field, options.source_folder)
 
 
 def check_prepared(options: ShardOptions) -> Manifest:
@@ -118,7 +117,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
     settings = options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards can be used on a machine without the corpus
-            settings["files"] = find_corpus(options.corpus, options.text_field, options.fetched).state()
+            settings["files"] = find_corpus(options.corpus, options.text_field, options.source_folder).state()
     _compare_settings(options.location, manifest.settings, settings)
     return manifest
 
@@ -133,14 +132,15 @@ def _compare_settings(location: str, before: dict[str, Any], now: dict[str, Any]
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Make the folder, and hold its lock within the context.
+def _locked_folder(directory: Path) -> Iterator[None]:
+    """Make a folder, and hold its lock within the context.
 
     Raises:
-        UserError: A worker process calls this, the folder cannot be written to, or memory runs out within the context.
+        UserError: A worker process calls this function, the folder cannot be written to, or memory runs out within the
+            context.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker that imports the main script
-        raise UserError('data: a script that prepares shards needs `if __name__ == "__main__":`, as workers import it')
+        raise UserError('data: worker processes import your script; put its code below `if __name__ == "__main__":`')
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(directory / ".lock").acquire()
@@ -162,11 +162,11 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
         directory: Folder of the shards.
         options: Options of the preparation.
         corpus: The corpus.
-        settings: Settings of the preparation, to be compared with those of an interrupted one.
+        settings: Settings of the preparation. They are compared with those of an interrupted preparation.
 
     Raises:
-        UserError: The folder has an unfinished preparation with other settings, or shards but no manifest; the corpus
-            has no training document, or the tokenizer cannot be loaded or has too many entries.
+        UserError: The folder has an unfinished preparation with other settings, or shards but no manifest. Or the
+            corpus has no training document. Or the tokenizer cannot be loaded or has too many entries.
     """
     unfinished = directory / PARTS / "settings.json"
     if unfinished.exists():
@@ -176,10 +176,10 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
         raise UserError(f"data.directory: {directory} has {shard.name} but no manifest; choose another folder")
     shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
     if options.tokenizer == TRAINED_HERE and not shipped.exists():
-        reading = Reading(corpus, options.split_fractions)
-        texts = _training_texts(reading)
+        reader = CorpusReader(corpus, options.split_fractions)
+        texts = _training_texts(reader)
         if (first := next(texts, None)) is None:
-            reasons = reading.reasons() or "it is empty, or too small"
+            reasons = reader.reasons() or "it is empty, or too small"
             given = f"got {options.corpus!r}, which has no training document for a tokenizer: {reasons}"
             raise UserError(f"data.corpus: {given}; set data.text_field, data.split_fractions or data.tokenizer")
         tokenizer = train_tokenizer(chain([first], texts), options.vocabulary)
@@ -193,10 +193,10 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
     return tokenizer
 
 
-def _training_texts(reading: Reading) -> Iterator[str]:
+def _training_texts(reader: CorpusReader) -> Iterator[str]:
     """Yield texts of the training split until they have `TRAINING_BYTES` bytes in all."""
     size = 0
-    for document in tqdm(reading, desc="training the tokenizer", unit=" documents", delay=1):
+    for document in tqdm(reader, desc="training the tokenizer", unit=" documents", delay=1):
         if document.split == "train":
             yield document.text[:TRAINING_BYTES]
             size += len(document.text.encode())
@@ -204,7 +204,7 @@ def _training_texts(reading: Reading) -> Iterator[str]:
                 return
 
 
-def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, reading: Reading) -> list[dict[str, Any]]:
+def _write_parts(folder: Path, options: ShardOptions, encoder: Encoder, reader: CorpusReader) -> list[dict[str, Any]]:
     """Write the shards of the unfinished parts, and return a description of each part.
 
     A description has the checksum of the part's documents (``texts``), and for each split the fields of its `Shard`,
@@ -214,22 +214,22 @@ def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, readi
     tokens = 0
 
     def unfinished() -> Iterator[tuple[tuple[int, str], list[Document]]]:
-        for number, documents in enumerate(cut_into_parts(reading)):
-            paths.append(directory / PARTS / f"{number:05d}.json")
+        for number, documents in enumerate(cut_into_parts(reader)):
+            paths.append(folder / PARTS / f"{number:05d}.json")
             checksum = hashlib.blake2b("\0".join(f"{d.split}\0{d.text}" for d in documents).encode()).hexdigest()
             # a finished part is written again if its documents have changed
             if not paths[number].exists() or read_mapping(paths[number])["texts"] != checksum:
                 yield (number, checksum), documents
-            bar.update(reading.used_bytes + reading.lost_bytes - bar.n)
+            bar.update(reader.used_bytes + reader.lost_bytes - bar.n)
 
     with (
-        tqdm(total=reading.corpus.size(), desc="tokenising", unit="B", unit_scale=True) as bar,
+        tqdm(total=reader.corpus.size(), desc="tokenising", unit="B", unit_scale=True) as bar,
         closing(tokenise_parts(options.prepare_workers, encoder, unfinished())) as results,
     ):
         for (number, checksum), splits in results:
             part: dict[str, Any] = {"texts": checksum}
             for name, (ids, count, size) in splits.items():
-                part[name] = vars(write_shard(directory, name, number, ids)) | {"documents": count, "bytes": size}
+                part[name] = vars(write_shard(folder, name, number, ids)) | {"documents": count, "bytes": size}
                 tokens += len(ids)
             write(paths[number], json.dumps(part))
             bar.set_postfix_str(f"{tokens / 1e6:.1f} Mtok")
@@ -249,18 +249,18 @@ def _write_test_documents(
     return hashlib.sha256(content).hexdigest()
 
 
-def _check_reading(options: ShardOptions, reading: Reading) -> None:
+def _check_documents(options: ShardOptions, reader: CorpusReader) -> None:
     """Raise a UserError if a corpus has no documents, too many unusable ones, or not the expected checksum."""
-    if not reading.used_bytes:
+    if not reader.used_bytes:
         shutil.rmtree(Path(options.location, PARTS))  # so that a corrected corpus can be prepared
-        given = f"got {options.corpus!r}, which has no document that can be used: {reading.reasons() or 'it is empty'}"
+        given = f"got {options.corpus!r}, which has no document that can be used: {reader.reasons() or 'it is empty'}"
         raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of the text column")
-    fraction = reading.lost_bytes / (reading.lost_bytes + reading.used_bytes)
+    fraction = reader.lost_bytes / (reader.lost_bytes + reader.used_bytes)
     if fraction > options.max_dropped_fraction:
         given = f"got {options.max_dropped_fraction}, but {fraction:.2g} of {options.corpus!r} cannot be used"
         advice = f"repair the corpus and delete {options.location}, or increase data.max_dropped_fraction"
-        raise UserError(f"data.max_dropped_fraction: {given}: {reading.reasons()}; {advice}")
-    if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
-        given = f"got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}"
-        advice = f"delete its files in {options.fetched} and run the command again; if this does not help, report it"
+        raise UserError(f"data.max_dropped_fraction: {given}: {reader.reasons()}; {advice}")
+    if (text := reader.text.hexdigest()) != (reader.corpus.text or text):
+        given = f"got {options.corpus!r} with a text of the checksum {text}, expected {reader.corpus.text}"
+        advice = f"delete its files in {options.source_folder} and run again; if the error remains, report it"
         raise UserError(f"data.corpus: {given}; {advice}")

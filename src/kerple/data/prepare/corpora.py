@@ -19,7 +19,6 @@ from kerple.data.prepare.readers import Document, Fault, dataset, list_files, re
 from kerple.data.prepare.rfc import read_rfcs
 from kerple.data.prepare.wheels import read_list, read_wheels
 
-FILE_ORDER = 0  # seed of the shuffle of the standard library's files
 # checksums of the texts of built-in corpora, as in `Manifest.text`
 CODE = "1971f33401c2326b7f4f6e6ba1fb21a1e7c153cf5ce7e266b4d138eda863d7d4"
 CODE_DEMO = "55b3706fbfcbb02bdd667a48f6756ba6e9a345801b65ef62e5c38a0e59628491"
@@ -32,8 +31,8 @@ class Corpus(NamedTuple):
 
     Attributes:
         documents: Yields the documents, and a `Fault` for each document that cannot be used.
-        files: Paths or URLs of the files of the corpus; empty for fetched corpora and datasets.
-        text: Checksum that the text of a fetched corpus must have (`Manifest.text`); None for other corpora.
+        files: Paths or URLs of the files of the corpus; empty for downloaded corpora and datasets.
+        text: Checksum that the text of a downloaded corpus must have (`Manifest.text`); None for other corpora.
         text_bytes: Number of bytes of this text.
         drop_duplicates: Whether documents whose text equals that of an earlier document are always dropped.
     """
@@ -71,12 +70,12 @@ def file_corpus(files: list[str], text_field: str = "") -> Corpus:
 def standard_library() -> Corpus:
     """Return the corpus of the .py files of the standard library of the running Python, about 30 MB.
 
-    They are sorted and then shuffled with a fixed seed, so that files of one package are not neighbours.
+    The files are sorted and then shuffled with a fixed seed, so that files of one package are rarely neighbours.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     excluded = {"site-packages", "dist-packages", "__pycache__"}
     paths = [p for p in sorted(root.rglob("*.py")) if p.is_file() and not excluded & set(p.relative_to(root).parts)]
-    random.Random(FILE_ORDER).shuffle(paths)
+    random.Random(0).shuffle(paths)
     return file_corpus(list(map(str, paths)))
 
 
@@ -85,7 +84,7 @@ def library_modules() -> Corpus:
     return file_corpus([str(path) for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))])
 
 
-# The argument is the folder into which a corpus is fetched. It is fetched when its documents are first read.
+# The argument is the folder for the downloaded files. A corpus is downloaded when its documents are first read.
 CORPORA: dict[str, Callable[[Path], Corpus]] = {
     "code": lambda folder: Corpus(lambda: read_wheels(read_list(False), folder), [], CODE, 183271102, True),
     "code-demo": lambda folder: Corpus(lambda: read_wheels(read_list(True), folder), [], CODE_DEMO, 29953133, True),
@@ -101,7 +100,7 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
     Args:
         name: One of `CORPORA`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.
         text_field: Key or column of the text in JSON lines, Parquet files and datasets.
-        source: Folder of the files of a fetched corpus.
+        source: Folder of the files of a downloaded corpus.
 
     Raises:
         UserError: No file is found, or the files, the folder or the dataset cannot be read.

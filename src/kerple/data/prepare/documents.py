@@ -29,7 +29,7 @@ def split_of(text: bytes, fractions: tuple[float, float, float]) -> str:
     return "train" if number < train else "validation" if number < train + validation else "test"
 
 
-class Reading:
+class CorpusReader:
     """Iterates once over the documents of a corpus, sets their splits, and counts the documents that are left out.
 
     Args:
@@ -42,8 +42,8 @@ class Reading:
     Attributes:
         left_out (Counter[str]): Number of documents left out so far, for each reason.
         examples (dict[str, str]): For each reason except ``empty`` and ``duplicates``, a message about the first case.
-        lost_bytes (int): Number of bytes of the documents that cannot be used.
-        used_bytes (int): Number of bytes of the other documents, duplicates included.
+        lost_bytes (int): Number of bytes of the documents that cannot be used, except those with the reason ``empty``.
+        used_bytes (int): Number of bytes of the documents that can be used, duplicates included.
         text (hashlib._Hash): Checksum of the documents of all splits, which becomes `Manifest.text`.
         test_documents (list[Document]): Documents of the test split, without their texts.
     """
@@ -80,7 +80,7 @@ class Reading:
             yield document
 
     def reasons(self) -> str:
-        """Return how many documents cannot be used and why, for messages; empty if all can be used."""
+        """Return how many documents cannot be used and why, for messages, without duplicates and empty documents."""
         return "; ".join(f"{self.left_out[reason]} × {example}" for reason, example in self.examples.items())
 
 

@@ -14,11 +14,11 @@ from kerple.base.errors import UserError
 
 @contextmanager
 def download_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new empty folder inside ``folder``. At the end of the context its files move to ``folder``.
+    """Yield a new empty folder inside ``folder``. At the end of the context, its files are moved to ``folder``.
 
     Only files whose names have an extension (``*.*``) are moved; other files and subfolders are deleted. After an error
-    no file is moved, so that ``folder`` has no incomplete file. A second process that calls this for the same
-    ``folder`` waits until the context of the first one ends.
+    no file is moved, so that ``folder`` has no incomplete file. A second process that calls this function for the same
+    ``folder`` waits until the context of the first process ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
@@ -46,5 +46,4 @@ def run_downloader(command: list[str], folder: Path, advice: str) -> None:
     if process.returncode:
         errors = re.findall("^E(?:RROR)?: (.*)", process.stderr, re.M) or process.stderr.splitlines()[-1:]
         reason = (errors or ["no error message"])[0][:300]
-        advice = f"start again when the network works, or {advice}"
-        raise UserError(f"data.corpus: its files cannot be downloaded ({reason}); {advice}")
+        raise UserError(f"data.corpus: the download failed ({reason}); start again when the network works, or {advice}")

@@ -18,8 +18,8 @@ CHUNK = 1 << 18  # number of tokens hashed in one step; their hashes fit into th
 def gram_hashes(tokens: Tokens, end_of_text: int) -> NDArray[np.uint64]:
     """Return a hash of each run of `GRAM` consecutive tokens, (n - GRAM + 1,) uint64; 0 for runs with an end of text.
 
-    The hash of a run is the value of a polynomial at a fixed odd number, modulo 2⁶⁴. Each token of
-    the run gives a coefficient, a random number that depends on its id.
+    The hash of a run is the value of a polynomial at a fixed odd number, modulo 2⁶⁴. Each token of the run gives one
+    coefficient, a random number that depends on the token id.
 
     Args:
         tokens: Token ids (n,).
@@ -58,7 +58,7 @@ def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int
     test_hashes, hash_index = np.unique(hashes[is_run], return_inverse=True)
     is_shared = np.zeros(len(test_hashes), bool)  # whether the run also occurs in the training text
     shift = np.uint64(64 - max(16, min(30, len(test_hashes).bit_length() + 3)))
-    # whether a test run has a hash with these leading bits; a fast test that excludes most runs of the training text
+    # whether the hash of a test run begins with these bits: this lookup quickly excludes most runs of the training text
     is_prefix = np.zeros(1 << (64 - int(shift)), bool)
     is_prefix[test_hashes >> shift] = True
     for shard in training:

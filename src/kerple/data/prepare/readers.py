@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, filterfalse
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from kerple.base.errors import UserError
 from kerple.data.input_files import decompress, filesystem, is_remote, open_bytes, without_query
@@ -47,8 +47,8 @@ class Fault:
 
     Args:
         name: Name of the document in messages.
-        reason: The reason in a few words. Documents whose reason is ``empty`` are not counted in `Reading.lost_bytes`.
-        bytes: Number of bytes of the document. For a damaged file, all bytes that were read from it.
+        reason: The reason in a few words. `CorpusReader.lost_bytes` does not count documents with the reason ``empty``.
+        bytes: Number of bytes of the document. For a damaged file, the number of bytes that were read from it.
         details: Details for the message.
     """
 
@@ -91,8 +91,8 @@ def list_files(corpus: str) -> list[str]:
         paths = system.glob(inner) if pattern else system.find(inner)
     except Exception as error:  # each file system raises other errors
         raise UserError(f"data.corpus: {corpus} cannot be read ({error!r}); check its address") from error
-    below = len(inner.rpartition("/")[0]) if pattern else len(inner)  # the corpus itself may be in a hidden folder
-    return [system.unstrip_protocol(path) for path in sorted(set(paths)) if "/." not in f"/{path[below:]}"]
+    root_length = len(inner.rpartition("/")[0]) if pattern else len(inner)  # the corpus may be in a hidden folder
+    return [system.unstrip_protocol(path) for path in sorted(set(paths)) if "/." not in f"/{path[root_length:]}"]
 
 
 def _walk(root: str) -> Iterator[str]:
@@ -101,9 +101,9 @@ def _walk(root: str) -> Iterator[str]:
     def refuse(error: OSError) -> None:
         raise UserError(f"data.corpus: {error.filename} cannot be read ({error.strerror}); remove it") from error
 
-    for folder, below, names in os.walk(root, onerror=refuse):
-        below[:] = [name for name in below if not name.startswith(".")]
-        _check_links(root, (path for name in below if os.path.islink(path := os.path.join(folder, name))))
+    for folder, subfolders, names in os.walk(root, onerror=refuse):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]  # os.walk skips the removed ones
+        _check_links(root, (path for name in subfolders if os.path.islink(path := os.path.join(folder, name))))
         yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
 
 
@@ -139,11 +139,9 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
         if without_query(path).endswith(PARQUET):
             yield from read_parquet(path, text_field)
         else:
+            read = read_tar if without_query(path).endswith(TARS) else read_lines
             with open_bytes(path) as file:
-                if without_query(path).endswith(TARS):
-                    yield from read_tar(decompress(file, path), path, text_field)
-                else:
-                    yield from read_lines(decompress(file, path), path, text_field)
+                yield from read(decompress(file, path), path, text_field)
 
 
 def read_text(path: str) -> Document | Fault:
@@ -216,10 +214,8 @@ def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document |
     """
     try:
         with tarfile.open(fileobj=file, mode="r|") as archive:
-            for member in archive:
-                content = archive.extractfile(member) if member.isreg() else None
-                if content is None:
-                    continue
+            for member in filter(tarfile.TarInfo.isreg, archive):
+                content = cast("IO[bytes]", archive.extractfile(member))
                 if member.name.endswith(LINES):
                     yield from read_lines(decompress(content, member.name), f"{name}: {member.name}", text_field)
                 else:

@@ -101,10 +101,10 @@ def fetch_rfcs(folder: Path) -> None:
 def without_pages(text: str) -> str:
     """Return the text of an RFC without page breaks.
 
-    - The first and the last line of each page are dropped, up to three times, if they have a page number in brackets,
-      or if they are first or last on at least 3 pages and on at least 25% of all pages. Case, numbers and the amount of
-      space do not matter in this comparison.
-    - Pages are joined by an empty line. If the first page does not end with one of .:;!? and the second begins with a
+    - The first line of a page is dropped if it has a page number in brackets, or if at least 3 pages and at least 25%
+      of all pages begin with this line. Case, numbers and the amount of space do not matter in this comparison. This is
+      done three times. Then the last line of each page is dropped three times by the same rule.
+    - Pages are joined by an empty line. If a page does not end with one of .:;!? and the next page begins with a
       lower-case letter, the page break is inside a sentence, and there is no empty line.
     - White space at the end of lines is removed, and several empty lines become one.
     """
@@ -121,8 +121,8 @@ def without_pages(text: str) -> str:
                     pages[number] = _without_empty_ends(page[1:] if end == 0 else page[:-1])
     whole = ""
     for page in pages:
-        inside = whole and page and whole[-1] not in ".:;!?" and page[0].lstrip()[:1].islower()
-        whole += ("\n" if inside else "\n\n" if whole and page else "") + "\n".join(page)
+        in_sentence = whole and page and whole[-1] not in ".:;!?" and page[0].lstrip()[:1].islower()
+        whole += ("\n" if in_sentence else "\n\n" if whole and page else "") + "\n".join(page)
     return re.sub(r"\n{3,}", "\n\n", whole) + "\n"
 
 
@@ -133,5 +133,5 @@ def _without_empty_ends(lines: list[str]) -> list[str]:
 
 
 def _pattern(line: str) -> str:
-    """Return a line in lower case, with # for numbers and one space for several."""
+    """Return a line in lower case, in which # replaces each number and one space replaces several."""
     return " ".join(NUMBER.sub("#", line.lower()).split())
