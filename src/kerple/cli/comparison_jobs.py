@@ -4,7 +4,6 @@ A record is the stored result of a run of a committed report.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Console
 
@@ -40,17 +39,17 @@ def prepare_jobs(
     with Console(stderr=True).status(f"reading the options of {comparison.name}'s runs"):
         plan = digests(comparison)
         resolved = [replace(with_inputs(resolve(job)), plan=plan) for job in comparison.jobs()]
-    folders = comparison.records
+        data_of = {job: (job.config or job.test_config).get("data") for job in resolved}
+    folders = comparison.records  # unpacks archives of records
     checksums: dict[str, str | None] = {}
-    for job in resolved:
-        data = _data(job)
+    for job, data in data_of.items():
         if report_only:  # data is not read; the checksum is that of the first run with the same configuration
             runs = map(records.described, [job.test_folder, *map(job.record, folders)])
             equal = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
             checksums[str(data)] = checksums.get(str(data)) or next(equal, None)
         elif str(data) not in checksums and not records.finished(job):  # data of finished runs is not needed
             checksums[str(data)] = prepare_and_checksum(data)
-    jobs = [replace(job, data=checksums.get(str(_data(job))), parallel=parallel) for job in resolved]
+    jobs = [replace(job, data=checksums.get(str(data)), parallel=parallel) for job, data in data_of.items()]
     refused = _check(jobs, report_only, rerun_changed)
     jobs_by_outcome: dict[str, list[Job]] = {}
     for job in jobs:
@@ -72,10 +71,6 @@ def prepare_jobs(
         number = f" and {len(others)} other run{'s' * (len(others) > 1)}" if others else ""
         print(f"{first.name}{number}: {outcome}")
     return jobs, refused
-
-
-def _data(job: Job) -> dict[str, Any] | None:
-    return (job.config or job.test_config).get("data")
 
 
 def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:
