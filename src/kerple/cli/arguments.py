@@ -143,6 +143,6 @@ def _error_message(message: str, parser: ArgumentParser) -> str:
 
 
 def _nearest(name: str, names: Collection[str]) -> list[str]:
-    """Return a list with the shortest name that begins with ``name``, or else the most similar one, if there is any."""
+    """Return a list of at most one name: the shortest that begins with ``name``, or else the most similar one."""
     longer = sorted((other for other in names if other.startswith(name)), key=len)
     return longer[:1] or get_close_matches(name, names, 1)

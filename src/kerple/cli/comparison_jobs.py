@@ -1,6 +1,6 @@
-"""The jobs of a comparison, one for each run: configurations, existing results, and the records that are reused.
+"""`prepare_jobs`: resolves the configurations of a comparison's runs, prepares their data, and reuses records.
 
-A record is the stored result of a run of a committed report.
+A record is a copy of a finished run's results that is committed with a report.
 """
 
 from dataclasses import replace
@@ -57,8 +57,8 @@ def prepare_jobs(
             for folder, report in folders.items():
                 if not (record := job.record(folder)).is_dir():
                     continue
-                # If trainer.precision is `auto`, records of any precision are accepted with report_only. If not, other
-                # runs are trained in the precision of this machine, so records need the same precision.
+                # With report_only, a run with trainer.precision `auto` accepts records of any precision. Without it,
+                # other runs are trained in the precision of this machine, so records need the same precision.
                 objection = records.reuse(job if report_only else with_precision(job), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
                 jobs_by_outcome.setdefault(outcome, []).append(job)
@@ -74,7 +74,7 @@ def prepare_jobs(
 
 
 def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:
-    """Refuse, remove or report existing runs with another configuration. Return their differences by name."""
+    """Refuse, remove or report existing runs with another configuration. Return their differences by run."""
     changed = {job: "; ".join(changes) for job in jobs if (changes := records.changes(job))}
     text = "\n".join(f"  {job.name}: {changes}" for job, changes in changed.items())
     if changed and report_only:

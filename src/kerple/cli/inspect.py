@@ -56,7 +56,7 @@ def show(folder: Folder) -> None:
         f"settings {manifest.settings}",
         f"left out: {manifest.left_out or 'nothing'}",
         f"sha256 of the text {manifest.text}",
-        f"overlap (fraction of runs of 32 tokens that the training text contains): mean {test.overlap.mean():.2%}, "
+        f"overlap (fraction of 32-token sequences that the training text contains): mean {test.overlap.mean():.2%}, "
         f"above 50% in {(test.overlap > 0.5).sum()} of {len(test)} test documents",
     ]
     print(printable("\n".join(lines)))

@@ -160,7 +160,7 @@ class CLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         directory, config = Path(self.trainer.default_root_dir), self.config[subcommand]
         last = directory / LAST
-        # after a test, Lightning prints no table of metrics, because measures print tables
+        # Lightning's table of metrics is off after a test, because measures print tables
         self.config_init[subcommand]["verbose"] = subcommand != "test"
         try:
             super()._run_subcommand(subcommand)

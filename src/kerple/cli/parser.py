@@ -62,9 +62,9 @@ def as_user_error(error: Exception) -> UserError:
 
 @contextmanager
 def original_errors(parser: ArgumentParser) -> Iterator[None]:
-    """Context in which errors of classes that the parser builds are raised as `as_user_error` returns them.
+    """Context in which an error of a class that the parser builds is raised as a UserError with only its own message.
 
-    Outside this context, the parser raises one error with a message for each type that the option accepts.
+    Outside this context, the parser raises an error with one message for each type that the option accepts.
     """
     mistakes: list[Exception] = []
 

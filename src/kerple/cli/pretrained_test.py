@@ -38,7 +38,7 @@ class ModelOptions:
             `kerple.model.Transformer`, with weights in fp32.
         dtype: Dtype of the weights in memory. Logits and losses are at least fp32.
         trust_remote_code: Whether code in the model's folder may run.
-        bos: Whether to put a BOS token before every segment. Has no effect if the tokenizer adds none to a text. The
+        bos: Whether to put a BOS token before every segment. Has no effect if the tokenizer adds no BOS token. The
             BOS token is not scored, is visible in every window, and does not count towards lengths.
     """
 
