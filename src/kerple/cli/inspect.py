@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--split", default="train", choices=SPLITS, help="split of the sample")
     parser.add_argument("--tokens", type=int, default=200, help="number of tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="seed of the sample; default: a random one")
-    parser.add_argument("--documents", action="store_true", help="list test documents and their overlap with training")
+    parser.add_argument("--documents", action="store_true", help="list each test document and its overlap")
     parser.add_argument("--no-verify", action="store_true", help="do not verify checksums, which reads all shards")
     options = parse(parser, arguments)
     if options.tokens < 0:

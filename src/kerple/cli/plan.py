@@ -82,7 +82,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     count, work = count_parameters(model.network), flops(model.network, data.length)
     planned_devices = device_count(trainer.devices) * trainer.num_nodes
     segments = data.batch_size * trainer.accumulate_grad_batches * planned_devices
-    micro, step = data.batch_size * data.length, segments * data.length  # tokens
+    micro, step = data.batch_size * data.length, segments * data.length  # tokens of a micro-batch, and of a step
     if max(devices, default=1) > segments:
         advice = "or increase data.batch_size"
         raise UserError(f"devices: got {max(devices)}, expected at most the {segments} segments of a step; {advice}")
