@@ -47,7 +47,6 @@ ATTACKS = {
     "a module's own import": position("torch.serialization.os.system", **RUN),
     "a function of this package": position("kerple.base.atomic.write", path="{folder}/kept/thesis.txt"),
     "a file of configuration": position("../hostile/more.yaml"),
-    "a class of another kind": position("LastCheckpoint"),
     "a strategy as data": lambda config, folder: config.update(data="kerple.positions.RoPE"),
     "a precision that is a class": lambda config, folder: config["trainer"].update(precision={"class_path": "os.abc"}),
     "a key with dots": lambda config, folder: config["model"].update({"position.class_path": "os.system"}),
@@ -68,10 +67,9 @@ def test_hostile_configurations_are_refused(attack, hostile_options, capsys):
 def test_loggers_and_libraries_callbacks_in_a_checkpoint_are_left_out(hostile_options):
     def change(config: Config, folder: Path) -> None:
         config["trainer"]["logger"] = {"class_path": "os.system", "init_args": {"command": f"touch {folder}/ran"}}
-        callbacks = {"LambdaCallback": {"on_test_start": "os.system"}}
-        callbacks["ModelCheckpoint"] = {"dirpath": f"{folder}/kept/checkpoints"}
-        for name, options in callbacks.items():
-            config["trainer"]["callbacks"].append({"class_path": f"pytorch_lightning.{name}", "init_args": options})
+        options = {"LambdaCallback": {"on_test_start": "os.system"}, "ModelCheckpoint": {"dirpath": f"{folder}/kept/a"}}
+        nodes = [{"class_path": f"pytorch_lightning.{name}", "init_args": options[name]} for name in options]
+        config["trainer"]["callbacks"] += nodes
 
     main(["test", *hostile_options(change)])
     assert set(os.listdir()) == {"theirs.ckpt", "test"}
