@@ -47,6 +47,7 @@ ATTACKS = {
     "a module's own import": position("torch.serialization.os.system", **RUN),
     "a function of this package": position("kerple.base.atomic.write", path="{folder}/kept/thesis.txt"),
     "a file of configuration": position("../hostile/more.yaml"),
+    "a class of another kind": position("LastCheckpoint"),
     "a strategy as data": lambda config, folder: config.update(data="kerple.positions.RoPE"),
     "a precision that is a class": lambda config, folder: config["trainer"].update(precision={"class_path": "os.abc"}),
     "a key with dots": lambda config, folder: config["model"].update({"position.class_path": "os.system"}),
