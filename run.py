@@ -1,7 +1,7 @@
 """Train, test, compare: `python run.py --help`."""
 
 if __name__ == "__main__":
-    # not above: the processes that tokenise import this file too, and have no use for torch and its 400 MB each
+    # imported here, because each process that tokenises imports this file too: torch would cost it 400 MB
     from kerple.cli.main import main
 
     main()

@@ -1,4 +1,4 @@
-"""Length extrapolation of transformers: KERPLE and the field around it."""
+"""Length extrapolation of transformers: KERPLE and other positional strategies."""
 
 import os
 

@@ -16,12 +16,11 @@ Config = dict[str, Any]
 
 
 @pytest.fixture
-def stranger(genuine, tmp_path, monkeypatch):
+def hostile_options(genuine, tmp_path, monkeypatch):
     """A function that changes the configuration of a checkpoint and returns the option with its path."""
     for name in ("here", "kept", "hostile"):
         (tmp_path / name).mkdir()
     (tmp_path / "kept" / "thesis.txt").write_text("years of work")
-    (tmp_path / "hostile" / "hubconf.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef f(*a): pass")
     run = {"class_path": "os.system", "init_args": {"command": f"touch {tmp_path}/ran"}}
     (tmp_path / "hostile" / "more.yaml").write_text(yaml.safe_dump(run))
     monkeypatch.chdir(tmp_path / "here")
@@ -38,63 +37,53 @@ def stranger(genuine, tmp_path, monkeypatch):
 
 
 def position(class_path: Any, **options: Any) -> Callable[[Config, Path], object]:
-    node = {"class_path": class_path, "init_args": options} if options else class_path
-    return lambda config, folder: config["model"].update(
-        position=yaml.safe_load(yaml.safe_dump(node).replace("{folder}", str(folder)))
-    )
-
-
-def data(**options: Any) -> Callable[[Config, Path], object]:
-    return lambda config, folder: config["data"]["init_args"].update(options)
+    text = yaml.safe_dump({"class_path": class_path, "init_args": options} if options else class_path)
+    return lambda config, folder: config["model"].update(position=yaml.safe_load(text.replace("{folder}", str(folder))))
 
 
 RUN = {"command": "touch {folder}/ran"}
 SYSTEM = {"class_path": "os.system", "init_args": RUN}
-WAYS_IN = {
+ATTACKS = {
     "a module's own import": position("torch.serialization.os.system", **RUN),
-    "a hub on this disk": position("torch.hub.load", repo_or_dir="{folder}/hostile", model="f", source="local"),
-    "a function of ours": position("kerple.base.atomic.write", path="{folder}/kept/thesis.txt"),
+    "a function of this package": position("kerple.base.atomic.write", path="{folder}/kept/thesis.txt"),
     "a file of configuration": position("../hostile/more.yaml"),
-    "configuration as text": position("{class_path: os.system, init_args: {command: touch {folder}/ran}}"),
     "a class of another kind": position("LastCheckpoint"),
     "a strategy as data": lambda config, folder: config.update(data="kerple.positions.RoPE"),
     "a precision that is a class": lambda config, folder: config["trainer"].update(precision={"class_path": "os.abc"}),
     "a key with dots": lambda config, folder: config["model"].update({"position.class_path": "os.system"}),
-    "a class within options": data(task=SYSTEM),
+    "a class within options": lambda config, folder: config["data"]["init_args"].update(task=SYSTEM),
     "a class within a strategy": position("RandomizedPositions", position=SYSTEM),
 }
 
 
-@pytest.mark.parametrize("way", WAYS_IN)
-def test_hostile_configurations_are_refused(way, stranger, capsys):
-    options = stranger(WAYS_IN[way])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_hostile_configurations_are_refused(attack, hostile_options, capsys):
+    options = hostile_options(ATTACKS[attack])
     before = set(os.listdir())
     for command in (["test"], ["predict", "--prompt=ab="]):
         assert complaint(capsys, *command, *options)
     assert set(os.listdir()) == before
 
 
-def test_loggers_and_libraries_callbacks_in_a_checkpoint_are_left_out(stranger):
+def test_loggers_and_libraries_callbacks_in_a_checkpoint_are_left_out(hostile_options):
     def change(config: Config, folder: Path) -> None:
         config["trainer"]["logger"] = {"class_path": "os.system", "init_args": {"command": f"touch {folder}/ran"}}
-        for name, options in (
-            ("LambdaCallback", {"on_test_start": "os.system"}),
-            ("ModelCheckpoint", {"dirpath": f"{folder}/kept/checkpoints"}),
-        ):
-            config["trainer"]["callbacks"].append({"class_path": f"pytorch_lightning.{name}", "init_args": options})
+        options = {"LambdaCallback": {"on_test_start": "os.system"}, "ModelCheckpoint": {"dirpath": f"{folder}/kept/a"}}
+        nodes = [{"class_path": f"pytorch_lightning.{name}", "init_args": options[name]} for name in options]
+        config["trainer"]["callbacks"] += nodes
 
-    main(["test", *stranger(change)])
+    main(["test", *hostile_options(change)])
     assert set(os.listdir()) == {"theirs.ckpt", "test"}
 
 
-def test_shards_are_not_written_to_a_folder_that_a_checkpoint_names(stranger):
+def test_shards_are_not_written_to_a_folder_that_a_checkpoint_names(hostile_options):
     def change(config: Config, folder: Path) -> None:
         (folder / "here" / "text.jsonl").write_text('{"text": "words of theirs, and words and words"}\n' * 200)
         options = {"corpus": "text.jsonl", "directory": f"{folder}/kept/shards", "vocabulary": 300, "length": 8}
         config["data"] = {"class_path": "kerple.data.TokenShards", "init_args": options}
 
     with pytest.raises(SystemExit):
-        main(["test", *stranger(change), "--trainer.callbacks=[]"])
+        main(["test", *hostile_options(change), "--trainer.callbacks=[]"])
 
 
 def test_a_resumed_run_removes_no_file_that_a_checkpoint_names(genuine, tmp_path):
@@ -108,13 +97,10 @@ def test_a_resumed_run_removes_no_file_that_a_checkpoint_names(genuine, tmp_path
     for named in (f"{run}/checkpoints/../../folder/thesis.txt", f"local://{tmp_path}/folder"):
         content = torch.load(genuine, weights_only=True)
         state = dict.fromkeys(("best_model_score", "current_score", "kth_value"), score := torch.tensor(99.0))
-        state |= dict.fromkeys(("best_model_path", "kth_best_model_path", "last_model_path"), named)
-        state |= {"best_k_models": {named: score}}
-        key = (
-            "ModelCheckpoint{'monitor': 'val/loss', 'mode': 'min', 'every_n_train_steps': 0, 'every_n_epochs': 1, "
-            "'train_time_interval': None}"
-        )
-        content["callbacks"][key] = state
+        paths = dict.fromkeys(("best_model_path", "kth_best_model_path", "last_model_path"), named)
+        state |= paths | {"best_k_models": {named: score}}
+        options = "'every_n_train_steps': 0, 'every_n_epochs': 1, 'train_time_interval': None"
+        content["callbacks"][f"ModelCheckpoint{{'monitor': 'val/loss', 'mode': 'min', {options}}}"] = state
         content["config"]["trainer"]["max_steps"] = 3
         torch.save(content, tmp_path / "theirs.ckpt")
         main(["fit", f"--config={tmp_path}/more.yaml", f"--run_dir={run}", f"--ckpt_path={tmp_path}/theirs.ckpt"])

@@ -7,12 +7,10 @@ import pytest
 from kerple.cli.main import main
 from kerple.cli.plan import NETWORK
 
-PAPER = ["plan", "--config", "configs/paper.yaml"]
-
 
 def plan_rows(capsys, *arguments):
     """The cells of each row, by its first cell."""
-    main([*PAPER, *arguments])
+    main(["plan", "--config", "configs/paper.yaml", *arguments])
     rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines() if line]
     return {row[0]: row[1:] for row in rows}
 

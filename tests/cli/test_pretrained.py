@@ -22,7 +22,7 @@ CALLBACKS = [
     {"class_path": "ReceptiveField", "init_args": {"length": 16, "blocks": 2}},
     {"class_path": "GapCurve", "init_args": {"context": 8, "k": 4, "blocks": 2}},
 ]
-PERPLEXITY_ALONE = ("--trainer.callbacks", json.dumps(CALLBACKS[:1]))
+PERPLEXITY_ONLY = ("--trainer.callbacks", json.dumps(CALLBACKS[:1]))
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,11 @@ def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
 
 
 def test_a_strategy_without_parameters_replaces_that_of_the_model(here, capsys):
-    run(here, here / "llama", "--run_dir=before", *PERPLEXITY_ALONE)
+    run(here, here / "llama", "--run_dir=before", *PERPLEXITY_ONLY)
     same = ["--model.position=RoPE", "--model.position.base=1000"]  # the strategy of the model
-    run(here, here / "llama", "--run_dir=same", *same, *PERPLEXITY_ALONE)
+    run(here, here / "llama", "--run_dir=same", *same, *PERPLEXITY_ONLY)
     np.testing.assert_allclose(losses(here / "same"), losses(here / "before"), rtol=1e-5)
-    run(here, here / "llama", "--model.position=ALiBi", *PERPLEXITY_ALONE)
+    run(here, here / "llama", "--model.position=ALiBi", *PERPLEXITY_ONLY)
     assert "the strategy of the model is replaced by ALiBi" in capsys.readouterr().out
     assert (losses(here / "logs/pretrained/llama-ALiBi/test") != losses(here / "before")).all()
     assert "has parameters that the model lacks" in refused(capsys, here, here / "llama", "--model.position=T5")
@@ -110,7 +110,7 @@ def test_incomplete_models_and_other_tokenizers_are_refused(here, capsys):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     hf.BertModel(hf.BertConfig(vocab_size=257, **sizes)).save_pretrained(here / "bert")
     for model, part in (
-        ("./nothing", "got './nothing', which does not exist"),
+        ("./nothing", "error: hf: got './nothing', which does not exist"),
         (broken(here, "bare", without=("model.safetensors",)), "no weights"),
         (here / "bert", "expected a causal language model"),
         (broken(here, "mute", without=("tokenizer.json", "tokenizer_config.json")), "tokenizer.json"),
@@ -163,9 +163,9 @@ def test_pretrained_models_are_rows_of_a_comparison(here):
 def test_a_warning_if_the_text_is_not_that_of_the_exported_run(here, capsys):
     run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "first")
     sha256 = TokenShards(corpus=None, directory="shards").manifest.splits["test"].sha256
-    for test, said in ((sha256, False), ("0" * 64, True)):
+    for test, warned in ((sha256, False), ("0" * 64, True)):
         folder = broken(here, "exported", kerple_trained_on={"corpus": "code", "test": test})
         capsys.readouterr()
-        run(here, folder, "--trainer.callbacks", "[]", "--run_dir", f"said-{said}", "--data.corpus", "null")
+        run(here, folder, "--trainer.callbacks", "[]", "--run_dir", f"warned-{warned}", "--data.corpus", "null")
         line = "the test text in shards differs from the test text of the exported run (code)"
-        assert (line in capsys.readouterr().out) == said
+        assert (line in capsys.readouterr().out) == warned

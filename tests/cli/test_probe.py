@@ -69,10 +69,8 @@ def test_invariances_judge_an_unknown_family_whose_code_needs_permission(here, c
         main(["probe", str(folder), "--trust_remote_code", "true"])
     assert ended.value.code == 1
     content = probe_results(here / "logs/probe/alive")
-    assert {i["name"] for i in content["invariances"] if i["verdict"] == "broken"} == {
-        "cached against uncached",
-        "prefill against decoding",
-    }
+    broken_invariances = [i["name"] for i in content["invariances"] if i["verdict"] == "broken"]
+    assert sorted(broken_invariances) == ["cached against uncached", "prefill against decoding"]
     assert all("not judged" in layer["unknown"] for layer in content["layers"])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,7 @@ def test_a_scaling_that_is_missing_in_the_configuration_is_found(unscaled, tmp_p
     assert f"gap of {TARGET // 2}: " in result["gap"]
     at_target = sum(TARGET in by_length for by_length in search.effects.values())
     assert len(list(tmp_path.glob(f"validation-{TARGET}-*"))) == at_target < len(search.methods) - 1
+    assert replace(search, target=LENGTH + 1).lengths == [LENGTH, LENGTH + 1]  # the bound applies to every target
 
 
 def test_transformers_gives_the_losses_of_a_method_with_its_folder(unscaled, tmp_path):
@@ -100,7 +102,7 @@ def test_foreign_text_is_the_start_of_another_document(unscaled, tmp_path):
 
 def test_a_bound_that_no_method_meets_is_an_error(unscaled, tmp_path):
     with_pi_as_unchanged = [Method("unchanged", "pi", 4.0), Method("none")]  # without PI the loss is higher
-    with pytest.raises(UserError, match="but every method raises the loss by more"):
+    with pytest.raises(UserError, match="but all methods raise the loss by more"):
         make_search(unscaled, tmp_path, with_pi_as_unchanged).choose(8)
 
 

@@ -11,15 +11,10 @@ from kerple.compare.configuration import differences, flat
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step over all devices and micro-batches
 IMPLEMENTATION = ("model.compile", "model.attention")  # these may differ, because they only select an implementation
-# options that change the training samples or their order
+# options of data modules that change the training samples or their order
 SAMPLE_ORDER = ("seed", "length", "samples", "examples", "train_length", "held_out", "task")
-MUST_BE_EQUAL = (
-    "seed_everything",
-    "model.",
-    "trainer.max_steps",
-    "data.class_path",
-    *(f"data.init_args.{name}" for name in SAMPLE_ORDER),
-)
+MUST_BE_EQUAL: tuple[str, ...] = ("seed_everything", "model.", "trainer.max_steps", "data.class_path")
+MUST_BE_EQUAL += tuple(f"data.init_args.{name}" for name in SAMPLE_ORDER)
 # options for folders and files of a run, and for trusted packages
 LOCATION = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust")
 NOT_COMPARED = (*LOCATION, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")

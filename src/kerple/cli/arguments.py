@@ -4,7 +4,8 @@ import argparse
 import inspect
 import re
 from argparse import ArgumentError
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pydoc import locate
@@ -15,8 +16,8 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.base.errors import UserError, unknown, user_location
 from kerple.cli import PROGRAM
 
-# parts of jsonargparse's messages: reason and value of a wrong strategy, name of a class that is not a strategy, name
-# of an unknown option, and name of a class
+# Patterns for jsonargparse's messages. Their groups are: reason and value of a wrong strategy (STRATEGY), name of a
+# class that is not a strategy (NO_STRATEGY), name of an unknown option (OPTION), and name of a class (CLASS).
 STRATEGY = re.compile(r'key "model\.position":.*?(?: class: (.*?)\. Got value| path string): (.*)')
 NO_STRATEGY = re.compile(r"Expected '([\w.]+)' to be a class that instantiates into")
 OPTION = re.compile(r"(?:accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I)
@@ -42,7 +43,7 @@ def add_folder_arguments(parser: ArgumentParser, experiment: str, name: str) -> 
     parser.add_argument("--experiment", default=experiment, help="Folder of a group of runs, inside --logs.")
     parser.add_argument("--logs", default="logs", help="Folder of all runs.")
     text = f"Folder of the results; null: <logs>/<experiment>/{name}, with _v1, _v2, … added if it is not empty."
-    parser.add_argument("--run_dir", type=str | None, default=None, help=text)
+    parser.add_argument("--run_dir", type=str | None, help=text)
 
 
 def add_checkpoint_arguments(parser: ArgumentParser) -> None:
@@ -51,24 +52,42 @@ def add_checkpoint_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may use: a,b,c")
 
 
+def listed(value: Any) -> list[Any]:
+    """Return the value of an option that accepts one object, a list of objects or null, as a list."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def split_options(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
-    """Separate some options from the other arguments.
+    """Separate the option ``config`` and some other options from the remaining arguments.
 
     Args:
         arguments: Arguments of a command.
-        *names: Names of the options.
+        *names: Names of the other options.
 
     Returns:
-        The values of these options, and the other arguments. The value of ``config`` is a list. Each other value is a
-        string, or None if the option is missing.
+        The values of these options, and the remaining arguments. The value of ``config`` is a list. Each other value is
+        a string, or None if the option is missing.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", "-c", action="append", default=[])
     for name in names:
-        if name == "config":
-            parser.add_argument("--config", "-c", action="append", default=[])
-        else:
-            parser.add_argument(f"--{name}")
+        parser.add_argument(f"--{name}")
     return parser.parse_known_args(arguments)
+
+
+@contextmanager
+def name_in_errors(option: str) -> Iterator[None]:
+    """Context, or decorator of a function, in which errors about a model name the option that the user gave.
+
+    Functions that read a model name the option ``model``, or ``ckpt_path`` if the model is a checkpoint.
+
+    Args:
+        option: The option with which the user names the model.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(re.sub("^(model|ckpt_path): ", f"{option}: ", str(error))) from error
 
 
 def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser | None = None) -> Namespace:
@@ -106,6 +125,7 @@ def _error_message(message: str, parser: ArgumentParser) -> str:
         misspelt = re.findall(r" --([\w.-]+)", message)
     elif option := OPTION.search(message):
         misspelt = [option[1]]
+        message = re.sub("^Option '(.+)' is not accepted$", r"\1 is not an option of this command", message)
         # the message names the class before its option, or after it if the class is a strategy
         if kinds := CLASS.findall(message[: option.start()])[::-1] + CLASS.findall(message):
             message = f"{option[1]} is not an option of {kinds[0]}"
@@ -117,11 +137,12 @@ def _error_message(message: str, parser: ArgumentParser) -> str:
         if (name := value.removeprefix("kerple.positions.")).isidentifier():
             return str(unknown("model.position", name, import_module("kerple.positions").names()))
         message = f"model.position: got {value}: {reason or 'expected the name of a strategy or module.Class'}"
-    nearest = [match for name in misspelt for match in _nearest(name, names)]
-    return f"{message}; did you mean {' and '.join(nearest)}?" if nearest else message
+    if nearest := [match for name in misspelt for match in _nearest(name, names)]:
+        return f"{message}; did you mean {' and '.join(nearest)}?"
+    return f"{message}; remove it, or correct its name" if misspelt else message
 
 
 def _nearest(name: str, names: Collection[str]) -> list[str]:
-    """Return a list with the shortest name that begins with ``name``, or else the most similar one, if there is any."""
+    """Return a list of at most one name: the shortest that begins with ``name``, or else the most similar one."""
     longer = sorted((other for other in names if other.startswith(name)), key=len)
     return longer[:1] or get_close_matches(name, names, 1)

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> None:
     build = parser.instantiate_classes(parse(parser, arguments)).model.position
     failed = 0
     for outcome in outcomes(build):
-        if outcome.error and not isinstance(outcome.error, AssertionError):  # it would occur in most later properties
+        if outcome.error and not isinstance(outcome.error, AssertionError):  # most later properties would raise it too
             raise UserError(outcome.why) from outcome.error
         lengths = f" ({', '.join(map(str, outcome.lengths))} tokens)" if outcome.lengths else ""
         reason = f": {outcome.why}" if outcome.why else ""

@@ -32,11 +32,12 @@ from kerple.compare.run_folders import find_runs
 from kerple.compare.runs import Run, read_runs
 
 ASK_ABOVE = 1800.0  # seconds of training above which the command asks whether to start
-RUN = ["-m", compared_run.__name__]
 
 
 def main(arguments: list[str]) -> None:
     """Fit and test the missing runs and write a report of all runs, or write only a report of the finished runs.
+
+    With ``--directories``, write a report of the finished runs in these folders, without a comparison's configuration.
 
     Args:
         arguments: Arguments of the command.
@@ -47,10 +48,11 @@ def main(arguments: list[str]) -> None:
         SystemExit: With status 1 if runs failed, with status 130 after a signal. Finished runs are kept.
     """
     if any(argument.startswith("--directories") for argument in arguments):
-        _report_directories(parse(_directories_parser(), arguments))
+        options = parse(_directories_parser(), arguments)
+        runs, output = find_runs(map(Path, options.directories), options.test_folder), Path(options.output)
+        _write_report(runs, output, name=options.name, baseline=options.baseline, printed=_printed(options))
         return
-    options = _options(arguments)
-    comparison = _comparison(options)
+    options, comparison = _read(arguments)
     if options.parallel < 1:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
     jobs, refused = prepare_jobs(comparison, options.parallel, options.report_only, options.rerun_changed)
@@ -70,13 +72,10 @@ def main(arguments: list[str]) -> None:
     _report(comparison, jobs, refused, _printed(options))
 
 
-def _options(arguments: list[str]) -> Namespace:
+def _read(arguments: list[str]) -> tuple[Namespace, Comparison]:
     parser = _parser()
-    return parser.instantiate_classes(parse(parser, arguments))
-
-
-def _comparison(options: Namespace) -> Comparison:
-    return Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
+    options = parser.instantiate_classes(parse(parser, arguments))
+    return options, Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
 
 
 def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: int) -> None:
@@ -87,7 +86,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
     """
     board = Board(len(jobs), to_do, parallel, Console(soft_wrap=True, highlight=False))
     failed = 0
-    running = execute(to_do, parallel, RUN)
+    running = execute(to_do, parallel, ["-m", compared_run.__name__])
     try:
         with interruptible(), board, contextlib.closing(running):
             for ended in running:
@@ -123,30 +122,17 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
     if not ready:
         raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first, without --report_only")
     order = list(comparison.strategies)
-    finished = sorted(ready.values(), key=lambda job: (order.index(job.label), job.seed))
-    labels = [job.label for job in finished]
+    runs = [job.as_run for job in sorted(ready.values(), key=lambda job: (order.index(job.label), job.seed))]
+    # until a run of the baseline is finished, the first strategy takes its place
+    baseline = comparison.baseline if comparison.baseline in (run.label for run in runs) else runs[0].label
     texts = {"missing": [job.name for job in jobs if job.name not in ready]}
     if comparison.plan:
-        plan = _comparison(_options(["--config", config_path(comparison.plan)]))
+        _, plan = _read(["--config", config_path(comparison.plan)])
         planned = {job.name: resolve(job) for job in plan.jobs()}
         texts["deviations"] = deviations(plan, planned, ready, refused)
-    _write_report(
-        [job.as_run for job in finished],
-        comparison.report_folder,
-        name=comparison.name,
-        # until a run of the baseline is finished, the first strategy takes its place
-        baseline=comparison.baseline if comparison.baseline in labels else labels[0],
-        printed=printed,
-        **texts,
-    )
+    _write_report(runs, comparison.report_folder, name=comparison.name, baseline=baseline, printed=printed, **texts)
     if not texts["missing"]:
         records.pack(comparison.report_folder)
-
-
-def _report_directories(options: Namespace) -> None:
-    """Write a report of finished runs in any folders, without a configuration of a comparison."""
-    runs, output = find_runs(map(Path, options.directories), options.test_folder), Path(options.output)
-    _write_report(runs, output, name=options.name, baseline=options.baseline, printed=_printed(options))
 
 
 def _write_report(finished: list[Run], folder: Path, **options: Any) -> None:
@@ -178,27 +164,27 @@ def _parser() -> ArgumentParser:
     parser.add_class_arguments(Comparison)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with an equal part of the cores")
     parser.add_argument("--yes", action="store_true", help="do not ask before a training of more than half an hour")
-    changed, only = "train runs again whose configuration changed", "report the finished runs, train nothing"
+    changed = "train runs again whose configuration changed"
     parser.add_argument("--rerun_changed", "--rerun-changed", action="store_true", help=changed)
-    parser.add_argument("--report_only", "--report-only", action="store_true", help=only)
-    _add_figure(parser)
+    _add_report_arguments(parser)
     return parser
 
 
 def _directories_parser() -> ArgumentParser:
     parser = command_parser("compare --report_only")
-    parser.add_argument("--report_only", "--report-only", action="store_true", help="implied")
     folders = "folders that are or contain runs; a run is named by the folder above seed-<n>, or by its own folder"
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
     parser.add_argument("--test_folder", "--test-folder", type=str, default="test", help="folder of the test in a run")
     parser.add_argument("--baseline", type=str, required=True, help="strategy with which the others are compared")
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="title of the report")
-    _add_figure(parser)
+    _add_report_arguments(parser)
     return parser
 
 
-def _add_figure(parser: ArgumentParser) -> None:
+def _add_report_arguments(parser: ArgumentParser) -> None:
+    report_only = "report the finished runs, train nothing; --directories implies it"
+    parser.add_argument("--report_only", "--report-only", action="store_true", help=report_only)
     parser.add_argument("--figure", type=Literal["paper"] | None, help="also write figures for print, as PDFs")
     names = "strategies in these PDFs; default: all"
     parser.add_argument("--figure_strategies", "--figure-strategies", type=str, nargs="+", help=names)

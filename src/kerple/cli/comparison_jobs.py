@@ -1,10 +1,9 @@
-"""The jobs of a comparison, one for each run: configurations, existing results, and the records that are reused.
+"""`prepare_jobs`: resolves the configurations of a comparison's runs, prepares their data, and reuses records.
 
-A record is the stored result of a run of a committed report.
+A record is a copy of a finished run's results that is committed with a report.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Console
 
@@ -40,17 +39,17 @@ def prepare_jobs(
     with Console(stderr=True).status(f"reading the options of {comparison.name}'s runs"):
         plan = digests(comparison)
         resolved = [replace(with_inputs(resolve(job)), plan=plan) for job in comparison.jobs()]
-    folders = comparison.records
+        data_of = {job: (job.config or job.test_config).get("data") for job in resolved}
+    folders = comparison.records  # unpacks archives of records
     checksums: dict[str, str | None] = {}
-    for job in resolved:
-        data = _data(job)
+    for job, data in data_of.items():
         if report_only:  # data is not read; the checksum is that of the first run with the same configuration
             runs = map(records.described, [job.test_folder, *map(job.record, folders)])
             equal = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
             checksums[str(data)] = checksums.get(str(data)) or next(equal, None)
         elif str(data) not in checksums and not records.finished(job):  # data of finished runs is not needed
             checksums[str(data)] = prepare_and_checksum(data)
-    jobs = [replace(job, data=checksums.get(str(_data(job))), parallel=parallel) for job in resolved]
+    jobs = [replace(job, data=checksums.get(str(data)), parallel=parallel) for job, data in data_of.items()]
     refused = _check(jobs, report_only, rerun_changed)
     jobs_by_outcome: dict[str, list[Job]] = {}
     for job in jobs:
@@ -58,8 +57,8 @@ def prepare_jobs(
             for folder, report in folders.items():
                 if not (record := job.record(folder)).is_dir():
                     continue
-                # If trainer.precision is `auto`, records of any precision are accepted with report_only. If not, other
-                # runs are trained in the precision of this machine, so records need the same precision.
+                # With report_only, a run with trainer.precision `auto` accepts records of any precision. Without it,
+                # other runs are trained in the precision of this machine, so records need the same precision.
                 objection = records.reuse(job if report_only else with_precision(job), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
                 jobs_by_outcome.setdefault(outcome, []).append(job)
@@ -74,12 +73,8 @@ def prepare_jobs(
     return jobs, refused
 
 
-def _data(job: Job) -> dict[str, Any] | None:
-    return (job.config or job.test_config).get("data")
-
-
 def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:
-    """Refuse, remove or report existing runs with another configuration. Return their differences by name."""
+    """Refuse, remove or report existing runs with another configuration. Return their differences by run."""
     changed = {job: "; ".join(changes) for job in jobs if (changes := records.changes(job))}
     text = "\n".join(f"  {job.name}: {changes}" for job, changes in changed.items())
     if changed and report_only:

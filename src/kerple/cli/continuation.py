@@ -1,6 +1,5 @@
 """`print_continuation`: generates the continuation of a prompt and prints it token by token."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain, takewhile
 
@@ -39,25 +38,16 @@ def print_continuation(options: Namespace) -> None:
         start = data.encode(options.prompt) if options.prompt or isinstance(data, TaskData) else [end]
     except UserError as error:
         raise UserError(f"prompt: {error}") from error
-    new = generate(
-        model.network,
-        torch.tensor([start], device=device),
-        options.tokens,
-        temperature=temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        visibility=Visibility(options.window),
-        stop=end,
-        generator=random,
-    )
+    sampling = {"temperature": temperature, "top_k": options.top_k, "top_p": options.top_p, "generator": random}
+    prompt, visibility = torch.tensor([start], device=device), Visibility(options.window)
+    new = generate(model.network, prompt, options.tokens, visibility=visibility, stop=end, **sampling)
     continuation = decode_pieces(data, start, takewhile(lambda token: token != end, map(int, new)))
     first = next(continuation, "")  # invalid options raise an error here, before any output
     try:
         for piece in chain([options.prompt + first], continuation):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            print(piece, end="", flush=True)
     finally:
-        sys.stdout.write("\n")
+        print()
 
 
 def decode_pieces(data: TextData, start: list[int], tokens: Iterable[int]) -> Iterator[str]:

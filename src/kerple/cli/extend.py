@@ -20,25 +20,22 @@ def main(arguments: list[str]) -> None:
     If the method is a scaling of RoPE, a folder with the model and its new configuration is written too.
 
     Args:
-        arguments: Arguments after the command.
+        arguments: Arguments of the command.
 
     Raises:
-        UserError: If the model cannot be read, no method applies to it or meets the bound, the text is too short, or
-            the memory is too small.
+        UserError: If an option is out of range, the model cannot be read, no method applies to it or meets the bound,
+            the text is too short, or the memory is too small.
     """
     parser = command_parser("extend", __doc__)
     parser.add_argument("model", help=f"model to extend: {MODEL_FORMS}")
     parser.add_argument("--to", type=int, required=True, help="context length to reach, in tokens")
-    training_length = "training length in tokens; null: the length in the model's configuration"
-    parser.add_argument("--length", type=int | None, default=None, help=training_length)
-    bound = "maximum increase of the loss at the training length, in percent"
-    parser.add_argument("--bound", type=float, default=0.5, help=bound)
+    parser.add_argument("--length", type=int | None, help="training length in tokens; null: that of the model")
+    parser.add_argument("--bound", type=float, default=0.5, help="largest rise of the loss at --length, in percent")
     parser.add_argument("--minutes", type=float, default=60.0, help="time budget; determines the number of text blocks")
     parser.add_argument("--precision", default="auto", help="auto, 32-true, bf16-mixed or 16-mixed")
-    run_dir = "folder of the results; null: logs/extend/<model>-<N>"
-    parser.add_argument("--run_dir", type=str | None, default=None, help=run_dir)
-    parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"})  # from the model
-    parser.set_defaults({"data.corpus": "code"})
+    parser.add_argument("--run_dir", type=str | None, help="folder of the results; null: logs/extend/<model>-<N>")
+    # the tokenizer and its vocabulary are those of the model
+    parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"}, default={"corpus": "code"})
     options = parse(parser, arguments)
     from kerple.cli.torch_settings import configure_torch
     from kerple.data.prepare.build import prepare
@@ -68,8 +65,7 @@ def main(arguments: list[str]) -> None:
     if options.bound < 0:
         raise UserError(f"bound: got {options.bound:g}, expected 0 or more percent")
     if length < 2:
-        advice = "if the model's configuration does not state it, add --length N"
-        raise UserError(f"length: got {length or None}, expected the training length in tokens; {advice}")
+        raise UserError(f"length: got {length}, expected the training length, 2 tokens or more; set it with --length")
     if options.to <= length:
         raise UserError(f"to: got {options.to}, expected more than the training length, {length}")
     candidates, reasons = methods(config, length, options.to)
@@ -87,8 +83,8 @@ def main(arguments: list[str]) -> None:
     path = options.model if source.gguf is None else unpack(source, config, folder / "unpacked")
     search = Search(path, candidates, length, options.to, options.bound / 100, records, texts, runner)
     search.network(candidates[0])
-    # the weights are in memory already; the check counts them again, because a method with another strategy copies them
-    # into this project's network
+    # The check runs when the weights are in memory, and counts them again: a method with another strategy copies them
+    # into this project's network.
     check_memory(config, options.to, runner.device.type)
     blocks, seconds = search.plan(options.minutes)
     print(f"{len(candidates)} methods, {blocks} blocks of {options.to:,} tokens: about {duration(seconds)}", flush=True)

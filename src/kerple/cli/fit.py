@@ -26,13 +26,10 @@ def run(arguments: list[str], description: str) -> None:
         UserError: If an option is wrong, so that the model, its data or the Trainer cannot be built.
     """
     configure_torch()
-    command = arguments[0]
-    if (
-        command != "fit"
-    ):  # a test needs only the callbacks that measure, but Lightning warns that others of the fit are missing
+    if arguments[0] != "fit":  # a test needs no callbacks of the fit; Lightning warns that they are missing
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
     classes = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
-    if (option := arguments[-1]) in classes:  # the parser would show the options of the base class, which has none
+    if (option := arguments[-1]) in classes:  # without a class, the parser would show no options
         accepted = ", ".join(classes[option])
         raise UserError(f"{option}: got no class, expected {option} CLASS with one of {accepted}")
     CLI(LanguageModel, insert_stored_config(arguments), description)

@@ -7,9 +7,8 @@ from zipfile import is_zipfile
 import yaml
 from pytorch_lightning import LightningDataModule
 
-from kerple.base.errors import UserError
 from kerple.base.trust import load
-from kerple.cli.arguments import split_options
+from kerple.cli.arguments import name_in_errors, split_options
 from kerple.cli.classes import allowed_classes
 from kerple.data import TokenShards
 from kerple.model import Transformer
@@ -19,19 +18,17 @@ DATA_OPTIONS = ("length", "vocabulary")  # options of the model that the data de
 
 
 @lru_cache(maxsize=1)  # a fit calls this function twice: for the options of the model, and later for the weights
+@name_in_errors("weights")
 def _read(path: str, trust: str) -> Any:
     from kerple.hf.pretrained import read_stored_model  # imports transformers, which takes seconds
 
-    try:
-        return read_stored_model(path, allowed_classes(trust))
-    except UserError as error:
-        raise UserError(f"weights: {str(error).removeprefix('model: ')}") from error
+    return read_stored_model(path, allowed_classes(trust))
 
 
 def insert_architecture(arguments: list[str], path: str, trust: str | None = None) -> list[str]:
-    """Insert the architecture of a model between the configuration files and the other arguments.
+    """Insert the architecture of a model between the configuration files and the other arguments of ``fit``.
 
-    The architecture takes precedence over the files, and the other arguments take precedence over the architecture.
+    The architecture takes precedence over the files. The other arguments take precedence over the architecture.
 
     Args:
         arguments: Arguments of ``fit``, without the command.
@@ -47,7 +44,7 @@ def insert_architecture(arguments: list[str], path: str, trust: str | None = Non
     stored = {key: value for key, value in _read(path, trust or "").model.items() if key not in DATA_OPTIONS}
     # a file such as configs/demo.yaml may set qk_norm, but a model whose options do not mention it has no such norms
     model = {"qk_norm": False} | stored
-    files, flags = split_options(arguments, "config")
+    files, flags = split_options(arguments)
     return [*(f"--config={file}" for file in files.config), "--config", yaml.safe_dump({"model": model}), *flags]
 
 
@@ -72,6 +69,7 @@ def load_initial_weights(network: Transformer, data: LightningDataModule, path: 
             states = load(path)
             data.load_state_dict(states.get(type(data).__qualname__) or states.get("TokenShards") or {})
         else:
-            check_tokenizer(data.folder, find_model(path))
+            with name_in_errors("weights"):
+                check_tokenizer(data.folder, find_model(path))
     print(f"weights of {path}:\n{copy_weights(network, _read(path, trust or ''))}", flush=True)
     _read.cache_clear()

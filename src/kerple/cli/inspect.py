@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--split", default="train", choices=SPLITS, help="split of the sample")
     parser.add_argument("--tokens", type=int, default=200, help="number of tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="seed of the sample; default: a random one")
-    parser.add_argument("--documents", action="store_true", help="list test documents and their overlap with training")
+    parser.add_argument("--documents", action="store_true", help="list each test document and its overlap")
     parser.add_argument("--no-verify", action="store_true", help="do not verify checksums, which reads all shards")
     options = parse(parser, arguments)
     if options.tokens < 0:
@@ -58,7 +58,7 @@ def show(folder: Folder) -> None:
         f"settings {manifest.settings}",
         f"left out: {manifest.left_out or 'nothing'}",
         f"sha256 of the text {manifest.text}",
-        f"overlap (fraction of runs of 32 tokens that the training text contains): mean {test.overlap.mean():.2%}, "
+        f"overlap (fraction of 32-token sequences that the training text contains): mean {test.overlap.mean():.2%}, "
         f"above 50% in {(test.overlap > 0.5).sum()} of {len(test)} test documents",
     ]
     print(printable("\n".join(lines)))

@@ -20,7 +20,7 @@ from kerple.base.sources import SOURCE_DIGESTS, own_classes, source_digests
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli import PROGRAM
 from kerple.cli.agreement import check_resumption, check_tested_model
-from kerple.cli.arguments import parse
+from kerple.cli.arguments import listed, parse
 from kerple.cli.parser import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
 from kerple.cli.stored_config import StoreConfig, samples_per_step
 from kerple.compare.configuration import flat
@@ -120,23 +120,22 @@ class CLI(LightningCLI):
         if trainer.logger in (None, True):
             # empty name and version, so that events are written to the run's folder and not to a subfolder
             self.logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
-        for logger in _listed(trainer.logger):
+        for logger in listed(trainer.logger):
             options = getattr(logger, "init_args", {})
             # relative folders are inside the run's folder; those of a stored config.yaml begin with this folder already
             if "save_dir" in options and not Path(save_dir := options["save_dir"] or "").is_relative_to(directory):
                 options["save_dir"] = str(directory / save_dir)
 
     def instantiate_classes(self) -> None:
-        data = self.config[self.subcommand].data
+        options = self.config[self.subcommand]
         # an error in data.corpus is reported before the model is built, which takes time
-        if self.subcommand == "fit" and data.class_path.endswith(".TokenShards"):
-            check_corpus(ShardOptions(**data.init_args.as_dict()))
+        if self.subcommand == "fit" and options.data.class_path.endswith(".TokenShards"):
+            check_corpus(ShardOptions(**options.data.init_args.as_dict()))
         with original_errors(self.parser):
             super().instantiate_classes()
         if self.checkpoint is None:
             return
-        path = self.config[self.subcommand].ckpt_path
-        parser, options = self._parser(self.subcommand), self.config[self.subcommand]
+        path, parser = options.ckpt_path, self._parser(self.subcommand)
         config = yaml.safe_load(parser.dump(options, skip_none=False, skip_validation=True))
         sources = self.checkpoint.get(SOURCE_DIGESTS, {})
         for name, digest in source_digests(flat(config)).items():
@@ -161,7 +160,7 @@ class CLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         directory, config = Path(self.trainer.default_root_dir), self.config[subcommand]
         last = directory / LAST
-        # after a test, Lightning prints no table of metrics, because measures print tables
+        # Lightning's table of metrics is off after a test, because measures print tables
         self.config_init[subcommand]["verbose"] = subcommand != "test"
         try:
             super()._run_subcommand(subcommand)
@@ -192,8 +191,8 @@ class CLI(LightningCLI):
         trainer = self._get(self.config_init, "trainer")
         if self.logger is not None:
             options["logger"] = self.logger
-        options["plugins"] = [*_listed(trainer["plugins"]), AtomicCheckpointIO()]
-        callbacks = _listed(trainer["callbacks"])
+        options["plugins"] = [*listed(trainer["plugins"]), AtomicCheckpointIO()]
+        callbacks = listed(trainer["callbacks"])
         if self.subcommand == "fit":
             callbacks = _with_required_callbacks(callbacks, trainer["enable_checkpointing"])
         # Lightning's summary is off by default, because `before_fit` prints the number of parameters
@@ -227,10 +226,6 @@ def _resume_command(last: Path) -> str:
     """Return the command that continues a fit from its last checkpoint, with the options stored in its folder."""
     options = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
     return f"{PROGRAM} {shlex.join(['fit', *options])}"
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _with_required_callbacks(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:

@@ -50,9 +50,9 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run except model, data and trainer: those of its folder, ``trust`` and ``weights``."""
     add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
     trust = "Further packages whose classes, and URLs whose files, a checkpoint may name: a,b,c."
-    weights = "For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file."
     parser.add_argument("--trust", default="", help=trust)
-    parser.add_argument("--weights", type=str | None, default=None, help=weights)
+    weights = "For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file."
+    parser.add_argument("--weights", type=str | None, help=weights)
 
 
 def as_user_error(error: Exception) -> UserError:
@@ -62,9 +62,9 @@ def as_user_error(error: Exception) -> UserError:
 
 @contextmanager
 def original_errors(parser: ArgumentParser) -> Iterator[None]:
-    """Context in which errors of classes that the parser builds are raised as `as_user_error` returns them.
+    """Context in which an error of a class that the parser builds is raised as a UserError with only its own message.
 
-    Outside this context, the parser raises one error with a message for each type that the option accepts.
+    Outside this context, the parser raises an error with one message for each type that the option accepts.
     """
     mistakes: list[Exception] = []
 

@@ -42,17 +42,14 @@ def main(arguments: list[str]) -> None:
     chips = {chip.name: chip for chip in CHIPS}
     if unknown := [name for name in options.chips.split(",") if name not in chips]:
         raise UserError(f"chips: got {unknown[0]!r}, expected some of {', '.join(chips)}")
-    numbers = options.devices.split(",") if options.devices else []
-    devices = [int(n) if n.isdecimal() else 0 for n in numbers]
+    devices = [int(n) if n.isdecimal() else 0 for n in options.devices.split(",") if options.devices]
     if 0 in devices:
         raise UserError(f"devices: got {options.devices!r}, expected numbers such as 1,8")
     logging.getLogger("kerple").setLevel(logging.WARNING)  # hides messages about the choice of attention
     for table in tables(options, [chips[name] for name in options.chips.split(",")], devices, options.efficiency):
         print(table, end="\n\n")
-    print(
-        f"Hours are computed, not measured: FLOPs / ({options.efficiency:.2f} × peak of the data sheet), plus the "
-        "part of the gradient exchange that does not overlap with the backward pass."
-    )
+    quotient = f"FLOPs / ({options.efficiency:.2f} × peak of the data sheet)"
+    print(f"Hours are computed, not measured: {quotient}, plus gradient exchange after the backward pass.")
 
 
 def build_model(options: dict[str, Any]) -> LanguageModel:
@@ -82,12 +79,10 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected the number of steps")
     with torch.device("meta"):
         model = build_model(config.model.as_dict())
-    shared = len(model.network.positions) == 1
     count, work = count_parameters(model.network), flops(model.network, data.length)
-    devices_per_node = device_count(trainer.devices)
-    micro = data.batch_size * data.length
-    step = micro * trainer.accumulate_grad_batches * devices_per_node * trainer.num_nodes
-    segments = step // data.length
+    planned_devices = device_count(trainer.devices) * trainer.num_nodes
+    segments = data.batch_size * trainer.accumulate_grad_batches * planned_devices
+    micro, step = data.batch_size * data.length, segments * data.length  # tokens of a micro-batch, and of a step
     if max(devices, default=1) > segments:
         advice = "or increase data.batch_size"
         raise UserError(f"devices: got {max(devices)}, expected at most the {segments} segments of a step; {advice}")
@@ -99,7 +94,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         **{f"  {part}": f"{n:,}" for part, n in count.items()},
         "steps": f"{trainer.max_steps:,}",
         "tokens a step": f"{step:,} = {data.batch_size} × {data.length} × {trainer.accumulate_grad_batches} "
-        f"accumulated × {devices_per_node * trainer.num_nodes} devices",
+        f"accumulated × {planned_devices} devices",
         "tokens": f"{tokens:,}",
         "FLOPs a token": f"{work.training:,} = 3 × ({work.products:,} products + {work.attention:,} attention)",
         "FLOPs": f"{total:.3g}",
@@ -110,7 +105,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     sharding = ", if parameters were not sharded" if "shard" in str(trainer.strategy).lower() else ""
     # DDP exchanges gradients during the backward pass. If all layers share a positional strategy with parameters, their
     # gradients are complete only at its end. The estimate then adds the time of the whole exchange: an upper bound.
-    overlap = not (shared and count.get("positions"))
+    overlap = len(model.network.positions) > 1 or not count.get("positions")
     return [
         _text("Work", rows),
         _text(f"Memory of a device, {micro:,} tokens at once{sharding}", sizes),
@@ -149,10 +144,8 @@ def _hours(
         devices: Numbers of devices, the columns.
         overlap: Whether the exchange of gradients overlaps with the backward pass.
     """
-    table = pd.DataFrame(index=[chip.name for chip in chips])
-    table["fits"] = [
-        "yes" if needed["total"] < 0.9 * chip.memory else "no: use gradient accumulation" for chip in chips
-    ]
+    fits = ["yes" if needed["total"] < 0.9 * chip.memory else "no: use gradient accumulation" for chip in chips]
+    table = pd.DataFrame({"fits": fits}, [chip.name for chip in chips])
     for n in devices:
         hours = []
         for chip in chips:

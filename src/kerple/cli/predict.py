@@ -1,4 +1,4 @@
-"""`python run.py predict --ckpt_path … --prompt …`: continues a prompt, and prints each token when it is generated."""
+"""`python run.py predict --ckpt_path … --prompt …`: continues a prompt, and prints its tokens one by one."""
 
 from kerple.cli.arguments import add_checkpoint_arguments, command_parser, parse
 
@@ -17,12 +17,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--prompt", type=str, default="", help="text to continue; empty: begin a new document")
     parser.add_argument("--tokens", type=int, default=200, help="maximum number of tokens to generate")
     parser.add_argument("--temperature", type=float, default=None, help="0: greedy; default: 0 for tasks, 0.8 for text")
-    parser.add_argument("--top_k", type=int | None, default=None, help="sample from the k most probable tokens")
-    parser.add_argument(
-        "--top_p", type=float | None, help="sample from the most probable tokens with this total probability"
-    )
-    parser.add_argument("--window", type=int | None, default=None, help="window of attention in tokens; null: all")
-    parser.add_argument("--seed", type=int | None, default=None, help="seed of sampling; default: a random one")
+    parser.add_argument("--top_k", type=int | None, help="sample from the k most probable tokens")
+    nucleus = "sample from the smallest set of most probable tokens with at least this total probability"
+    parser.add_argument("--top_p", type=float | None, help=nucleus)
+    parser.add_argument("--window", type=int | None, help="number of keys that a query sees; null: all")
+    parser.add_argument("--seed", type=int | None, help="seed of sampling; null: a random one")
     options = parse(parser, arguments)  # reports wrong options before an import that takes seconds
     from kerple.cli.continuation import print_continuation
 

@@ -30,11 +30,9 @@ def main(arguments: list[str]) -> None:
             shards cannot be prepared.
     """
     parser = command_parser("prepare", __doc__)
-    parser.add_argument(
-        "-c", "--config", action="config", help="file with a section `data`; other options replace its values"
-    )
+    parser.add_argument("-c", "--config", action="config", help="file with a section `data`; flags replace its values")
     parser.add_class_arguments(ShardOptions, "data")
-    known, rest = split_options(arguments, "config", "data", "data.class_path")
+    known, rest = split_options(arguments, "data", "data.class_path")
     sections = [_data_section(path) for path in known.config]
     class_paths = [path for path in (known.data, vars(known)["data.class_path"]) if path]
     for path in class_paths or [section.get("class_path", DATA) for section in sections]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from kerple.base.errors import UserError
 from kerple.base.imports import import_modules
 from kerple.base.mapping import read_mapping
 from kerple.base.progress import FILE, Progress
-from kerple.cli.arguments import MODEL_FORMS, add_folder_arguments, parse
+from kerple.cli.arguments import MODEL_FORMS, add_folder_arguments, listed, name_in_errors, parse
 from kerple.data.options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.measure.measure import Measure
@@ -37,7 +38,7 @@ class ModelOptions:
             `kerple.model.Transformer`, with weights in fp32.
         dtype: Dtype of the weights in memory. Logits and losses are at least fp32.
         trust_remote_code: Whether code in the model's folder may run.
-        bos: Whether to put a BOS token before every segment. Has no effect if the tokenizer adds none to a text. The
+        bos: Whether to put a BOS token before every segment. Has no effect if the tokenizer adds no BOS token. The
             BOS token is not scored, is visible in every window, and does not count towards lengths.
     """
 
@@ -72,6 +73,7 @@ class RunnerOptions:
     use_distributed_sampler: bool = True
 
 
+@name_in_errors("hf")
 def main(arguments: list[str]) -> None:
     """Measure a pretrained model and write the results.
 
@@ -85,15 +87,13 @@ def main(arguments: list[str]) -> None:
     from kerple.cli.torch_settings import configure_torch
 
     configure_torch()
-    parser = _parser()
-    objects = parser.instantiate_classes(options)
-    measures = objects.trainer.callbacks or []
-    measures = measures if isinstance(measures, list) else [measures]
+    objects = _parser().instantiate_classes(options)
     directory = test_directory(options.run_dir or str(_run_folder(options) / "test"), "", "test")
-    _measure(options, objects.model, measures, directory)
+    _measure(options, objects.model, listed(objects.trainer.callbacks), directory)
     print(f"written to {directory}")
 
 
+@name_in_errors("hf")
 def configuration(arguments: list[str]) -> str:
     """Return the configuration that `main` resolves, as YAML, without loading the model.
 
@@ -115,8 +115,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
 
     trainer, data = options.trainer, ShardOptions(**options.data.as_dict())
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
-    precision = "32-true" if trainer.precision == 32 else trainer.precision
-    runner = Runner.detect(device, precision)
+    runner = Runner.detect(device, "32-true" if trainer.precision == 32 else trainer.precision)
     if runner.rank == 0:  # other ranks may have numbered ``directory`` differently (test_v1), and must not write
         runner = replace(runner, progress=Progress(directory / FILE).count)
         # a report reads the configuration in the parent folder
@@ -148,9 +147,8 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
         if result.about:
             result.about = {**result.about, "bos": network.bos}
         result.publish(directory, writers)
-        for writer in writers:
-            for name, value in result.scalars.items():
-                writer.add_scalar(f"test/{name}", value, 0)
+        for writer, (name, value) in product(writers, result.scalars.items()):
+            writer.add_scalar(f"test/{name}", value, 0)
     for writer in writers:
         writer.close()
 
@@ -209,7 +207,7 @@ def _dump(options: Namespace) -> str:
 def _run_folder(options: Namespace) -> Path:
     from kerple.hf.source import model_name
 
-    model = options.model
-    label = model_name(options.hf) + (f"-{model.scaling}{model.factor or ''}" if model.scaling else "")
+    model, label = options.model, model_name(options.hf)
+    label += f"-{model.scaling}{model.factor or ''}" if model.scaling else ""
     label += f"-{model.position.class_path.rpartition('.')[2]}" if model.position else ""
     return Path(options.logs) / options.experiment / label

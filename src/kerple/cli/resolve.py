@@ -43,7 +43,7 @@ def resolve(job: Job) -> Job:
 
 @cache
 def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Return the configurations of fit and test with these flags, and a flag with the strategy of the fit's flags.
+    """Return the configurations of fit and test with these flags, and the strategy of the fit as one flag.
 
     Runs that differ only in their strategy have the same flags, so the configurations are resolved only once.
     """
@@ -64,7 +64,7 @@ def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any]
 
 @cache
 def _position(*flags: str) -> dict[str, Any]:
-    """Return the resolved strategy of these flags. This takes a tenth of the time for a whole configuration."""
+    """Return the resolved strategy of these flags. A whole configuration takes ten times as long."""
     from kerple.positions import Position, Shape
 
     parser = ArgumentParser(exit_on_error=False)

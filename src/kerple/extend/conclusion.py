@@ -1,10 +1,11 @@
 """Comparison of the best method of a search with the second-best and with the unchanged model, on test text."""
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from kerple.extend.methods import Method
-from kerple.extend.search import TEST, Losses, Search
+from kerple.extend.search import TEST, Search
 from kerple.measure.far_context import mean_interval, verdict
 from kerple.measure.gap import GapCurve
 from kerple.positions.visibility import EVERYTHING
@@ -30,26 +31,28 @@ def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str,
         blocks: Number of blocks of test text.
 
     Returns:
-        A dictionary with these keys. ``effects``: as above. ``helps``: whether ``unchanged`` and ``shortened`` are
-        significantly below 0. ``far_context``: the conclusion about distant text. ``best``: the fields of the best
-        method. ``next``: the label of the second-best, or None. ``losses``: mean losses by label and length. ``gap``:
-        the report of `GapCurve`; it is missing if the best method limits the visible keys.
+        A dictionary with these keys:
+
+        - ``effects``: the effects above, by name.
+        - ``helps``: whether ``unchanged`` and ``shortened`` are both significantly below 0.
+        - ``far_context``: the conclusion about distant text, see `kerple.measure.far_context.verdict`.
+        - ``best``: the fields of the best method.
+        - ``next``: the label of the second-best method, or None.
+        - ``losses``: mean losses in nats per target, by label and length.
+        - ``gap``: the report of `GapCurve`. It is missing if the best method hides keys from some queries.
     """
     unchanged, best, short, long = search.methods[0], ranked[0], search.length, search.target
-
-    def losses(method: Method, length: int, context: str = "own") -> Losses:
-        return search.losses(method, TEST, length, blocks, context)
-
-    best_short, best_long = losses(best, short), losses(best, long)
+    losses = partial(search.losses, split=TEST, blocks=blocks)
+    best_short, best_long = losses(best, length=short), losses(best, length=long)
     differences = {
-        "unchanged": best_long - losses(unchanged, long),
-        "shortened": best_long - losses(unchanged, short),
-        "rise": best_short - losses(unchanged, short),
+        "unchanged": best_long - losses(unchanged, length=long),
+        "shortened": best_long - losses(unchanged, length=short),
+        "rise": best_short - losses(unchanged, length=short),
         "gain": best_short - best_long,
-        "content": losses(best, long, "foreign") - best_long,
+        "content": losses(best, length=long, context="foreign") - best_long,
     }
     if ranked[1:]:
-        differences["next"] = best_long - losses(ranked[1], long)
+        differences["next"] = best_long - losses(ranked[1], length=long)
     effects = {name: mean_interval(difference) for name, difference in differences.items()}
     result = {"best": asdict(best), "helps": effects["unchanged"][2] < 0 and effects["shortened"][2] < 0}
     result["far_context"] = verdict(effects["gain"][1:], effects["content"][1:])
@@ -57,5 +60,5 @@ def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str,
         context, k, documents = min(256, short // 2), min(64, search.k), min(12, len(search.blocks[TEST][0]))
         gap = GapCurve([long // 8, long // 4, long // 2, long - context - k], context, k, documents)
         result["gap"] = gap.run(search.network(best), search.texts[TEST], search.runner).report
-    means = {m.label: {n: float(losses(m, n).mean()) for n in (short, long)} for m in [unchanged, *ranked[:2]]}
+    means = {m.label: {n: float(losses(m, length=n).mean()) for n in (short, long)} for m in [unchanged, *ranked[:2]]}
     return result | {"next": ranked[1].label if ranked[1:] else None, "losses": means, "effects": effects}

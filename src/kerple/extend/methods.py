@@ -67,16 +67,15 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
             visibility: The keys that a query sees.
             neighbors: Number of near keys with exact distances in Self-Extend; 0 for the model's own strategy.
         """
-        options = read_options(config)
-        position, label = options["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"
+        model = read_options(config)
+        position, label = model["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"
         if neighbors:
             # the smallest group size for which no distance exceeds those of training
             group = math.ceil((target - neighbors) / (length - neighbors))
             label = f"Self-Extend, window {neighbors}, groups of {group}"
             arguments = {"position": position, "neighbor_window": neighbors, "group": group}
             position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}
-        layers, width = options["layers"], options["head_dim"]
-        shape = Shape(options["dim"], options["heads"], length, layers=layers, head_width=width)
+        shape = Shape(model["dim"], model["heads"], length, layers=model["layers"], head_width=model["head_dim"])
         check_distances(build_strategy(position)(shape), visibility)  # raises an error if the strategy does not fit
         return Method(label, position=position, visibility=visibility, as_trained=not neighbors)
 

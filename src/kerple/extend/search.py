@@ -25,8 +25,6 @@ from kerple.model.stored import build_strategy
 
 FEWEST, MOST = 2, 16  # smallest number of blocks at any length, and largest number at the longest length
 VALIDATION, TEST = "validation", "test"
-Losses = NDArray[np.float64]
-"""Mean losses of blocks in nats per target, (blocks,)."""
 
 
 @dataclass
@@ -67,14 +65,14 @@ class Search:
 
     def __post_init__(self) -> None:
         self.k = max(1, self.length // 4)
-        doublings = (self.target // self.length - 1).bit_length()
-        self.lengths = [*(self.length << i for i in range(doublings)), self.target]  # L, 2 L, 4 L, …, N
+        doublings = ((self.target - 1) // self.length).bit_length()  # number of L, 2 L, 4 L, … below N
+        self.lengths = [*(self.length << i for i in range(doublings)), self.target]
 
     @cached_property
     def blocks(self) -> dict[str, tuple[TextBlocks, list[int]]]:
-        """Up to 32 random blocks of each text, and for each block the index of another, which supplies foreign text.
+        """Up to 32 random blocks of each text, and for each block the index of the block that supplies foreign text.
 
-        The other block is from another group of documents (`document_groups`), such as another package. Documents that
+        The foreign text is from another group of documents (`document_groups`), such as another package. Documents that
         overlap with the training text by more than half are not used.
 
         Raises:
@@ -85,12 +83,13 @@ class Search:
             blocks = text.document_blocks(self.target, overlap=0.5, per_document=1)
             order = shuffled(len(blocks), min(len(blocks), 2 * MOST), 0)
             assert blocks.documents is not None
-            groups = document_groups(text, blocks.documents[order].tolist())
-            result[split] = blocks.chosen(order), counterparts(groups)
+            result[split] = blocks.chosen(order), counterparts(document_groups(text, blocks.documents[order].tolist()))
         return result
 
-    def losses(self, method: Method, split: str, length: int, blocks: int, context: str = "own") -> Losses:
-        """Return the mean loss of each of the first ``blocks`` blocks; losses in files are not measured again.
+    def losses(self, method: Method, split: str, length: int, blocks: int, context: str = "own") -> NDArray[np.float64]:
+        """Return the mean loss of each of the first ``blocks`` blocks in nats per target, (blocks,).
+
+        Losses that are already in a file are not measured again.
 
         Args:
             method: The method.
@@ -133,9 +132,8 @@ class Search:
         measured = read_mapping(self._record_path(self.methods[0], VALIDATION, self.length))["seconds"][0]
         seconds = measured * (np.array(self.lengths) / self.length) ** 2
         per_block = float(len(self.methods) * (seconds.sum() - seconds[-1] / 2) + 4 * seconds[-1] + 3 * seconds[0])
-        most = min(MOST, *(len(blocks) for blocks, _ in self.blocks.values()))
-        blocks = min(max(int(60 * minutes / per_block), FEWEST), most)
-        return blocks, blocks * per_block
+        count = min(max(int(60 * minutes / per_block), FEWEST), MOST, *(len(b) for b, _ in self.blocks.values()))
+        return count, count * per_block
 
     def choose(self, blocks: int) -> list[Method]:
         """Return the methods that meet the bound at L and are not significantly worse than the best at longer lengths.
@@ -171,8 +169,7 @@ class Search:
                         higher = f"loss higher than that of {best.label} by {effect[0]:.4f} nats"
                         print(f"{m.label}: dropped at {length:,} tokens ({higher})", flush=True)
                 if not remaining:
-                    given = f"got {100 * self.bound:g}%, but every method raises the loss by more"
-                    raise UserError(f"bound: {given}; give a larger one")
+                    raise UserError(f"bound: got {self.bound:.3%}, but all methods raise the loss by more; increase it")
         return remaining
 
     def network(self, method: Method) -> Any:
@@ -182,8 +179,7 @@ class Search:
         """
         if method.label not in self._networks:
             self._networks.clear()  # frees memory before the next network is read
-            position = None if method.position is None else build_strategy(method.position)
-            options = (method.scaling, method.factor, position)
+            options = (method.scaling, method.factor, build_strategy(method.position) if method.position else None)
             network = read_network(self.path, self.length, *options, rope_options=method.rope_options)
             self._networks[method.label] = network.to(self.runner.device)
         return self._networks[method.label]
