@@ -8,7 +8,7 @@ import torch
 from kerple.hf.exporter import export
 from kerple.hf.pretrained import read_network
 from kerple.hf.translation import read_family
-from kerple.model.stored import build_transformer, copy_weights
+from kerple.model.stored_model import build_transformer, copy_weights
 from kerple.positions import ALiBi
 from tests.hf.tiny import CONFIGS, LENGTH, hf, text, tiny
 

@@ -28,7 +28,7 @@ import torch
 import yaml
 
 from kerple.cli.main import main as run
-from kerple.cli.trained import load_trained
+from kerple.cli.trained_model import load_trained
 from kerple.data import TokenShards
 from kerple.measure.protocols import full, windowed
 from kerple.model import Transformer

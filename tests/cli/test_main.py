@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models
 from kerple.cli import PROGRAM
 from kerple.cli.continuation import decode_pieces
 from kerple.cli.main import main
-from kerple.cli.trained import load_trained
+from kerple.cli.trained_model import load_trained
 from kerple.positions import Shape, names, strategies
 from kerple.positions.coupled import PlaceEmbedding
 from kerple.tasks import TaskData

@@ -11,11 +11,11 @@ from rich.console import Console
 from kerple.base.errors import UserError
 from kerple.base.progress import FILE, write_progress
 from kerple.cli import compare, training_time
-from kerple.cli.resolve import resolve
-from kerple.compare.board import Board
+from kerple.cli.resolved_jobs import resolve
 from kerple.compare.comparison import Comparison, Strategy, as_flags
 from kerple.compare.configuration import differences, flat
 from kerple.compare.job import Job
+from kerple.compare.progress_board import Board
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kerple.cli.classes import allowed_classes
+from kerple.cli.checkpoint_classes import allowed_classes
 from kerple.hf.exporter import export
 from kerple.hf.pretrained import read_stored_model
 from kerple.hf.translation import read_family, read_options
-from kerple.model.stored import build_transformer, copy_weights
+from kerple.model.stored_model import build_transformer, copy_weights
 from kerple.positions import ALiBi
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, text, tiny
 

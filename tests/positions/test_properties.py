@@ -14,10 +14,10 @@ from kerple.model import Transformer
 from kerple.positions import Combined, KerpleLog, LayerPattern, PaTH, PoPE, Position, Shape, names, strategies
 from kerple.positions.base import HOOKS
 from kerple.positions.combination import SINGLE_WIDTH
-from kerple.positions.products import product
+from kerple.positions.matrix_products import product
 from kerple.positions.wrapper import Wrapper
 from kerple.testing import AT_LENGTHS, PROPERTIES, DoesNotApply, Subject
-from kerple.testing.reading import torch_compile
+from kerple.testing.forward_pass import torch_compile
 
 # options of a strategy; after a comma, a second name for further options of the strategy
 SETTINGS = {

@@ -16,7 +16,7 @@ from kerple.attention import blocks
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.positions import FoX, Position, QueryKeyBlock, Shape
-from kerple.testing import PROPERTIES, Property, Subject, check, reading, rounding, training
+from kerple.testing import PROPERTIES, Property, Subject, check, forward_pass, gradients, rounding
 from tests.pages import put
 
 COUNTED = "The docstring states the number of parameters"
@@ -148,23 +148,27 @@ Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance i
 @pytest.mark.parametrize(
     ("wrong", "test", "message"),
     [
-        (FarAway, reading.no_dependence_on_later_tokens, "before a changed token 60 of 90"),
-        (partial(FarAway, far=400), reading.no_gradient_from_later_logits, "token 430 of 450 .* for a later embedding"),
-        (SecondBlock, reading.block_size, "in blocks of 42, window None, 300 tokens"),
-        (Cached, reading.decoding_with_a_cache, "logits from a cache"),
-        (SecondSequence, reading.no_dependence_on_other_sequences, "logits of 30 tokens in a batch"),
-        (After64, reading.shift_invariance, "is True, but an offset of 500 changes logits of 90 tokens"),
-        (Neighbours, reading.reach_of_a_window, "out of reach of a changed token"),
-        (Counted, reading.number_of_parameters, "4 parameters"),
-        (Counted, training.gradient_of_every_parameter, "parameter has no gradient"),
+        (FarAway, forward_pass.no_dependence_on_later_tokens, "before a changed token 60 of 90"),
+        (
+            partial(FarAway, far=400),
+            forward_pass.no_gradient_from_later_logits,
+            "token 430 of 450 .* for a later embedding",
+        ),
+        (SecondBlock, forward_pass.block_size, "in blocks of 42, window None, 300 tokens"),
+        (Cached, forward_pass.decoding_with_a_cache, "logits from a cache"),
+        (SecondSequence, forward_pass.no_dependence_on_other_sequences, "logits of 30 tokens in a batch"),
+        (After64, forward_pass.shift_invariance, "is True, but an offset of 500 changes logits of 90 tokens"),
+        (Neighbours, forward_pass.reach_of_a_window, "out of reach of a changed token"),
+        (Counted, forward_pass.number_of_parameters, "4 parameters"),
+        (Counted, gradients.gradient_of_every_parameter, "parameter has no gradient"),
         (Rounded, rounding.no_rounded_products, "may round it"),
-        (Sized, training.sizes_of_tensors, "shapes of tensors are"),
-        (Attribute, training.sizes_of_tensors, r"\(16,\).* at training length 16"),
-        (Ends, reading.prefix_consistency, "first 17 of 30"),
-        (Explodes, training.finite_logits_at_64_times_the_training_length, "not finite"),
+        (Sized, gradients.sizes_of_tensors, "shapes of tensors are"),
+        (Attribute, gradients.sizes_of_tensors, r"\(16,\).* at training length 16"),
+        (Ends, forward_pass.prefix_consistency, "first 17 of 30"),
+        (Explodes, gradients.finite_logits_at_64_times_the_training_length, "not finite"),
         (Halved, rounding.hooks_in_fp32, r"bias is torch\.bfloat16"),
-        (Gapless, reading.distances_of_pairs, "marked as not contiguous"),
-        (Filled, training.nan_in_parameters, "replaces NaN by a number"),
+        (Gapless, forward_pass.distances_of_pairs, "marked as not contiguous"),
+        (Filled, gradients.nan_in_parameters, "replaces NaN by a number"),
     ],
 )
 def test_a_wrong_strategy_is_detected(wrong, test: Property, message: str) -> None:

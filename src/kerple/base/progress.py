@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.mapping import read_mapping
+from kerple.base.mapping_files import read_mapping
 
 T = TypeVar("T")
 FILE = "progress.json"  # in the folder of a fit or a test

@@ -19,15 +19,15 @@ from kerple.base.shipped_configs import config_path
 from kerple.cli import compared_run
 from kerple.cli.arguments import command_parser, parse
 from kerple.cli.comparison_jobs import prepare_jobs
-from kerple.cli.resolve import resolve
+from kerple.cli.resolved_jobs import resolve
 from kerple.compare import records
-from kerple.compare.board import Board
 from kerple.compare.comparison import Comparison
-from kerple.compare.deviations import deviations
 from kerple.compare.execution import execute, interruptible
 from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.job import Job
 from kerple.compare.page import write_comparison
+from kerple.compare.plan_deviations import deviations
+from kerple.compare.progress_board import Board
 from kerple.compare.run_folders import find_runs
 from kerple.compare.runs import Run, read_runs
 

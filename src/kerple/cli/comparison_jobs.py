@@ -8,12 +8,12 @@ from dataclasses import replace
 from rich.console import Console
 
 from kerple.base.errors import UserError
-from kerple.cli.resolve import prepare_and_checksum, resolve, with_inputs, with_precision
+from kerple.cli.resolved_jobs import prepare_and_checksum, resolve, with_inputs, with_precision
 from kerple.compare import records
 from kerple.compare.comparison import Comparison
 from kerple.compare.configuration import differences
-from kerple.compare.deviations import digests
 from kerple.compare.job import Job
+from kerple.compare.plan_deviations import digests
 from kerple.compare.run_process import forget
 
 

@@ -9,7 +9,7 @@ from tokenizers.decoders import DecodeStream
 
 from kerple.base.errors import UserError
 from kerple.cli.torch_settings import configure_torch
-from kerple.cli.trained import TextData, end_token, load_trained
+from kerple.cli.trained_model import TextData, end_token, load_trained
 from kerple.model.generation import generate
 from kerple.positions.visibility import Visibility
 from kerple.tasks import TaskData

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from kerple.base import trust
+from kerple.base import safe_loading
 from kerple.base.atomic import write
-from kerple.base.mapping import read_mapping
+from kerple.base.mapping_files import read_mapping
 from kerple.cli.arguments import add_checkpoint_arguments, command_parser, parse
-from kerple.cli.classes import allowed_classes
-from kerple.cli.trained import end_token, load_trained
+from kerple.cli.checkpoint_classes import allowed_classes
+from kerple.cli.trained_model import end_token, load_trained
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
 from kerple.hf import need
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
         text = {"corpus": card["corpus"], "test": data.manifest.splits["test"].sha256}
         write(config, json.dumps(read_mapping(config) | {TRAINED_ON: text}, indent=2))
     card |= {"parameters": parameters, "position": language_model.network.name}
-    steps = trust.load(options.ckpt_path)["global_step"]
+    steps = safe_loading.load(options.ckpt_path)["global_step"]
     write(Path(options.to) / "README.md", CARD.format(steps=steps, **card))
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
     condition = needs.get(name, "without this package")

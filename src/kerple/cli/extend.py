@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 
 from kerple.base.atomic import write
-from kerple.base.directories import resume_directory
 from kerple.base.errors import UserError
 from kerple.base.progress import duration
+from kerple.base.run_directories import resume_directory
 from kerple.base.templates import render_template
 from kerple.cli.arguments import MODEL_FORMS, command_parser, parse
-from kerple.data.options import ShardOptions
+from kerple.data.shard_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 
 
@@ -47,8 +47,7 @@ def main(arguments: list[str]) -> None:
     from kerple.hf.adapter import config_length
     from kerple.hf.memory import check_memory
     from kerple.hf.model_folder import link, unpack
-    from kerple.hf.rope import scaled
-    from kerple.hf.source import (
+    from kerple.hf.model_source import (
         check_tokenizer,
         find_model,
         model_name,
@@ -56,6 +55,7 @@ def main(arguments: list[str]) -> None:
         read_tokenizer,
         source_digest,
     )
+    from kerple.hf.rope import scaled
     from kerple.measure.runner import Runner
 
     configure_torch()

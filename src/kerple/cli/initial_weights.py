@@ -7,12 +7,12 @@ from zipfile import is_zipfile
 import yaml
 from pytorch_lightning import LightningDataModule
 
-from kerple.base.trust import load
+from kerple.base.safe_loading import load
 from kerple.cli.arguments import name_in_errors, split_options
-from kerple.cli.classes import allowed_classes
+from kerple.cli.checkpoint_classes import allowed_classes
 from kerple.data import TokenShards
 from kerple.model import Transformer
-from kerple.model.stored import copy_weights
+from kerple.model.stored_model import copy_weights
 
 DATA_OPTIONS = ("length", "vocabulary")  # options of the model that the data determines
 
@@ -61,7 +61,7 @@ def load_initial_weights(network: Transformer, data: LightningDataModule, path: 
         UserError: If a weight outside the strategy is missing, a weight has another shape, or the tokenizer of the data
             differs.
     """
-    from kerple.hf.source import check_tokenizer, find_model
+    from kerple.hf.model_source import check_tokenizer, find_model
 
     if isinstance(data, TokenShards):
         data.prepare_data()

@@ -14,19 +14,19 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from kerple.base.directories import LAST, fit_directory, last_checkpoint, test_directory, unlock
 from kerple.base.errors import NO_ROOM, UserError
-from kerple.base.sources import SOURCE_DIGESTS, own_classes, source_digests
-from kerple.base.trust import CONFIG, load, not_a_checkpoint
+from kerple.base.run_directories import LAST, fit_directory, last_checkpoint, test_directory, unlock
+from kerple.base.safe_loading import CONFIG, load, not_a_checkpoint
+from kerple.base.source_digests import SOURCE_DIGESTS, own_classes, source_digests
 from kerple.cli import PROGRAM
-from kerple.cli.agreement import check_resumption, check_tested_model
 from kerple.cli.arguments import listed, parse
+from kerple.cli.checkpoint_agreement import check_resumption, check_tested_model
 from kerple.cli.parser import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
 from kerple.cli.stored_config import StoreConfig, samples_per_step
 from kerple.compare.configuration import flat
 from kerple.data.datamodule import TokenShards
-from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import check_corpus
+from kerple.data.shard_options import ShardOptions
 from kerple.training.checkpoint_io import AtomicCheckpointIO
 from kerple.training.health import NonFiniteGuard
 from kerple.training.last_checkpoint import LastCheckpoint

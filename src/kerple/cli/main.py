@@ -11,8 +11,8 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
-from kerple.base.directories import unlock
 from kerple.base.errors import NO_ROOM, UserError, describe, unknown, user_location
+from kerple.base.run_directories import unlock
 from kerple.base.shipped_configs import FILE_OPTIONS, with_shipped_configs
 from kerple.cli import PROGRAM
 

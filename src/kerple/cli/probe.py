@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
     options = parse(parser, arguments)
     from kerple.hf import need
-    from kerple.hf.source import model_name
+    from kerple.hf.model_source import model_name
 
     need()
     folder = Path(options.to or f"logs/probe/{model_name(options.model)}")
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
 
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
     if parts := [name for name in ("gap", "window") if options[name]]:
-        from kerple.probe.on_text import measure_on_text
+        from kerple.probe.text_measurements import measure_on_text
 
         network, text = network_and_text(model, options.model, options.text, options.trust)
         report.results = measure_on_text(network, text, parts, options.length, options.blocks)
@@ -58,7 +58,7 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
     """Read a model as a `transformers.PreTrainedModel` in fp32, and the configuration of its text model.
 
     Args:
-        path: A checkpoint of `fit`, or a name that `kerple.hf.source.find_model` accepts.
+        path: A checkpoint of `fit`, or a name that `kerple.hf.model_source.find_model` accepts.
         trust_remote_code: Whether code in the model's folder may run.
         trust: Packages whose classes a checkpoint may use, separated by commas.
 
@@ -66,14 +66,14 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
         UserError: If the model does not exist, cannot be read, or does not fit into memory.
     """
     if is_zipfile(path):
-        from kerple.cli.classes import allowed_classes
+        from kerple.cli.checkpoint_classes import allowed_classes
         from kerple.hf.exporter import hugging_face_model
         from kerple.hf.pretrained import read_stored_model
 
         model = hugging_face_model(read_stored_model(path, allowed_classes(trust)))
         return model, model.config
     from kerple.hf.memory import check_memory
-    from kerple.hf.source import find_model, read_model, read_model_config
+    from kerple.hf.model_source import find_model, read_model, read_model_config
 
     source = find_model(path)
     config = read_model_config(source, trust_remote_code)
@@ -94,13 +94,13 @@ def network_and_text(model: Any, path: str, corpus: str, trust: str = "") -> tup
 
     network = model.network if hasattr(model, "network") else hugging_face_network(model)
     if is_zipfile(path):
-        from kerple.cli.trained import load_trained
+        from kerple.cli.trained_model import load_trained
         from kerple.data.text import ShardText
 
         data = load_trained(path, trust)[1]
         return network, ShardText(data.folder, "test") if hasattr(data, "folder") else data
-    from kerple.hf.source import bos_token, find_model, read_tokenizer
-    from kerple.probe.on_text import corpus_text
+    from kerple.hf.model_source import bos_token, find_model, read_tokenizer
+    from kerple.probe.text_measurements import corpus_text
 
     source = find_model(path)
     network.bos = bos_token(source)

@@ -8,9 +8,9 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.cli import SaveConfigCallback
 
 from kerple.base.atomic import write
-from kerple.base.sources import SOURCE_DIGESTS, source_digests
-from kerple.base.trust import CONFIG
-from kerple.cli.agreement import SAMPLES_PER_STEP
+from kerple.base.safe_loading import CONFIG
+from kerple.base.source_digests import SOURCE_DIGESTS, source_digests
+from kerple.cli.checkpoint_agreement import SAMPLES_PER_STEP
 from kerple.compare.configuration import flat
 from kerple.training.lightning_types import log_directory
 

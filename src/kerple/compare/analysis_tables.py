@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from kerple.compare.markup import NOTHING, Cell, Table
+from kerple.compare.table_markup import NOTHING, Cell, Table
 from kerple.compare.tables import MOST_COLUMNS
 
 

@@ -68,8 +68,8 @@ class Comparison:
             lists deviations from it.
         plan_page: Path of the page that explains the plan. Each run records the digests of this page and of ``plan``.
         planned_data: In a plan: checksum of the data of all runs; null for any data.
-        planned_code: In a plan: digest of the package's source, see `kerple.base.sources.package_digest`; null for any
-            source.
+        planned_code: In a plan: digest of the package's source by `kerple.base.source_digests.package_digest`; null for
+            any source.
         looked_at: In a plan: seeds whose results were known before the plan was written. The report lists their runs as
             deviations.
 

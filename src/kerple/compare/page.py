@@ -19,11 +19,11 @@ from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures, loss_and_gain, save
 from kerple.compare.findings import findings
 from kerple.compare.inconsistencies import inconsistencies, only_positions_differ, public_configs
-from kerple.compare.markup import Table, without_tags
 from kerple.compare.page_data import page_figures
 from kerple.compare.print_figures import write_print_figures
 from kerple.compare.runs import Runs
 from kerple.compare.statistics import in_tokens, summarise
+from kerple.compare.table_markup import Table, without_tags
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
 PROTOCOLS = {  # meaning of a protocol, by the beginning of its name

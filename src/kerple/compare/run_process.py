@@ -22,13 +22,13 @@ import yaml
 
 import kerple
 from kerple.base.atomic import write
-from kerple.base.directories import lock
 from kerple.base.errors import UserError
-from kerple.base.mapping import read_mapping
-from kerple.base.sources import own_classes
+from kerple.base.mapping_files import read_mapping
+from kerple.base.run_directories import lock
+from kerple.base.source_digests import own_classes
 from kerple.compare import records
 from kerple.compare.job import Job
-from kerple.measure import results
+from kerple.measure import results_file
 
 SOURCES = Path(kerple.__file__).parents[1]
 # program of the commands `fit` and `test`: run.py in a checkout, __main__.py in an installed package
@@ -123,7 +123,9 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
     """Fit and test a run, and add the entry ``run`` to its results. The fit is skipped if a test of it is complete."""
     resumed = job.checkpoint.is_file()
     # without a complete test, even a finished fit is resumed; it then ends immediately
-    tested_before = resumed and any(records.described(path.parent) for path in job.directory.glob(f"*/{results.ABOUT}"))
+    tested_before = resumed and any(
+        records.described(path.parent) for path in job.directory.glob(f"*/{results_file.ABOUT}")
+    )
     if job.config and not tested_before:
         if not resumed:
             remove(job.directory)
@@ -132,7 +134,7 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
         checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
         _call(main, "fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
     # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
-    if (job.test_folder / results.ABOUT).exists() and records.described(job.test_folder) is None:
+    if (job.test_folder / results_file.ABOUT).exists() and records.described(job.test_folder) is None:
         job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
     remove(job.test_folder)
     model, options = f"--ckpt_path={job.checkpoint}", job.test

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from kerple.compare.estimates import Estimate, by_block, difference
-from kerple.compare.markup import DAGGER, NOTHING, Cell, Table
 from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better, mean_reciprocal_rank
+from kerple.compare.table_markup import DAGGER, NOTHING, Cell, Table
 
 MOST_COLUMNS = 12
 # Quantities of the analysis `FarContext`, each the loss in one context minus the loss in another: name, context of the

@@ -13,7 +13,7 @@ from kerple.hf.rope import strategy_name
 from kerple.hf.windows import limited_attention, local_layer_positions
 from kerple.model.loss import target_losses
 from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
-from kerple.positions.products import precise
+from kerple.positions.matrix_products import precise
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 

@@ -17,7 +17,7 @@ from kerple.hf.families import LLAMA
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
 from kerple.hf.translation import parameters
 from kerple.model.architecture import Architecture
-from kerple.model.stored import StoredModel, Weights
+from kerple.model.stored_model import StoredModel, Weights
 from kerple.positions import Position
 from kerple.positions.coupled import PlaceEmbedding
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import grid, heat_map
 from kerple.measure.measure import BlockMeasure
+from kerple.measure.plotting import grid, heat_map
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import AttentionInside

@@ -20,7 +20,7 @@ from kerple.measure.measure import (
     require_positive,
     skipped_lengths,
 )
-from kerple.measure.measurement import Measurement
+from kerple.measure.protocol_losses import ProtocolLosses
 from kerple.measure.protocols import Protocol, ProtocolName, full
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
@@ -137,7 +137,7 @@ class Extrapolation(Measure):
         training_length = known_training_length(network)
         protocols, gain = self._protocols(training_length), self._context_gain(network, runner)
         token_bytes = None if text.token_bytes is None else text.token_bytes.to(runner.device)
-        measurements: list[Measurement] = []
+        measurements: list[ProtocolLosses] = []
         about: dict[str, Any] = {}
         for blocks, lengths in self._blocks(text):
             measurements += _measurements(network, blocks, protocols, lengths, runner, token_bytes, gain)
@@ -241,7 +241,7 @@ def _measurements(
     runner: Runner,
     token_bytes: Tensor | None = None,
     gain: "ContextGain | None" = None,
-) -> list[Measurement]:
+) -> list[ProtocolLosses]:
     """Return the sums of losses over the blocks of this process, for the lengths that the network can read.
 
     Args:
@@ -258,7 +258,7 @@ def _measurements(
     for protocol, length in product(protocols, lengths):
         if length <= length_limit(network):
             groups = length if protocol.name == "per_position" else len(blocks)
-            measurements.append(Measurement(protocol, length, runner.losses(groups)))
+            measurements.append(ProtocolLosses(protocol, length, runner.losses(groups)))
     for i, tokens in runner.blocks(blocks):  # (1, N+1)
         full_losses = cache(partial(full, network, tokens))  # several protocols use them at the same length
         with runner.autocast():
@@ -274,5 +274,5 @@ def _measurements(
     return measurements
 
 
-def _scalars(measurements: Iterable[Measurement]) -> dict[str, float]:
+def _scalars(measurements: Iterable[ProtocolLosses]) -> dict[str, float]:
     return {name: value for m in measurements for name, value in m.scalars().items()}

@@ -6,11 +6,11 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kerple.measure.drawing import label_axes, panel
-from kerple.measure.measurement import Measurement
+from kerple.measure.plotting import label_axes, panel
+from kerple.measure.protocol_losses import ProtocolLosses
 
 
-def perplexity_table(measurements: Sequence[Measurement], training_length: int) -> str:
+def perplexity_table(measurements: Sequence[ProtocolLosses], training_length: int) -> str:
     """Return perplexity and bits per byte as text, with a row for each length and a column for each protocol."""
     cells: dict[str, dict[str, str]] = {}
     for m in measurements:
@@ -22,7 +22,7 @@ def perplexity_table(measurements: Sequence[Measurement], training_length: int) 
 
 
 def perplexity_figure(
-    measurements: Sequence[Measurement], lengths: Sequence[int], training_length: int, title: str
+    measurements: Sequence[ProtocolLosses], lengths: Sequence[int], training_length: int, title: str
 ) -> Figure:
     """Draw perplexity against length.
 

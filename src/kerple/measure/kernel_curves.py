@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import label_axes
 from kerple.measure.measure import Measure, require_capabilities
+from kerple.measure.plotting import label_axes
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model import Transformer

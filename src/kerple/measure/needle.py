@@ -15,10 +15,10 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import heat_map, panel
 from kerple.measure.measure import Measure, length_limit, ordered_lengths, require_positive, skipped_lengths
+from kerple.measure.plotting import heat_map, panel
 from kerple.measure.result import Result
-from kerple.measure.results import Row
+from kerple.measure.results_file import Row
 from kerple.measure.runner import Runner
 from kerple.model.network import Generation, Network
 

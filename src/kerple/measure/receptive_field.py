@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from kerple.data.text import Text
-from kerple.measure.drawing import label_axes
 from kerple.measure.measure import BlockMeasure
+from kerple.measure.plotting import label_axes
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Embedding, Windows

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import label_axes, panel
 from kerple.measure.measure import BlockMeasure, length_limit
+from kerple.measure.plotting import label_axes, panel
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Offset

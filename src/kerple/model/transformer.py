@@ -23,7 +23,7 @@ from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 if TYPE_CHECKING:
-    from kerple.positions.modules import Modules
+    from kerple.positions.module_list import Modules
 
 GRAPHS = 64  # largest number of graphs of a compiled block: one per length, window, and mode (training or evaluation)
 

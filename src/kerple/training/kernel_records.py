@@ -8,8 +8,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.measure.drawing import grid, label_axes
 from kerple.measure.kernel_curves import KernelCurves, kernel_tables
+from kerple.measure.plotting import grid, label_axes
 from kerple.measure.result import Result
 from kerple.training.lightning_types import network_of, refuse_shards
 from kerple.training.measure_callback import publish, runner

@@ -10,8 +10,8 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
-from kerple.base.directories import LAST
 from kerple.base.errors import UserError
+from kerple.base.run_directories import LAST
 from kerple.training.lightning_types import log_directory, untyped
 from kerple.training.signals import Signals, requeue
 

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 from kerple.base.errors import UserError
 from kerple.cli import inspect, prepare
 from kerple.data.manifest import token_dtype
-from kerple.data.options import ShardOptions
 from kerple.data.prepare import build
 from kerple.data.prepare.corpora import find_corpus
 from kerple.data.prepare.documents import split_of
+from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import BLOCK, Folder, TokenStream, verify
 from kerple.data.text import ShardText
 from tests.data.conftest import contents, small_build, write_lines

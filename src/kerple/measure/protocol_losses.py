@@ -1,18 +1,18 @@
-"""`Measurement`: sums of the losses of one protocol at one length, and the numbers that are computed from them."""
+"""`ProtocolLosses`: sums of the losses of one protocol at one length, and the numbers that are computed from them."""
 
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kerple.measure.protocols import Protocol
-from kerple.measure.results import Row
+from kerple.measure.results_file import Row
 
 if TYPE_CHECKING:
     from kerple.measure.metrics import TokenLoss  # imports torchmetrics, which takes seconds
 
 
 @dataclass(eq=False)
-class Measurement:
+class ProtocolLosses:
     """The sums of the losses of one protocol at one length.
 
     Args:

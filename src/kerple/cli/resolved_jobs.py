@@ -12,7 +12,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from kerple.base.errors import UserError
-from kerple.base.sources import source_digests
+from kerple.base.source_digests import source_digests
 from kerple.cli.arguments import parse
 from kerple.compare import records
 from kerple.compare.configuration import flat
@@ -75,7 +75,7 @@ def _position(*flags: str) -> dict[str, Any]:
 
 def _of_run(text: str) -> dict[str, Any]:
     """Read a configuration from YAML, and leave out the options for folders and files of a run."""
-    from kerple.cli.agreement import LOCATION
+    from kerple.cli.checkpoint_agreement import LOCATION
 
     return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in LOCATION}
 
@@ -89,11 +89,11 @@ def with_inputs(job: Job) -> Job:
 
 @cache
 def _digest(path: str) -> str:
-    """Return the sha256 of a checkpoint, or of a model that `kerple.hf.source.find_model` finds."""
+    """Return the sha256 of a checkpoint, or of a model that `kerple.hf.model_source.find_model` finds."""
     if Path(path).is_file():
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    from kerple.hf.source import find_model, source_digest  # needs optional packages
+    from kerple.hf.model_source import find_model, source_digest  # needs optional packages
 
     return source_digest(find_model(path))
 

@@ -6,7 +6,7 @@ from typing import Any
 from pytorch_lightning import LightningModule
 
 from kerple.base.errors import UserError
-from kerple.base.trust import CONFIG
+from kerple.base.safe_loading import CONFIG
 from kerple.compare.configuration import differences, flat
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step over all devices and micro-batches
