@@ -297,7 +297,7 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
     differences = "; ".join(inconsistencies(read_runs(runs)))
     assert "other text at each length" in differences
     assert "precision: 32-true | bf16-mixed (KerpleLog seed 1236)" in differences
-    assert "full at 64: scored per run: 1,536 | 6,144 (KerpleLog seed 1235)" in differences
+    assert "full at 64: number of scored targets: 1,536 | 6,144 (KerpleLog seed 1235)" in differences
     blocks_of = {"code": 12, "prose": 3}
     tests = {part: write_run(tmp_path / part, "A", 1236, CURVES["ALiBi"], n) for part, n in blocks_of.items()}
     parts = [Run("A", 1236, test, part) for part, test in tests.items()]

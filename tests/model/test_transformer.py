@@ -64,7 +64,7 @@ def test_a_position_beyond_the_last_of_a_strategy_is_refused() -> None:
     cache = network.new_cache()
     network(tokens, offset=4, cache=cache)
     for arguments in ({"offset": 5}, {"cache": cache}):
-        with pytest.raises(ValueError, match=r"^model\.position: got position 1\d, expected at most 9 with Learned"):
+        with pytest.raises(ValueError, match=r"^model\.position: Learned has positions up to 9, got 1\d; use"):
             network(tokens, **arguments)
 
 

@@ -196,7 +196,7 @@ def test_stick_breaking_is_precise_with_many_keys() -> None:
 @pytest.mark.parametrize("other", [positions.FoX, Sink])
 def test_invalid_combinations_with_stick_breaking_are_refused(other: type[Position]) -> None:
     network = Transformer(SHAPE, 1, 9, partial(Combined, parts=(positions.StickBreaking, other)))
-    with pytest.raises(UserError, match="returns attention weights"):
+    with pytest.raises(UserError, match="replaces the softmax"):
         network(torch.zeros(1, 4, dtype=torch.int64))
 
 

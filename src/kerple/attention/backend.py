@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 class AttentionBackend:
     """Implementation of attention, and the reason for its selection.
 
-    Fused kernels do not store the scores of all queries and keys. Explicit scores are stored, as a tensor.
+    Fused kernels do not store the scores of all queries and keys. Explicit scores are stored, as a tensor. The table
+    contains the bias of each head by distance, (H, T).
 
     - ``sdpa``: `torch.nn.functional.scaled_dot_product_attention`, for causal attention without modifications.
     - ``tiles``: On the CPU, torch's fused kernel with table and window as its mask, and a backward pass in tiles
@@ -68,8 +69,9 @@ def select(
         few_keys: Whether there are at most `FEW_KEYS` keys.
         table: Whether the kernel must add a bias by distance, or return the log-sum-exp.
         window: Whether a window hides some keys.
-        explicit_scores: Whether no fused kernel supports the modifications of the strategy: factors by distance, new
-            scores, terms of the output, additional keys, or first tokens that queries see in addition to a window.
+        explicit_scores: Whether the strategy does what no fused kernel supports: it multiplies scores by factors of the
+            distance, replaces scores, adds terms to the output or adds keys, or queries see the first tokens outside
+            of their window.
 
     Raises:
         UserError: If the option is ``fused``, and no fused implementation is possible.
@@ -79,9 +81,10 @@ def select(
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
     elif explicit_scores:
-        backend = AttentionBackend(
-            "blocks", "no fused kernel supports score scales, new scores, output terms or first tokens"
+        reason = (
+            "no fused kernel supports scaled or replaced scores, added output or keys, or first tokens outside a window"
         )
+        backend = AttentionBackend("blocks", reason)
     elif plain:
         backend = AttentionBackend("sdpa", "torch's fused kernel does causal attention without a table")
     elif device.type == "cpu":

@@ -1,14 +1,16 @@
 """Gradient of a table of attention biases by distance, (H, T), on a GPU: a deterministic Triton kernel.
 
-Scores are divided into tiles of queries × keys. All tiles of one block diagonal, with equal index of query block minus
-index of key block, contain the same distances. One program of the kernel processes one head and part of the tiles of
-one block diagonal. It sums the gradient of the scores, dS = P ∘ (dP - Δ), over these tiles and the batch in registers,
-and writes one tile. The formula is that of `kerple.attention.cpu_backward`, where Δ is called D. The written tiles are
-then summed along their diagonals, without atomic additions. The kernel reads q, k, v, the table, the log-sum-exp, Δ and
-the gradient of the output. It can therefore be combined with any kernel for the gradients of q, k and v.
+Scores are divided into tiles of queries × keys. The tiles with the same difference of indices, query block minus key
+block, are a block diagonal and contain the same distances. One program of the kernel processes one head and part of the
+tiles that a block diagonal has in all sequences of the batch. It sums the gradient of the scores, dS = P ∘ (dP - Δ), of
+these tiles in registers, and writes one tile. The formula is that of `kerple.attention.cpu_backward`, where Δ is called
+D. The written tiles are then summed along their diagonals, without atomic additions. The kernel reads q, k, v, the
+table, the log-sum-exp, Δ and the gradient of the output. It can therefore be combined with any kernel for the gradients
+of q, k and v.
 
 The tests run the kernel in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), in fp32 and fp16, because the
-interpreter has no bf16. They also compile it for the chips of `tiling`. Its speed on a GPU has not been measured.
+interpreter has no bf16. They also compile it for two kinds of chips, compute capability 8.0 and 9.0. Its speed on a GPU
+has not been measured.
 """
 
 import torch

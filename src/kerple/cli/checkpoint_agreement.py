@@ -60,7 +60,7 @@ def check_weights(path: str, content: dict[str, Any], model: LightningModule, ot
     if mismatched:
         stored, built = (getattr(part.get(mismatched[0]), "shape", "missing") for part in (weights, expected))
         difference = f"{mismatched[0]} is {stored} in the checkpoint and {built} in the model"
-        advice = "use the options of the fit, or a strategy without parameters"
+        advice = "use the options of the fit, or a model.position without parameters"
         raise UserError(f"ckpt_path: the weights in {path} do not fit the model: {difference}; {advice}")
 
 

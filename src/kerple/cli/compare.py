@@ -123,7 +123,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
         raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first, without --report_only")
     order = list(comparison.strategies)
     runs = [job.as_run for job in sorted(ready.values(), key=lambda job: (order.index(job.label), job.seed))]
-    # until a run of the baseline is finished, the first strategy takes its place
+    # until a run of the baseline is finished, the first strategy with a finished run takes its place
     baseline = comparison.baseline if comparison.baseline in (run.label for run in runs) else runs[0].label
     texts = {"missing": [job.name for job in jobs if job.name not in ready]}
     if comparison.plan:
@@ -172,7 +172,9 @@ def _parser() -> ArgumentParser:
 
 def _directories_parser() -> ArgumentParser:
     parser = command_parser("compare --report_only")
-    folders = "folders that are or contain runs; a run is named by the folder above seed-<n>, or by its own folder"
+    folders = (
+        "folders that are or contain runs; the label of a run is the folder above its seed-<n>, else its own folder"
+    )
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
     parser.add_argument("--test_folder", "--test-folder", type=str, default="test", help="folder of the test in a run")
     parser.add_argument("--baseline", type=str, required=True, help="strategy with which the others are compared")

@@ -84,8 +84,8 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     segments = data.batch_size * trainer.accumulate_grad_batches * planned_devices
     micro, step = data.batch_size * data.length, segments * data.length  # tokens of a micro-batch, and of a step
     if max(devices, default=1) > segments:
-        advice = "or increase data.batch_size"
-        raise UserError(f"devices: got {max(devices)}, expected at most the {segments} segments of a step; {advice}")
+        expected = f"expected at most {segments}, the number of sequences in a step"
+        raise UserError(f"devices: got {max(devices)}, {expected}; use fewer, or increase data.batch_size")
     devices = devices or [n for n in (1, NODE, 8 * NODE) if n <= segments]
     tokens = step * trainer.max_steps
     total = work.training * tokens

@@ -11,20 +11,21 @@ from kerple.compare.tables import MOST_COLUMNS
 def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
     """Yield a table of means over seeds for each analysis, and one table that lists the analyses without such a table.
 
-    Columns of floats are measurements. The other columns, such as ``layer`` or ``length``, identify a measurement. An
-    identifying column with the same value in every row is left out. An analysis has no table of means if it has more
-    than `MOST_COLUMNS` measurements, has none, or has several rows for one measurement of a run.
+    Columns of floats hold values. The other columns, such as ``layer`` or ``length``, are keys that identify a value. A
+    key column with the same entry in every row is left out. The table of means has a column for each column of floats
+    and each combination of keys. An analysis has no such table if the table would have no column or more than
+    `MOST_COLUMNS`, or if a run has several rows for one combination.
 
     Args:
         tables: The table of each analysis by name, with columns strategy and seed, and part if runs have parts.
 
     Yields:
-        Tables with a row per part and strategy and a column per measurement.
+        Tables with a row per part and strategy.
     """
     larger = {}
     for name, table in tables.items():
         runs = [column for column in ("part", "strategy") if column in table]
-        # an empty column does not identify a measurement, such as reasons for skipped layers if none was skipped
+        # an empty column, such as reasons for skipped layers if none was skipped, is not a key
         columns = table.dropna(axis="columns", how="all").columns.drop([*runs, "seed"])
         measured = [column for column in columns if pd.api.types.is_float_dtype(table[column])]
         keys = [column for column in columns if column not in measured and table[column].nunique() > 1]
@@ -35,7 +36,7 @@ def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
             larger[name] = {"rows": Cell(f"{len(table):,}"), "file": Cell(f"{name}.csv")}
     if larger:
         body = pd.DataFrame.from_dict(larger, orient="index")
-        yield Table("Larger tables of analyses", body, "Their CSV files are in the folder of this report.")
+        yield Table("Analyses without a table of means", body, "Their CSV files are in the folder of this report.")
 
 
 def _means(name: str, table: pd.DataFrame, runs: list[str], keys: list[str], measured: list[str]) -> Table:

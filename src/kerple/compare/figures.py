@@ -36,7 +36,7 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
 
     Args:
         summary: Result of `kerple.compare.statistics.summarise`.
-        trained: Training length of each protocol, or None if it is not known.
+        trained: Training length of the runs by protocol, or None if it is not known or differs.
         baseline: The strategy in the denominator of ratios.
     """
     styles = styles_of(summary["strategy"])
@@ -54,8 +54,9 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
 def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
     """Yield (name, figure) of the gain from far context against the loss, at the longest length, with a point per run.
 
-    Each part of the comparison, such as a corpus, has a figure if it has results of the protocols ``full``,
-    ``far_none`` and ``far_own``. The name of a protocol begins with its part.
+    The gain is the loss without far context (protocol ``far_none``) minus the loss with it (``far_own``). The loss is
+    that of ``full``. Each part of the comparison, such as a corpus, has a figure if it has results of these protocols.
+    If there are parts, the name of a protocol begins with the part, as in ``rfc full``.
 
     Args:
         results: Results of the runs, see `kerple.compare.runs.Runs`.
@@ -118,7 +119,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
     Args:
         chosen: The rows of a summary with one metric.
         styles: The style of each strategy.
-        trained: Training length of each protocol, or None if it is not known.
+        trained: Training length of the runs by protocol, or None if it is not known or differs.
         draw: Function that draws the rows of a protocol, and returns the range that its vertical axis needs.
         label: Label of the vertical axis.
     """

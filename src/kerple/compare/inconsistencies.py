@@ -19,7 +19,8 @@ def inconsistencies(runs: Runs) -> list[str]:
 
     These are differences in
 
-    - options, other than the seed, of runs of the same strategy and the same part of the comparison, such as a task,
+    - options other than the seed, between runs of the same strategy in the same part of the comparison (a part is, for
+      example, one task),
     - the description of a protocol's scored text (`kerple.compare.runs.Runs.text_descriptions`),
     - the precision of training,
     - the number of targets of a protocol and length.
@@ -43,13 +44,13 @@ def inconsistencies(runs: Runs) -> list[str]:
 
 
 def _numbers_of_targets(results: pd.DataFrame) -> list[str]:
-    """A text for each protocol whose runs scored different numbers of targets, about the first length that differs."""
+    """Return a text for each protocol whose runs scored different numbers of targets at some length."""
     found: dict[str, str] = {}
     for (_, protocol, length), group in results.groupby(CELL, sort=False):
         if group["count"].nunique() > 1:
             names = group["strategy"] + " seed " + group["seed"].astype(str)
             members = {f"{count:,.0f}": list(of_count) for count, of_count in names.groupby(group["count"])}
-            found.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {_values(members)}")
+            found.setdefault(str(protocol), f"{protocol} at {length}: number of scored targets: {_values(members)}")
     return list(found.values())
 
 

@@ -193,7 +193,7 @@ def locked(job: Job, patient: bool = True) -> Iterator[None]:
     path = job.beside(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     file = lock(path, wait=patient)
-    if isinstance(file, str):
-        raise UserError(f"{job.directory} is in use by {file}; wait until it ends, or stop it")
+    if isinstance(file, str):  # the description of the process that holds the lock
+        raise UserError(f"{job.directory} is in use by {file}; wait until this process ends, or stop it")
     with file:
         yield

@@ -122,7 +122,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
     if len(twice):
         folders = ", ".join(dict.fromkeys(twice["folder"]))
         repeated = f"{twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}"
-        expected = "expected each strategy and seed once; leave one out, or give it another label"
+        expected = "expected each strategy and seed once; leave out a folder, or change a strategy's label"
         raise UserError(f"compare: {folders}: got results of {repeated} in each, {expected}")
     return Runs(
         results=all_cells[[*RUN_KEYS, *CELL, "value", "sum", "count"]],

@@ -96,7 +96,7 @@ class TokenShards(ShardOptions, LightningDataModule):
             raise UserError(f"data.directory: got {self.location}, {expected}")
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if fitting and state.get("training", self._training_checksum) != self._training_checksum:
-            expected = "expected the training tokens of the checkpoint; give its folder, or start a fit with --weights"
+            expected = "expected the tokens on which the checkpoint was trained; give their folder, or use --weights"
             raise UserError(f"data.directory: got {self.location}, {expected}")
 
     def train_dataloader(self) -> TrainingLoader:

@@ -35,7 +35,7 @@ def filesystem(path: str) -> tuple[Any, str]:
     """
     protocol = path.partition("://")[0] if "://" in path else "file"
     if protocol not in PROTOCOLS or "::" in path:
-        expected = f"a local path, or a URL without :: of one of the protocols {', '.join(sorted(PROTOCOLS))}"
+        expected = f"a local path, or a URL without `::` and with a protocol of {', '.join(sorted(PROTOCOLS))}"
         raise UserError(f"data.corpus: got {path}, expected {expected}")
     try:
         return cast("tuple[Any, str]", fsspec.core.url_to_fs(path))

@@ -148,8 +148,8 @@ class TrainingLoader:
         """
         before, inside = (state[f"samples_{when}_epoch"] for when in ("before", "in"))
         if before % self.samples or inside % self.samples:
-            given = f"got {self.samples} samples in a batch of all devices, expected a divisor of {before} and {inside}"
-            reason = "the numbers of samples before and in the epoch of the checkpoint"
+            given = f"got {self.samples} samples per step of all devices, expected a divisor of {before} and {inside}"
+            reason = "the numbers of samples before the checkpoint's epoch and in it"
             raise UserError(f"data.batch_size: {given}, {reason}; use the earlier batch_size and devices")
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
 

@@ -184,7 +184,7 @@ class Text:
         """
         if (begins := self.begins) is None:
             given = f"got true, but the documents of {self.name} are not known"
-            raise UserError(f"documents: {given}; use TokenShards, give Text its argument begins, or documents: false")
+            raise UserError(f"documents: {given}; use TokenShards, pass `begins` to Text, or set documents: false")
         sizes = torch.diff(begins, append=torch.tensor([len(self.stream)]))
         counts = ((sizes - 1) // length).clamp(0, per_document)  # blocks in each document
         table = pd.DataFrame({"group": 0, "overlap": 0.0}, range(len(counts))) if self.table is None else self.table
@@ -203,7 +203,7 @@ class Text:
             groups = table["group"].to_numpy()
             available = pd.Series(counts.numpy()).groupby(groups).sum()
             if available.min() < per_group:
-                most = f"{available.min()}, the number of blocks of {length + 1} tokens in {available.idxmin()}"
+                most = f"{available.min()}, the blocks of {length + 1} tokens in the group {available.idxmin()}"
                 advice = "set it to a smaller number, use shorter lengths, or increase blocks_per_document"
                 raise UserError(f"blocks_per_group: got {per_group}, expected at most {most}; {advice}")
             # index of each block within its group

@@ -47,7 +47,7 @@ class KerpleConfig(PreTrainedConfig):
 class KerpleCache(DynamicCache):
     """Cache of transformers' `generate` that holds a `kerple.model.cache.Cache`."""
 
-    # with the inherited property, `generate` finds no layers of DynamicCache and concludes that there are no keys
+    # DynamicCache computes it from its own layers, of which there are none; `generate` would then see an empty cache
     is_linear = (False,)  # type: ignore[assignment,unused-ignore]
     is_croppable = False
 
@@ -150,8 +150,8 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             **ignored: Other arguments of transformers. ``position_ids`` are only checked.
 
         Raises:
-            UserError: If a text is padded on the left, or padded with a cache, or ``position_ids`` are not consecutive
-                numbers that continue the cache.
+            UserError: If a text is padded on the left, if a text is padded at all while a cache is used, or if
+                ``position_ids`` are not consecutive numbers that continue the cache.
         """
         if cache is None and use_cache and not self.training and self.network.prefix_consistent:
             cache = KerpleCache(self.network.new_cache())

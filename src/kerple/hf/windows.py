@@ -1,4 +1,4 @@
-"""Attention to a window of keys in models of transformers, whose attention functions this module replaces."""
+"""Attention to a window of keys in models of the library transformers, by replacing their attention functions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -43,7 +43,7 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
     layers = model.config.get_text_config().num_hidden_layers
     if calls != layers:
         given = f"got {visibility.window}, but {type(model).__name__} can limit attention in {calls} of {layers} layers"
-        raise UserError(f"window: {given} only; remove the protocol windowed, and other measures with a window")
+        raise UserError(f"window: {given} only; remove the protocol windowed, and measures with the option window")
 
 
 @contextmanager
@@ -91,8 +91,8 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
     base, local = getattr(model, "model", model.base_model), ("sliding_attention", "chunked_attention")
     layers = {i: kind for i, kind in enumerate(layer_kinds(model.config.get_text_config())) if kind in local}
     if layers and not (hasattr(base, "layers") and hasattr(base, "rotary_emb")):
-        given = f"the positions of {type(model).__name__} cannot have a gap: it has layers with a sliding window"
-        raise UserError(f"model: {given}, but not the attribute rotary_emb; remove measures with gaps (GapCurve)")
+        given = f"the positions of {type(model).__name__} cannot have a gap: it has local attention"
+        raise UserError(f"model: {given}, but not layers and rotary_emb as attributes; remove GapCurve")
 
     def rotate(kind: str, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         kinds = [kind] if "layer_type" in signature(base.rotary_emb.forward).parameters else []
@@ -129,7 +129,8 @@ def windowed_attention(
     if unsupported or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
         needs = ", ".join(unsupported) or "a mask, dropout or attention to later tokens"
         given = f"got {visibility.window}, but {type(module).__name__} needs {needs}"
-        raise UserError(f"window: {given}, which attention with a window does not support; remove the window")
+        reason = "which attention with a window does not support"
+        raise UserError(f"window: {given}, {reason}; remove the protocols and measures with a window")
     spec = AttentionSpec(window=visibility.window, first=visibility.first)
     blocks = query_blocks(query.shape[2], key.shape[2], QUERY_ROWS, None if spec.first else spec.window)
     grouped, out = query.shape[1] != key.shape[1], []

@@ -65,18 +65,18 @@ class Extrapolation(Measure):
             number must be at least the longest length minus ``stride``. Every scored target then has more than
             ``length - stride`` tokens of context.
         k: Number of targets that ``last`` scores at the end of each segment; at most the shortest length.
-        sampling: ``blocks`` scores the same targets at every length. ``paper`` scores ``segments`` shuffled segments at
-            each length, as the paper's code does. The text then differs between lengths, so this is only for
-            comparison with the paper's tables.
+        sampling: ``blocks`` scores the same targets at every length. ``paper`` scores randomly chosen segments at each
+            length, as the paper's code does. The text then differs between lengths, so this is only for comparison with
+            the paper's tables.
         segments: Number of segments at each length with ``sampling: paper``.
-        seed: Seed of the shuffle with ``sampling: paper``.
+        seed: Seed of the choice of segments with ``sampling: paper``.
         documents: Whether each block lies inside one document. The first block of a document begins with its first
             token, and documents shorter than a block are left out. Reports then treat documents as independent samples.
         overlap: With ``documents``, the largest fraction of a document's runs of 32 tokens that may also occur in the
             training text. Documents with a larger fraction are left out, and reports give their number. The fractions
-            are known only for the test split of shards.
-        blocks_per_group: With ``documents``, the number of blocks that are taken from the beginning of each group of
-            documents, such as a package; None for all.
+            are stored with the test split of `TokenShards`; in other text no document is left out.
+        blocks_per_group: With ``documents``, the exact number of blocks that are taken from the beginning of each group
+            of documents, such as a package; None for all.
         blocks_per_document: With ``documents``, the largest number of blocks that are taken from the beginning of each
             document; None for all.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
@@ -118,8 +118,8 @@ class Extrapolation(Measure):
             expected = f"a multiple of {self.lengths[-1]}, the longest of lengths"
             raise UserError(f"Extrapolation: block_length: got {self.block_length}, expected {expected}")
         if self.sampling == "paper" and (self.documents or self.blocks is not None or "sliding" in self.protocols):
-            reason = "paper excludes the options documents and blocks, and the protocol sliding"
-            raise UserError(f"Extrapolation: sampling: got paper, expected blocks; {reason}")
+            reason = "which excludes the options documents and blocks and the protocol sliding"
+            raise UserError(f"Extrapolation: sampling: got paper, {reason}; leave them out, or leave out sampling")
         self._check_protocols()
 
     @property
@@ -173,8 +173,8 @@ class Extrapolation(Measure):
         if len(text.stream) <= self.targets:
             option = "block_length" if self.block_length else "lengths"
             expected = f"expected less than {len(text.stream)}, the number of tokens in {text.name}"
-            advice = f"set a smaller {option}, or set validation_blocks to 0"
-            raise UserError(f"Extrapolation: {option}: got {self.targets}, {expected}; {advice}")
+            given = f"got blocks of {self.targets} targets"
+            raise UserError(f"Extrapolation: {option}: {given}, {expected}; decrease it, or set validation_blocks to 0")
 
     def _check_protocols(self) -> None:
         """Raise a UserError if an option of a protocol is missing, out of range or without effect."""
@@ -223,7 +223,7 @@ class Extrapolation(Measure):
         return [(text.blocks(self.targets, self.blocks), self.lengths)]
 
     def _context_gain(self, network: Network, runner: Runner) -> "ContextGain | None":
-        """Return a context gain without losses yet, or None if it is not measured."""
+        """Return a `ContextGain` to which losses can be added, or None if the context gain is not measured."""
         length, window = self.lengths[-1], self.window or known_training_length(network)
         has_both = self.sampling == "blocks" and {"full", "windowed"} <= set(self.protocols)
         if not (has_both and window < length <= length_limit(network)):

@@ -64,8 +64,8 @@ def counterparts(groups: Sequence[Any]) -> list[int]:
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
     if len(members) < 2:
-        advice = "use a longer text or a shorter length"
-        raise UserError(f"data: got only one document that is long enough, expected two or more; {advice}")
+        given = "got one document with as many tokens as the longest length, expected two or more"
+        raise UserError(f"data: {given}; use a longer text or shorter lengths")
     first, *others = members.values()
     counterpart: dict[int, int] = {}
     for blocks, next_blocks in pairwise([first, *others, first]):

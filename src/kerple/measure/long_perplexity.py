@@ -84,7 +84,7 @@ def token_spelling(tokenizer: Tokenizer, token: int, end_of_text: int) -> bytes:
         return b""
     text = tokenizer.id_to_token(token) or ""
     if not text or not ALPHABET.keys() >= set(text):
-        advice = "use a byte-level tokenizer, or the evaluator's"
+        advice = "use a byte-level tokenizer, or that of LongPerplexity's evaluator"
         raise UserError(f"data.tokenizer: the bytes of token {token} ({text!r}) are not known; {advice}")
     return bytes(ALPHABET[letter] for letter in text)
 
@@ -187,8 +187,8 @@ class LongPerplexity(Measure):
                 write(path, json.dumps({"about": about, "keys": self._choose(text, source)}))
         keys = read_mapping(path)["keys"]
         if not any(keys):
-            given = f"got {self.blocks}, but {self.evaluator} finds no key token in these blocks"
-            raise UserError(f"LongPerplexity: blocks: {given}; use more blocks, or a smaller gain or likely")
+            given = f"got {self.blocks}, but {self.evaluator} finds no key token in them"
+            raise UserError(f"LongPerplexity: blocks: {given}; use more blocks, or decrease `gain` or `likely`")
         return keys
 
     def _choose(self, text: Text, source: Any) -> list[list[int]]:
@@ -227,6 +227,6 @@ class LongPerplexity(Measure):
         limit = network.training_length or 0
         if limit < len(tokens) - 1:
             given = f"got {self.lengths[-1]} tokens, which are {len(tokens) - 1} tokens of {self.evaluator}"
-            expected = f"expected at most {limit} of its tokens, its training length (0 if not known)"
-            raise UserError(f"LongPerplexity: lengths: {given}; {expected}; use shorter lengths or another evaluator")
+            expected = f"expected at most its training length, {limit or 'which is not known'}"
+            raise UserError(f"LongPerplexity: lengths: {given}, {expected}; use shorter lengths or another evaluator")
         return key_targets(network, tokens[None], **self.criterion)[0].tolist()

@@ -41,7 +41,8 @@ class ShiftTest(BlockMeasure):
     def __post_init__(self) -> None:
         super().__post_init__()
         if 0 not in self.shifts or min(self.shifts) < 0:
-            raise UserError(f"ShiftTest: shifts: got {list(self.shifts)}, expected 0 and positive numbers of tokens")
+            expected = "a list with 0 and with positive numbers of tokens"
+            raise UserError(f"ShiftTest: shifts: got {list(self.shifts)}, expected {expected}")
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         length, limit, shifts = self.targets(network), length_limit(network), sorted(set(self.shifts))

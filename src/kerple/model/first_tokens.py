@@ -123,4 +123,4 @@ def check_distances(position: Position, visibility: Visibility) -> None:
     needs_true = needs_true or any(hook not in DISTANCE_HOOKS and position.uses(hook) for hook in HOOKS)
     if visibility.distances != "true" and needs_true:
         given = f"got {visibility.distances!r}, expected true for {type(position).__name__}"
-        raise UserError(f"distances: {given}, whose scores need true distances; set true, or use another strategy")
+        raise UserError(f"distances: {given}, whose scores need true distances; set true, or change model.position")

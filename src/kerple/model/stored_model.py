@@ -141,9 +141,9 @@ def copy_weights(network: Transformer, source: StoredModel) -> CopiedWeights:
             continue
         if stored is None or not _shape_fits(name, stored, value):
             given = "no weight" if stored is None else f"shape {tuple(stored.shape)}"
-            advice = "remove the options that add it or change its shape"
+            advice = "use the model options with which the weights were trained"
             if name.startswith("positions."):
-                advice = f"set data.length to {source.model['length']}, or use another strategy"
+                advice = f"set data.length to {source.model['length']}, or use another model.position"
             elif name in VOCABULARY_ROWS and stored is not None:
                 advice = f"set data.vocabulary to {len(stored)}"
             raise UserError(f"weights: got {given} for {name}, expected {tuple(value.shape)}; {advice}")
@@ -158,7 +158,7 @@ def copy_weights(network: Transformer, source: StoredModel) -> CopiedWeights:
 
 
 def _without_duplicates(weights: Weights) -> Weights:
-    """Return the weights without the later names of tensors that have two, because embedding and head may share one."""
+    """Return each tensor under its first name only; the embedding and the head may be one tensor with two names."""
     first = {weight.data_ptr(): name for name, weight in reversed(weights.items())}
     return {name: weight for name, weight in weights.items() if first[weight.data_ptr()] == name}
 

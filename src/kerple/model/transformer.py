@@ -137,9 +137,9 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         end = length + int(torch.as_tensor(offset).max())
         for p in self.positions:
             if p.max_length is not None and end > p.max_length:
-                expected = f"expected at most {p.max_length - 1} with {type(p).__name__}"
-                advice = "use shorter inputs, or for Learned the option beyond: clamp or interpolate"
-                raise UserError(f"model.position: got position {end - 1}, {expected}; {advice}")
+                given = f"{type(p).__name__} has positions up to {p.max_length - 1}, got {end - 1}"
+                advice = "use shorter inputs, or for Learned set model.position.beyond to clamp or interpolate"
+                raise UserError(f"model.position: {given}; {advice}")
         all_tokens = tokens if cache is None else cache.append(tokens)  # (B, length)
         positions = TokenPositions.arange(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
         if self.places is not None:

@@ -95,8 +95,8 @@ class Combined(Position):
         for part, state in self._with_states(block.state):
             if part.uses("modify_scores"):
                 if isinstance(result, AttentionWeights):
-                    order = f"{type(part).__name__} after a strategy that returns attention weights"
-                    raise UserError(f"Combined: parts: got {order}; put it before that strategy, or leave one out")
+                    given = f"{type(part).__name__} after a strategy that replaces the softmax, such as StickBreaking"
+                    raise UserError(f"Combined: parts: got {given}; change their order, or leave one out")
                 modified = part.modify_scores(result.masked_fill(~block.seen, 0), q, k, replace(block, state=state))
                 result, sink = modified if isinstance(modified, tuple) else (modified, None)
                 sinks.append(sink)
@@ -104,7 +104,8 @@ class Combined(Position):
         if isinstance(result, Tensor):
             return result if sink is None else (result, sink)
         if sink is not None or self.uses("sink_logit"):
-            raise UserError("Combined: parts: got a sink and a strategy that returns attention weights; leave one out")
+            given = "a sink and a strategy that replaces the softmax, such as StickBreaking"
+            raise UserError(f"Combined: parts: got {given}; leave one out")
         return result
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:

@@ -6,9 +6,9 @@ conditionally positive definite kernel positive definite is omitted, because sof
 kernels are in section 4 of the paper, the others in its tables 5 and 6.
 
 The parameters r1, r2, … have one number per head h, written r1_h, and all layers share them. An option of the same name
-sets their initial value: one number for all heads, or a list with one number per head. None draws random numbers
-between ``floor`` and the upper end of the paper's range. After each optimiser step `constrain_` clamps all parameters
-to at least ``floor``, and exponents to at most 2.
+sets their initial value: one number for all heads, or a list with one number per head. If it is None, random numbers
+between ``floor`` and the upper end of the paper's range are drawn. After each optimiser step `constrain_` clamps all
+parameters to at least ``floor``, and exponents to at most 2.
 
 H is the number of heads, T the number of tokens, and N a number of distances.
 """
@@ -135,7 +135,7 @@ class KerpleBias2(KerpleKernel):
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        # the order of the random draws determines the initial values that belong to a seed
+        # r2 is drawn before r1: another order would give other initial values for the same seed
         super().__init__(shape, floor, r2=(r2, 1.0, HUGE), r1=(r1, 1.0, HUGE))
 
     def bias(self, distance: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ class SelfExtend(Wrapper):
 
     Args:
         shape: Sizes of the model.
-        position: Function that builds the strategy of training from the shape. It must only transform queries and keys,
-            as `RoPE` does.
+        position: Function that builds the wrapped strategy, with which the model was trained, from the shape. It must
+            only transform queries and keys, as `RoPE` does.
         neighbor_window: w, the number of last keys at exact distances, including the query's own; None is L/2.
         group: g, the number of far positions that are merged into one; None merges all of them (`ReRoPE`).
 
@@ -48,7 +48,7 @@ class SelfExtend(Wrapper):
         super().__init__(position(shape))
         window = max(shape.length // 2, 1) if neighbor_window is None else neighbor_window
         self.require(window >= 1, "neighbor_window", window, "at least 1 key, the query's own")
-        self.require(group is None or group >= 1, "group", group, "at least 1 position, or none for one group of all")
+        self.require(group is None or group >= 1, "group", group, "at least 1 position, or null for a single group")
         hooks = [hook for hook in HOOKS if self.position.uses(hook)]
         only_transforms = hooks == ["transform_qk"] and not self.position.varies_by_layer
         expected = "a strategy that only transforms queries and keys, such as RoPE"
@@ -89,7 +89,7 @@ class ReRoPE(SelfExtend):
 
     Args:
         shape: Sizes of the model.
-        position: Function that builds the strategy of training from the shape; see `SelfExtend`.
+        position: Function that builds the wrapped strategy from the shape; see `SelfExtend`.
         neighbor_window: w, the number of last keys at exact distances, including the query's own; None is L/2.
 
     Raises:

@@ -37,7 +37,7 @@ class Visibility:
             raise UserError(f"distances: got {self.distances!r}, expected true, capped or cache")
         if self.distances != "true" and not (self.window and self.first):
             options = f"{self.distances!r} with window {self.window} and first {self.first}"
-            raise UserError(f"distances: got {options}, expected 'true'; other distances need both a window and first")
+            raise UserError(f"distances: got {options}, expected 'true', as the others need a window and `first`")
 
     def narrow(self, window: int | None) -> "Visibility":
         """Return this visibility, or ``Visibility(window)`` if this ``window`` of a layer is narrower."""

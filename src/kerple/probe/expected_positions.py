@@ -22,7 +22,8 @@ KNOWN = {
     *("stablelm", "starcoder2", "ministral", "ministral3", "llama4_text", "gpt_oss", "glm", "glm4", "nemotron"),
     *(NO_ROPE_IN_FULL_LAYERS | NO_ROPE_WITH_WINDOWS),
 }
-"""Families (``model_type``) whose code was compared with `configured_layers`. Only their differences are faults."""
+"""Families (``model_type``) whose code was compared with `configured_layers`. In other families, a forward pass that
+differs from `configured_layers` is not called a fault."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def our_layers(network: Transformer) -> list[Layer]:
 
 
 def original_length(config: Any) -> int | None:
-    """Return the context length in tokens before any scaling; None if the configuration of a text model has none."""
+    """Return the context length in tokens before any scaling, or None if the configuration does not state it."""
     rope = getattr(config, "rope_parameters", None) or {}
     for entry in (rope, *rope.values(), vars(config)):
         if isinstance(entry, Mapping) and entry.get(ORIGINAL):

@@ -82,7 +82,7 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
 
     def other_attention() -> Tensor:
         if not getattr(model, "_supports_sdpa", False):
-            raise UserError("the family has no sdpa attention")
+            raise UserError("the model has no sdpa attention")
         with attention_replaced(model, "eager" if model.config._attn_implementation != "eager" else "sdpa"):
             return read_logits(model, single)
 
@@ -154,9 +154,9 @@ def _rounding(model: Any, tokens: Tensor, logits: Tensor) -> float:
 
 
 def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
-    """Return the parts of the model's design through which a shift of positions, and the input length, change logits.
+    """Return the reasons why, by design, a shift of positions and a longer input change logits.
 
-    Each is None if the logits should not change.
+    The first reason is for the shift, and the second for the length. A reason is None if logits should not change.
     """
     if isinstance(network := getattr(model, "network", None), Transformer):
         shift_reason = None if all(p.shift_invariant for p in network.positions) else "its strategy"

@@ -72,7 +72,7 @@ class Task(ABC):
     """Largest length of problems; None if there is no limit."""
 
     numbers: ClassVar[bool] = False
-    """Whether consecutive digits form a number. The strategy `Abacus` requires it (`places.abacus`)."""
+    """Whether consecutive digits form a number. The strategy `Abacus` accepts only tasks for which this is True."""
 
     @abstractmethod
     def example(self, length: int, rng: np.random.Generator) -> Example:

@@ -160,8 +160,8 @@ class TaskData(LightningDataModule):
         places = self.task.places(tokens)
         for end in range(1, tokens.shape[1]):
             if not torch.equal(self.task.places(tokens[:, :end]), places[:, :end]):
-                expected = "places that do not depend on later tokens"
-                raise UserError(f"data.task: got {self.task.name!r}, expected {expected}; they differ at token {end}")
+                given = f"got {self.task.name!r}, whose place of a token changes if token {end} follows"
+                raise UserError(f"data.task: {given}; expected places that depend only on earlier tokens")
         return self.task.places
 
     def encode(self, text: str) -> list[int]:

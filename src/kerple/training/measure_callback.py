@@ -30,8 +30,8 @@ class MeasureCallback(Callback):
 
     Raises:
         UserError: In `setup`, if the network or the data does not suit the measurement, another measurement writes the
-            same files, parameters are sharded in a fit with validations of the measurement, or
-            ``trainer.limit_test_batches`` is set, which has no effect on measurements.
+            same files, or a fit with sharded parameters makes the measurement after validations. Also if
+            ``trainer.limit_test_batches`` is set, because it has no effect on measurements.
     """
 
     def __init__(self, measure: Measure) -> None:

@@ -25,8 +25,9 @@ class AutoTrainer(Trainer):
         callbacks: Callbacks and measurements. Each measurement is wrapped in a `MeasureCallback`.
 
     Raises:
-        UserError: If the accelerator is an Apple GPU, ``overfit_batches`` is set, or a number that Lightning accepts is
-            out of range. For example, a negative ``gradient_clip_val`` would reverse the gradient.
+        UserError: If the accelerator is an Apple GPU, ``overfit_batches`` is set, or a number is out of range.
+            Lightning does not check these numbers; a negative ``gradient_clip_val``, for example, would reverse the
+            gradient.
     """
 
     def __init__(

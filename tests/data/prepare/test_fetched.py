@@ -149,7 +149,7 @@ def test_rfcs_of_a_users_folder_are_read_and_missing_ones_are_named(apt, monkeyp
         splits.add(documents["rfc7.txt"].split)
     assert splits == {"train", "validation"}
     (folder / "rfc30.txt").write_text("Thirty-one.\n")
-    with pytest.raises(UserError, match=r"data\.source: .*rfc30\.txt differs from the text in the list"):
+    with pytest.raises(UserError, match=r"data\.source: .*the text of rfc30 does not have the checksum"):
         list(read_rfcs(folder))
     (folder / "rfc30.txt").unlink()
     monkeypatch.setenv("PATH", str(apt))

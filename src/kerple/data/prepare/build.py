@@ -152,7 +152,7 @@ def _locked_folder(directory: Path) -> Iterator[None]:
         try:
             yield
         except MemoryError as error:
-            raise UserError("data.corpus: a document does not fit into memory; split it into smaller ones") from error
+            raise UserError("data.corpus: a document does not fit into memory; split the largest documents") from error
 
 
 def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:

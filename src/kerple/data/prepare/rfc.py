@@ -3,10 +3,10 @@
 apt fetches the packages into a separate folder. It uses a copy of the machine's package sources, with the component
 non-free added. The system is not changed, and only the texts of the packages are used.
 
-RFCs that obsolete each other, directly or through others, are a family. It has the name of its first RFC. A line of
-rfc.txt has the name of an RFC, the first 16 hexadecimal digits of the sha256 of its text after `without_pages`, and the
-name of its family if it is not the first RFC of its family. The families were computed from rfc-index.txt in Debian's
-package doc-rfc-std, version 20230121-1.
+RFCs that obsolete each other, directly or through others, are a family. It has the name of its first RFC. The file
+rfc.txt in this folder is the list of RFCs. Each of its lines has the name of an RFC, the first 16 hexadecimal digits of
+the sha256 of its text after `without_pages`, and the name of its family if it is not the first RFC of its family. The
+families were computed from rfc-index.txt in Debian's package doc-rfc-std, version 20230121-1.
 """
 
 import gzip
@@ -58,8 +58,8 @@ def read_rfcs(folder: Path) -> Iterator[Document]:
             text = without_pages(content.decode("latin-1"))
         checksum, *family = listed[name]
         if hashlib.sha256(text.encode()).hexdigest()[:16] != checksum:
-            given = f"got {folder}, where {path.name} differs from the text in the list of RFCs"
-            raise UserError(f"data.source: {given}; delete this file and run again, or {ADVICE}")
+            given = f"got {folder}, where the text of {name} does not have the checksum in the list of RFCs"
+            raise UserError(f"data.source: {given}; delete its file and run again, or {ADVICE}")
         yield Document(path.name, text, family[0] if family else name)
 
 
