@@ -16,10 +16,10 @@ import yaml
 
 from benchmarks.measure import in_turn, machine, peak_above
 from benchmarks.models import build, training_step
-from kerple.compare.comparison import Strategy
+from kerple.compare.comparison_file import Strategy
 from kerple.compare.estimates import estimate
 from kerple.compare.run_folders import recorded_runs
-from kerple.compare.runs import read_runs
+from kerple.compare.run_tables import read_runs
 from kerple.compare.table_markup import Cell, Table
 from kerple.measure.protocols import full
 from kerple.model import Transformer

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from scipy import stats
 
-from kerple.compare.comparison import Comparison, Strategy
+from kerple.compare.comparison_file import Comparison, Strategy
 from kerple.compare.run_folders import recorded_runs
 from results.judge import questions
 from results.judge.evidence import PLANNED, Tier, Untested

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kerple.base.errors import UserError
 from kerple.base.safe_loading import CONFIG, Classes, load
-from kerple.cli.checkpoint_classes import allowed_classes
+from kerple.cli.allowed_classes import allowed_classes
 from tests.toy import entries
 
 OFFERED = allowed_classes()

@@ -18,8 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tokenizers import Tokenizer, decoders, models
 
 from kerple.cli import PROGRAM
-from kerple.cli.continuation import decode_pieces
 from kerple.cli.main import main
+from kerple.cli.print_continuation import decode_pieces
 from kerple.cli.trained_model import load_trained
 from kerple.positions import Shape, names, strategies
 from kerple.positions.coupled import PlaceEmbedding

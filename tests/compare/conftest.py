@@ -15,7 +15,7 @@ import yaml
 from kerple.cli import compare, comparison_jobs, training_time
 from kerple.compare import execution, page, run_process
 from kerple.compare.job import Job
-from kerple.compare.runs import read_runs
+from kerple.compare.run_tables import read_runs
 from tests.compare import fake_run
 from tests.compare.runs_on_disk import CURVES, write_runs
 

@@ -9,10 +9,10 @@ from zipfile import ZipFile
 import pytest
 
 from kerple.cli import compare, comparison_jobs
-from kerple.compare import records
+from kerple.compare import run_records
 from kerple.compare.job import Job
 from kerple.compare.run_folders import PACKED, recorded_runs
-from kerple.compare.runs import read_runs
+from kerple.compare.run_tables import read_runs
 from kerple.measure import results_file
 from tests.compare.conftest import WHOLE_TABLE, change, fits, resolve, run
 
@@ -76,8 +76,8 @@ def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied
     ):
         shutil.copytree(whole, record)
         (record / name).write_text(content if isinstance(content, str) else json.dumps(content))
-        assert reason in records.reuse(job, record)
+        assert reason in run_records.reuse(job, record)
         assert not folder.exists(), reason
         shutil.rmtree(record)
-    assert records.reuse(job, whole) is None
+    assert run_records.reuse(job, whole) is None
     assert (folder / "test" / results_file.TABLE).exists()

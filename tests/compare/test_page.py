@@ -17,7 +17,7 @@ from kerple.compare.estimates import estimate
 from kerple.compare.figures import DEVIATION, LEGEND, figures, loss_and_gain
 from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.print_figures import _narrow, write_print_figures
-from kerple.compare.runs import Run, Runs, read_runs
+from kerple.compare.run_tables import Run, Runs, read_runs
 from kerple.compare.statistics import summarise
 from kerple.measure import results_file
 from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, reconfigure, write_run, write_runs, write_task_run

@@ -153,7 +153,9 @@ def test_a_checkpoint_is_refused_with_another_tokenizer_or_other_training_data(p
     shards(prepared).load_state_dict(None)  # a damaged state, which has no checksums to compare
     resume("fit", tmp_path / "copy")  # the same tokens in another folder
     resume("test", tmp_path / "text")  # another text with the same tokenizer
-    with pytest.raises(ValueError, match=r"directory: got .*text, expected the training tokens of the checkpoint"):
+    with pytest.raises(
+        ValueError, match=r"directory: got .*text, expected the tokens on which the checkpoint was trained"
+    ):
         resume("fit", tmp_path / "text")
     with pytest.raises(ValueError, match=r"directory: got .*tokenizer, expected shards with the tokenizer of"):
         resume("test", tmp_path / "tokenizer")

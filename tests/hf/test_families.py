@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kerple.cli.checkpoint_classes import allowed_classes
+from kerple.cli.allowed_classes import allowed_classes
 from kerple.hf.exporter import export
 from kerple.hf.pretrained import read_stored_model
 from kerple.hf.translation import read_family, read_options

@@ -212,7 +212,7 @@ def test_options_out_of_range_are_an_error(tmp_path: Path, options: dict[str, An
 def test_unsuitable_trainers_and_texts_are_an_error_before_the_run(tmp_path: Path) -> None:
     callback, second = Extrapolation([8, 32]), Extrapolation([8], sampling="paper", segments=2)
     with pytest.raises(UserError, match=r"limit_test_batches: got .*, which has no effect on Extrapolation"):
-        run(tmp_path, callback, limit_test_batches=2)
+        run(tmp_path, callback, limit_test_batches=1)
     with pytest.raises(UserError, match=r"more than one"):
         run(tmp_path, callback, second)
     fit = trainer(tmp_path, Extrapolation([8, 256]), max_steps=1)

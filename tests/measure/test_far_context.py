@@ -91,7 +91,7 @@ def test_far_context_and_extrapolation_read_the_same_blocks() -> None:
 
 def test_counterparts_come_from_the_next_group() -> None:
     assert counterparts(["a", "a", "a", "b", "c", "c"]) == [3, 3, 3, 4, 0, 1]
-    with pytest.raises(UserError, match="got only one document"):
+    with pytest.raises(UserError, match="got one document"):
         counterparts([0, 0])
 
 
@@ -108,7 +108,7 @@ def test_distant_text_is_used_if_gain_and_content_are_positive() -> None:
         ({"lengths": [8]}, text_of(), "lengths: got 8, expected more than 8, the training length"),
         ({"lengths": [16], "k": 8}, text_of(), "k: got 8, expected less than 8"),
         ({"lengths": [70]}, text_of(), "at least 1 blocks of 71 tokens .* the longest document has 70 tokens"),
-        ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64), [0]), "got only one document"),
+        ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64), [0]), "got one document"),
         ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64)), "documents of the text are not known; use Token"),
     ],
 )

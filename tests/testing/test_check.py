@@ -16,7 +16,7 @@ from kerple.attention import blocks
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.positions import FoX, Position, QueryKeyBlock, Shape
-from kerple.testing import PROPERTIES, Property, Subject, check, forward_pass, gradients, rounding
+from kerple.testing import PROPERTIES, Property, Subject, check, forward_pass, parameters, rounding
 from tests.pages import put
 
 COUNTED = "The docstring states the number of parameters"
@@ -160,15 +160,15 @@ Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance i
         (After64, forward_pass.shift_invariance, "is True, but an offset of 500 changes logits of 90 tokens"),
         (Neighbours, forward_pass.reach_of_a_window, "out of reach of a changed token"),
         (Counted, forward_pass.number_of_parameters, "4 parameters"),
-        (Counted, gradients.gradient_of_every_parameter, "parameter has no gradient"),
+        (Counted, parameters.gradient_of_every_parameter, "parameter has no gradient"),
         (Rounded, rounding.no_rounded_products, "may round it"),
-        (Sized, gradients.sizes_of_tensors, "shapes of tensors are"),
-        (Attribute, gradients.sizes_of_tensors, r"\(16,\).* at training length 16"),
+        (Sized, parameters.sizes_of_tensors, "shapes of tensors are"),
+        (Attribute, parameters.sizes_of_tensors, r"\(16,\).* at training length 16"),
         (Ends, forward_pass.prefix_consistency, "first 17 of 30"),
-        (Explodes, gradients.finite_logits_at_64_times_the_training_length, "not finite"),
+        (Explodes, parameters.finite_logits_at_64_times_the_training_length, "not finite"),
         (Halved, rounding.hooks_in_fp32, r"bias is torch\.bfloat16"),
         (Gapless, forward_pass.distances_of_pairs, "marked as not contiguous"),
-        (Filled, gradients.nan_in_parameters, "replaces NaN by a number"),
+        (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),
     ],
 )
 def test_a_wrong_strategy_is_detected(wrong, test: Property, message: str) -> None:

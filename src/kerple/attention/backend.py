@@ -41,7 +41,7 @@ backends_used: dict[AttentionBackend, None] = {}
 """Backends in the order of their first use. After ``clear()`` each is logged again at its next use."""
 
 
-# keyword arguments, because torch.compile cannot pass a dataclass to a function marked as constant (see below)
+# arguments instead of a dataclass, which torch.compile cannot pass to a function marked as constant (see below)
 def select(
     option: AttentionOption,
     *,
@@ -69,9 +69,9 @@ def select(
         few_keys: Whether there are at most `FEW_KEYS` keys.
         table: Whether the kernel must add a bias by distance, or return the log-sum-exp.
         window: Whether a window hides some keys.
-        explicit_scores: Whether the strategy does what no fused kernel supports: it multiplies scores by factors of the
-            distance, replaces scores, adds terms to the output or adds keys, or queries see the first tokens outside
-            of their window.
+        explicit_scores: Whether the strategy needs what no fused kernel supports: scores multiplied by a function of
+            distance, replaced scores, additional terms of the output, additional keys, or access to the first tokens of
+            the input from outside their window.
 
     Raises:
         UserError: If the option is ``fused``, and no fused implementation is possible.
@@ -82,7 +82,7 @@ def select(
         backend = AttentionBackend(option, "model.attention selects it")
     elif explicit_scores:
         reason = (
-            "no fused kernel supports scaled or replaced scores, added output or keys, or first tokens outside a window"
+            "no fused kernel can change scores by content, add output or keys, or show the first tokens beyond a window"
         )
         backend = AttentionBackend("blocks", reason)
     elif plain:

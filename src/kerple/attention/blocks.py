@@ -19,7 +19,7 @@ from kerple.attention.spec import (
     sink_of_queries,
     visible_keys,
 )
-from kerple.positions.matrix_products import precise, product
+from kerple.positions.precise_products import precise, product
 from kerple.positions.token_positions import AttentionWeights, table_block
 
 QUERIES_AT_ONCE = 128

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILES = 16  # smallest number of tiles per program of the longest diagonal; fewer would cause more partial sums
+TILES = 16  # smallest number of tiles per program; with fewer there would be more partial sums
 PROGRAMS = 1024  # target number of programs, enough for any chip; a constant, because it determines the order of sums
 
 
@@ -172,5 +172,7 @@ def sum_tiles(tiles: Tensor) -> Tensor:
     sums = padded[..., : side * (2 * side - 1)].unflatten(-1, (side, 2 * side - 1)).sum(2)
     total = sums.new_zeros(heads, count + 1, side)
     total[:, 1:] += sums[..., side - 1 :]  # distances t·S to t·S + S - 1
-    total[:, :-1, 1:] += sums[..., : side - 1]  # distances t·S - (S - 1) to t·S - 1; they are 0 for tile 0
+    total[:, :-1, 1:] += sums[
+        ..., : side - 1
+    ]  # distances t·S - (S - 1) to t·S - 1; for tile 0 they are negative, with sums 0
     return total.flatten(1)[:, side:]

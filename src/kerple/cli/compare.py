@@ -20,8 +20,8 @@ from kerple.cli import compared_run
 from kerple.cli.arguments import command_parser, parse
 from kerple.cli.comparison_jobs import prepare_jobs
 from kerple.cli.resolved_jobs import resolve
-from kerple.compare import records
-from kerple.compare.comparison import Comparison
+from kerple.compare import run_records
+from kerple.compare.comparison_file import Comparison
 from kerple.compare.execution import execute, interruptible
 from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.job import Job
@@ -29,7 +29,7 @@ from kerple.compare.page import write_comparison
 from kerple.compare.plan_deviations import deviations
 from kerple.compare.progress_board import Board
 from kerple.compare.run_folders import find_runs
-from kerple.compare.runs import Run, read_runs
+from kerple.compare.run_tables import Run, read_runs
 
 ASK_ABOVE = 1800.0  # seconds of training above which the command asks whether to start
 
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
     if options.parallel < 1:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
     jobs, refused = prepare_jobs(comparison, options.parallel, options.report_only, options.rerun_changed)
-    to_do = [job for job in jobs if not records.finished(job)]
+    to_do = [job for job in jobs if not run_records.finished(job)]
     fits = [] if options.report_only else [job.config for job in to_do if job.config]
     seconds = import_module("kerple.cli.training_time").training_seconds(fits, options.parallel) if fits else None
     time = "" if seconds is None else f"; to train {len(fits)} of them takes about {duration(seconds)}"
@@ -97,10 +97,10 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
                     board.print(error or f"{job.name}: {_row(job.as_run)}")
                     failed += error is not None
                     if error is None:
-                        records.write_record(job, comparison.records)
+                        run_records.write_record(job, comparison.records)
     except KeyboardInterrupt:
-        left = [job for job in to_do if not records.finished(job)]
-        print(f"stopped: {len(jobs) - len(left)} of {len(jobs)} runs are done; the same command continues")
+        left = [job for job in to_do if not run_records.finished(job)]
+        print(f"stopped: {len(jobs) - len(left)} of {len(jobs)} runs are done; to continue, run the command again")
         raise SystemExit(130) from None
     if failed:
         print(f"{failed} of {len(to_do)} runs failed; --report_only writes the report without them")
@@ -118,7 +118,7 @@ def _row(run: Run) -> str:
 
 def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], printed: list[str] | None) -> None:
     """Write the report of the finished runs, and print its first table."""
-    ready = {job.name: job for job in jobs if records.finished(job)}
+    ready = {job.name: job for job in jobs if run_records.finished(job)}
     if not ready:
         raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first, without --report_only")
     order = list(comparison.strategies)
@@ -132,7 +132,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
         texts["deviations"] = deviations(plan, planned, ready, refused)
     _write_report(runs, comparison.report_folder, name=comparison.name, baseline=baseline, printed=printed, **texts)
     if not texts["missing"]:
-        records.pack(comparison.report_folder)
+        run_records.pack(comparison.report_folder)
 
 
 def _write_report(finished: list[Run], folder: Path, **options: Any) -> None:
@@ -172,11 +172,15 @@ def _parser() -> ArgumentParser:
 
 def _directories_parser() -> ArgumentParser:
     parser = command_parser("compare --report_only")
-    folders = (
-        "folders that are or contain runs; the label of a run is the folder above its seed-<n>, else its own folder"
-    )
+    folders = "folders that are or contain runs; a label is the name of a run's folder, or of the one above seed-<n>"
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
-    parser.add_argument("--test_folder", "--test-folder", type=str, default="test", help="folder of the test in a run")
+    parser.add_argument(
+        "--test_folder",
+        "--test-folder",
+        type=str,
+        default="test",
+        help="name of the folder in a run with the results of its test",
+    )
     parser.add_argument("--baseline", type=str, required=True, help="strategy with which the others are compared")
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="title of the report")

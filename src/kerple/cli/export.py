@@ -7,8 +7,8 @@ from typing import Literal
 from kerple.base import safe_loading
 from kerple.base.atomic import write
 from kerple.base.mapping_files import read_mapping
+from kerple.cli.allowed_classes import allowed_classes
 from kerple.cli.arguments import add_checkpoint_arguments, command_parser, parse
-from kerple.cli.checkpoint_classes import allowed_classes
 from kerple.cli.trained_model import end_token, load_trained
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer

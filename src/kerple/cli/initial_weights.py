@@ -8,8 +8,8 @@ import yaml
 from pytorch_lightning import LightningDataModule
 
 from kerple.base.safe_loading import load
+from kerple.cli.allowed_classes import allowed_classes
 from kerple.cli.arguments import name_in_errors, split_options
-from kerple.cli.checkpoint_classes import allowed_classes
 from kerple.data import TokenShards
 from kerple.model import Transformer
 from kerple.model.stored_model import copy_weights

@@ -23,7 +23,7 @@ from kerple.cli.arguments import listed, parse
 from kerple.cli.checkpoint_agreement import check_resumption, check_tested_model
 from kerple.cli.parser import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
 from kerple.cli.stored_config import StoreConfig, samples_per_step
-from kerple.compare.configuration import flat
+from kerple.compare.run_configuration import flat
 from kerple.data.datamodule import TokenShards
 from kerple.data.prepare.build import check_corpus
 from kerple.data.shard_options import ShardOptions
@@ -146,7 +146,7 @@ class CLI(LightningCLI):
             return
         check_tested_model(path, self.checkpoint, config, self.model)
         if isinstance(self.datamodule, TokenShards):
-            self.datamodule.reads_only = True  # a checkpoint must not determine where shards are written
+            self.datamodule.reads_only = True  # options from a checkpoint must not determine where shards are written
 
     def before_fit(self) -> None:
         config = self.config[self.subcommand]

@@ -126,7 +126,7 @@ def _run_command(arguments: list[str]) -> None:
             if value not in names:
                 raise unknown(option[2:], value, names)
     if command == "test" and "--hf" in parts:
-        import_module("kerple.cli.pretrained_test").main(arguments[1:])
+        import_module("kerple.cli.measure_pretrained").main(arguments[1:])
     elif command in LIGHTNING:
         import_module("kerple.cli.fit").run(arguments, DESCRIPTION)
     elif command in COMMANDS:

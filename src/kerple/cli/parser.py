@@ -9,7 +9,7 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-import kerple.cli.checkpoint_classes  # noqa: F401 -- imports all classes that an option may name
+import kerple.cli.allowed_classes  # noqa: F401 -- imports all classes that an option may name
 from kerple.base.errors import UserError
 from kerple.cli.arguments import add_folder_arguments
 from kerple.training.language_model import LanguageModel

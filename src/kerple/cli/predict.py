@@ -23,6 +23,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--window", type=int | None, help="number of keys that a query sees; null: all")
     parser.add_argument("--seed", type=int | None, help="seed of sampling; null: a random one")
     options = parse(parser, arguments)  # reports wrong options before an import that takes seconds
-    from kerple.cli.continuation import print_continuation
+    from kerple.cli.print_continuation import print_continuation
 
     print_continuation(options)

@@ -66,7 +66,7 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
         UserError: If the model does not exist, cannot be read, or does not fit into memory.
     """
     if is_zipfile(path):
-        from kerple.cli.checkpoint_classes import allowed_classes
+        from kerple.cli.allowed_classes import allowed_classes
         from kerple.hf.exporter import hugging_face_model
         from kerple.hf.pretrained import read_stored_model
 

@@ -14,9 +14,9 @@ from jsonargparse import ArgumentError, ArgumentParser
 from kerple.base.errors import UserError
 from kerple.base.source_digests import source_digests
 from kerple.cli.arguments import parse
-from kerple.compare import records
-from kerple.compare.configuration import flat
+from kerple.compare import run_records
 from kerple.compare.job import Job
+from kerple.compare.run_configuration import flat
 
 POSITION = "--model.position"
 
@@ -29,7 +29,7 @@ def resolve(job: Job) -> Job:
     """
     try:
         if not job.fit_flags:
-            from kerple.cli.pretrained_test import configuration  # needs optional packages
+            from kerple.cli.measure_pretrained import configuration  # needs optional packages
 
             return replace(job, test_config=_of_run(configuration(job.test_flags)))
         config, test_config, position = _shared(tuple(job.fit_flags), tuple(job.test_flags))
@@ -83,7 +83,7 @@ def _of_run(text: str) -> dict[str, Any]:
 def with_inputs(job: Job) -> Job:
     """Return the run with digests of the models and of the user's own classes that its configuration names."""
     models = {str(job.training[key]) for key in ("weights", "model.path") if job.training.get(key)}
-    of_test = {f"{records.OF_TEST}{name}": digest for name, digest in source_digests(flat(job.test)).items()}
+    of_test = {f"{run_records.OF_TEST}{name}": digest for name, digest in source_digests(flat(job.test)).items()}
     return replace(job, inputs={path: _digest(path) for path in models} | source_digests(job.training) | of_test)
 
 

@@ -11,7 +11,7 @@ from kerple.base.atomic import write
 from kerple.base.safe_loading import CONFIG
 from kerple.base.source_digests import SOURCE_DIGESTS, source_digests
 from kerple.cli.checkpoint_agreement import SAMPLES_PER_STEP
-from kerple.compare.configuration import flat
+from kerple.compare.run_configuration import flat
 from kerple.training.lightning_types import log_directory
 
 

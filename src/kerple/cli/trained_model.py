@@ -5,8 +5,8 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from kerple.base import safe_loading
 from kerple.base.errors import UserError
+from kerple.cli.allowed_classes import allowed_classes
 from kerple.cli.checkpoint_agreement import check_weights
-from kerple.cli.checkpoint_classes import allowed_classes
 from kerple.cli.parser import add_model_and_data, original_errors
 from kerple.data import TokenShards
 from kerple.tasks import TaskData

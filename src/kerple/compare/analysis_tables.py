@@ -20,7 +20,7 @@ def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
         tables: The table of each analysis by name, with columns strategy and seed, and part if runs have parts.
 
     Yields:
-        Tables with a row per part and strategy.
+        Tables of means with a row per part and strategy, then the list of the other analyses.
     """
     larger = {}
     for name, table in tables.items():
@@ -45,7 +45,7 @@ def _means(name: str, table: pd.DataFrame, runs: list[str], keys: list[str], mea
     Args:
         name: Name of the analysis.
         table: Table of the analysis.
-        runs: The columns part, if it exists, and strategy.
+        runs: The columns ``part``, if it exists, and ``strategy``.
         keys: Columns that identify a measurement.
         measured: Columns of measurements.
     """

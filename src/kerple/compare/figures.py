@@ -59,7 +59,7 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
     If there are parts, the name of a protocol begins with the part, as in ``rfc full``.
 
     Args:
-        results: Results of the runs, see `kerple.compare.runs.Runs`.
+        results: Results of the runs, see `kerple.compare.run_tables.Runs`.
         strategies: Labels of all strategies, in the order of their colours.
     """
     styles, results = styles_of(strategies), results[results["metric"] == "ppl"]
@@ -76,7 +76,7 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
         for strategy, runs in points.groupby("strategy", sort=False):
             ax.plot(runs["loss"], runs["gain"], label=literal(strategy), **styles[str(strategy)] | {"linestyle": ""})
         ax.axhline(0, color="black", linewidth=0.8)
-        # the limits keep small gains visible; collapsed runs are outside the axes
+        # the limits keep small gains visible; runs with a much larger loss or a negative gain are outside the axes
         ax.set_ylim(bottom=max(ax.get_ylim()[0], -max(points["gain"].max(), 0.01)))
         ax.set_xlim(right=min(ax.get_xlim()[1], points["loss"].min() + 0.4))
         ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")

@@ -21,7 +21,7 @@ from kerple.compare.findings import findings
 from kerple.compare.inconsistencies import inconsistencies, only_positions_differ, public_configs
 from kerple.compare.page_data import page_figures
 from kerple.compare.print_figures import write_print_figures
-from kerple.compare.runs import Runs
+from kerple.compare.run_tables import Runs
 from kerple.compare.statistics import in_tokens, summarise
 from kerple.compare.table_markup import Table, without_tags
 
@@ -58,7 +58,7 @@ def write_comparison(
     ``report.html``, which needs no other file. The files are deterministic, except for the time in ``report.html``.
 
     Args:
-        runs: The runs, see `kerple.compare.runs.read_runs`.
+        runs: The runs, see `kerple.compare.run_tables.read_runs`.
         folder: Folder of the report, which is created if it does not exist. Files of the same names are replaced.
         name: Title of the report.
         baseline: The strategy with which the others are compared.

@@ -8,7 +8,7 @@ import pandas as pd
 
 from kerple.compare.context_gain import curve, parts
 from kerple.compare.figures import Styles, styles_of
-from kerple.compare.runs import Runs
+from kerple.compare.run_tables import Runs
 from kerple.compare.statistics import METRIC_NAMES, in_tokens, lower_is_better
 
 DASHES = {"-": [], "--": [8, 4], ":": [2, 3], "-.": [10, 3, 2, 3]}  # lengths of dash, gap, dash, … in pixels

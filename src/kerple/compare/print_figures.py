@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from kerple.base.errors import UserError
 from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures
-from kerple.compare.runs import Runs
+from kerple.compare.run_tables import Runs
 
 # in inches: width of a column, height of the axes with the title of the legend, height of a row of the legend
 WIDTH, AXES, ROW = 3.25, 2.2, 0.15

@@ -59,7 +59,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         """The folder of the shards."""
         folder = Folder(self.location)
         if (smallest := folder.manifest.vocabulary) > self.vocabulary:
-            expected = f"expected at least {smallest}, the number of token ids in {self.location}"
+            expected = f"expected at least {smallest}, the vocabulary of the shards in {self.location}"
             raise UserError(f"data.vocabulary: got {self.vocabulary}, {expected}")
         return folder
 

@@ -149,7 +149,7 @@ class TrainingLoader:
         before, inside = (state[f"samples_{when}_epoch"] for when in ("before", "in"))
         if before % self.samples or inside % self.samples:
             given = f"got {self.samples} samples per step of all devices, expected a divisor of {before} and {inside}"
-            reason = "the numbers of samples before the checkpoint's epoch and in it"
+            reason = "the samples read before the checkpoint's epoch and since its start"
             raise UserError(f"data.batch_size: {given}, {reason}; use the earlier batch_size and devices")
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
 

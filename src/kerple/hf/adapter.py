@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.hf.rope import strategy_name
-from kerple.hf.windows import limited_attention, local_layer_positions
+from kerple.hf.windowed_attention import limited_attention, local_layer_positions
 from kerple.model.loss import target_losses
 from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
-from kerple.positions.matrix_products import precise
+from kerple.positions.precise_products import precise
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 

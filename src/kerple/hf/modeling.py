@@ -47,7 +47,7 @@ class KerpleConfig(PreTrainedConfig):
 class KerpleCache(DynamicCache):
     """Cache of transformers' `generate` that holds a `kerple.model.cache.Cache`."""
 
-    # DynamicCache computes it from its own layers, of which there are none; `generate` would then see an empty cache
+    # DynamicCache would compute is_linear from its own layers, which do not exist, and `generate` would see no keys
     is_linear = (False,)  # type: ignore[assignment,unused-ignore]
     is_croppable = False
 
@@ -178,7 +178,7 @@ def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[Kerpl
         *strategies: Classes of the strategies.
     """
     for strategy in strategies if module.startswith(REMOTE_PACKAGE) else ():
-        # transformers puts a part that begins with a digit into the module's name, which the parser of options rejects
+        # a part of the module's dotted name may begin with a digit, which the parser of options rejects
         name = REMOTE_PACKAGE + strategy.__module__.removeprefix(REMOTE_PACKAGE).replace(".", "_")
         sys.modules[name], strategy.__module__ = sys.modules[strategy.__module__], name
     # transformers makes a dataclass of a configuration without an ``__init__`` of its own
@@ -193,8 +193,10 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
     if attention_mask is None or bool(attention_mask.all()):
         return
     if cached or bool((attention_mask.diff(dim=-1) > 0).any()):
-        reason = "got padding on the left, or prompts with padding, which this model cannot mask"
-        raise UserError(f"attention_mask: {reason}; use prompts of equal length, and pad other texts on the right")
+        reason = "got padding on the left, or padding of a prompt of generate, which this model cannot mask"
+        raise UserError(
+            f"attention_mask: {reason}; generate from prompts of equal length, pad other texts on the right"
+        )
 
 
 def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:

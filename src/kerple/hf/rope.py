@@ -30,7 +30,7 @@ def layer_rope(config: Any, i: int, kind: str) -> Mapping[str, Any]:
     Args:
         config: Configuration of the text model, a `transformers.PreTrainedConfig`.
         i: Index of the layer.
-        kind: Kind of the layer, see `kerple.hf.windows.layer_kinds`.
+        kind: Kind of the layer, see `kerple.hf.windowed_attention.layer_kinds`.
     """
     pattern = getattr(config, "no_rope_layers", None)  # despite the name, 1 is a layer with RoPE
     windows = getattr(config, "sliding_window", None) is not None

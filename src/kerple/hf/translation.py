@@ -9,7 +9,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.hf.families import FAMILIES, GEMMA3, Family
 from kerple.hf.rope import layer_rope, read_rope
-from kerple.hf.windows import layer_kinds
+from kerple.hf.windowed_attention import layer_kinds
 from kerple.model.stored_model import StoredModel, Weights
 
 TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # names of the same approximation of gelu

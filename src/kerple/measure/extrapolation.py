@@ -75,8 +75,8 @@ class Extrapolation(Measure):
         overlap: With ``documents``, the largest fraction of a document's runs of 32 tokens that may also occur in the
             training text. Documents with a larger fraction are left out, and reports give their number. The fractions
             are stored with the test split of `TokenShards`; in other text no document is left out.
-        blocks_per_group: With ``documents``, the exact number of blocks that are taken from the beginning of each group
-            of documents, such as a package; None for all.
+        blocks_per_group: With ``documents``, the number of blocks that are taken from the beginning of each group of
+            documents, such as the files of a Python package. Fewer blocks in a group are an error. None for all blocks.
         blocks_per_document: With ``documents``, the largest number of blocks that are taken from the beginning of each
             document; None for all.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
@@ -195,10 +195,9 @@ class Extrapolation(Measure):
             raise UserError(f"Extrapolation: distances: got {self.distances}, expected true, {reason}")
         minimum = longest - (self.stride or 0)  # gives every target more than length - stride tokens of context
         if self.skip and ("sliding" not in names or not minimum <= self.skip < self.targets):
-            expected = f"0, or {minimum} to {self.targets - 1} with the protocol sliding"
-            raise UserError(
-                f"Extrapolation: skip: got {self.skip}, expected {expected}; a larger block_length allows more"
-            )
+            expected = f"expected 0, or {minimum} to {self.targets - 1}; increase block_length"
+            expected = expected if "sliding" in names else "expected 0 without the protocol sliding"
+            raise UserError(f"Extrapolation: skip: got {self.skip}, {expected}")
 
     def _protocols(self, training_length: int) -> list[Protocol]:
         """Return the protocols with their options. The training length is the default window."""

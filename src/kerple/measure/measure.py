@@ -128,7 +128,7 @@ def require_capabilities(
     if missing := [each.__name__ for each in classes if not isinstance(network, each)]:
         raise UserError(
             f"{type(measure).__name__}: got a network {type(network).__name__}, expected one with "
-            f"{', '.join(missing)} (classes in kerple.model); {advice}"
+            f"{', '.join(missing)} (classes of kerple.model) as base classes; {advice}"
         )
 
 

@@ -105,9 +105,10 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         about = json.loads(path.read_text(encoding="utf-8"))
         run = about.get("run", {})
         mappings = (about["evaluations"], *about["evaluations"].values(), run.get("config", {}), run.get("cost", {}))
-        if about["version"] != VERSION or not all(isinstance(mapping, dict) for mapping in mappings):
-            expected = f"expected version {VERSION}, with mappings in evaluations, run.config and run.cost"
-            raise ValueError(f"got version {about['version']}, {expected}")
+        if about["version"] != VERSION:
+            raise ValueError(f"got version {about['version']}, expected version {VERSION}")
+        if not all(isinstance(mapping, dict) for mapping in mappings):
+            raise ValueError("evaluations, run.config and run.cost must be mappings")
         path = folder / TABLE
         table = pd.read_csv(path, dtype={"metric": str, "protocol": str})
         numbers = table[["length", "count", "sum"]].apply(pd.to_numeric)

@@ -16,7 +16,7 @@ from kerple.base.errors import UserError
 from kerple.model.cache import LayerCache
 from kerple.positions import Position, QueryKeyBlock, TokenPositions
 from kerple.positions.base import HOOKS
-from kerple.positions.matrix_products import precise, product
+from kerple.positions.precise_products import precise, product
 from kerple.positions.visibility import Visibility
 
 # hooks of strategies that can be evaluated at any distance; with other hooks, distances must be the true ones

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kerple.positions.angles import angles, exact_dtype
 from kerple.positions.base import Position, Shape
-from kerple.positions.matrix_products import precise
+from kerple.positions.precise_products import precise
 from kerple.positions.token_positions import TokenPositions
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.positions.base import Builder, Position, Shape
-from kerple.positions.combination import check_combination
+from kerple.positions.combination_check import check_combination
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.temperature import SSMax
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kerple.positions.absolute import NoPE
 from kerple.positions.base import Builder, Shape
-from kerple.positions.matrix_products import precise
+from kerple.positions.precise_products import precise
 from kerple.positions.token_positions import TokenPositions, readable
 from kerple.positions.wrapper import Resampled
 

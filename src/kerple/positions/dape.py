@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from kerple.positions.base import Builder, Position, Shape, is_distance_bias
 from kerple.positions.kerple import KerpleLog
-from kerple.positions.matrix_products import product
 from kerple.positions.pair_network import pair_network
+from kerple.positions.precise_products import product
 from kerple.positions.token_positions import QueryKeyBlock
 
 

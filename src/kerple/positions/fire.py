@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.matrix_products import precise, product
+from kerple.positions.precise_products import precise, product
 from kerple.positions.token_positions import QueryKeyBlock, heads_after_batch
 
 

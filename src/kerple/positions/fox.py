@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from kerple.positions.angles import exact_dtype
 from kerple.positions.base import Position, Shape
-from kerple.positions.matrix_products import product
+from kerple.positions.precise_products import product
 from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.matrix_products import product
+from kerple.positions.precise_products import product
 from kerple.positions.temperature import Temperature
 from kerple.positions.token_positions import QueryKeyBlock, TokenPositions, shift_rows
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
-from kerple.positions.matrix_products import precise
+from kerple.positions.precise_products import precise
 from kerple.positions.token_positions import TokenPositions
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.matrix_products import precise
+from kerple.positions.precise_products import precise
 from kerple.positions.rotary_scaling import RotaryFrequencies, Scaling
 from kerple.positions.token_positions import TokenPositions
 

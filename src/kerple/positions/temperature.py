@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.matrix_products import precise
+from kerple.positions.precise_products import precise
 from kerple.positions.token_positions import TokenPositions
 
 Rule = Literal["llama4", "ministral3", "beam", "inkling", "swan"]

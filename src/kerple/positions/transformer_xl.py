@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
-from kerple.positions.matrix_products import precise, product
+from kerple.positions.precise_products import precise, product
 from kerple.positions.token_positions import QueryKeyBlock, shift_rows
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import kerple.model.self_attention as our_attention
-from kerple.hf.windows import attention_replaced
+from kerple.hf.windowed_attention import attention_replaced
 
 NAME = "kerple_probe"  # of the attention function in transformers' registry
 HIDDEN = -1e4  # an entry of a mask below this hides the key; transformers uses the lowest number of the dtype

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.hf.adapter import learned_positions, reset_dynamic_rope
-from kerple.hf.windows import attention_replaced
+from kerple.hf.windowed_attention import attention_replaced
 from kerple.model import Transformer
-from kerple.probe.expected_positions import configured_layers, original_length
+from kerple.probe.configured_positions import configured_layers, original_length
 
 LENGTH = 48  # number of tokens of the tested input, without padding
 SHIFT = 16  # positions of a shift, and number of padding tokens

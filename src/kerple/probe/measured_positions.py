@@ -11,7 +11,7 @@ from torch import Tensor
 from kerple.hf.adapter import learned_positions
 from kerple.model import Transformer
 from kerple.probe.capture import Call, captured
-from kerple.probe.expected_positions import Layer, configured_layers, original_length, our_layers
+from kerple.probe.configured_positions import Layer, configured_layers, original_length, our_layers
 from kerple.probe.invariances import read_logits
 from kerple.probe.rotation import rotation_differences
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kerple.positions.angles import frequencies
-from kerple.probe.expected_positions import Layer
+from kerple.probe.configured_positions import Layer
 
 ANGLE = 2e-3  # largest accepted error of an angle in radians, in addition to rounding
 RATIO = 2e-3  # largest accepted relative error of a norm

@@ -93,9 +93,9 @@ class VariableChain(Task):
     """Follow signs along a chain of variables, as in LEGO (Zhang et al. 2022, arXiv 2206.04301): ``b=-a,a=+1;b=-``.
 
     The length is the number of clauses. Each clause defines a variable, which is a letter. The first clause of the
-    chain sets a variable to ``+1`` or ``-1``. Every other clause sets a variable to the previous variable of the chain
-    or to its opposite. The prompt has the clauses in random order and then a random variable, whose sign is the answer.
-    The depth is the number of clauses from the start of the chain to the clause that defines this variable.
+    chain sets a variable to ``+1`` or ``-1``. Each of the other clauses sets a variable to the previous variable of the
+    chain or to its opposite. The prompt has the clauses in random order and then a random variable, whose sign is the
+    answer. The depth is the number of clauses from the start of the chain to the clause that defines this variable.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "depth")

@@ -79,7 +79,9 @@ class Task(ABC):
         """Return a random problem of this length, 1 to `longest`, with all random numbers from ``rng``."""
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Return a place for each token, for `kerple.positions.Coupled`. Tokens that belong together have equal places.
+        """Return a place for each token, for `kerple.positions.Coupled`.
+
+        Tokens with the same role have equal places, such as the last digits of two summands and of their sum.
 
         The place of a token must not depend on later tokens, because they do not exist yet during generation.
 

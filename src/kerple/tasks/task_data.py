@@ -160,8 +160,8 @@ class TaskData(LightningDataModule):
         places = self.task.places(tokens)
         for end in range(1, tokens.shape[1]):
             if not torch.equal(self.task.places(tokens[:, :end]), places[:, :end]):
-                given = f"got {self.task.name!r}, whose place of a token changes if token {end} follows"
-                raise UserError(f"data.task: {given}; expected places that depend only on earlier tokens")
+                given = f"got {self.task.name!r}, which changes places of earlier tokens when token {end} follows"
+                raise UserError(f"data.task: {given}; correct its method places, or use another strategy")
         return self.task.places
 
     def encode(self, text: str) -> list[int]:

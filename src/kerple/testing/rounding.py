@@ -67,12 +67,12 @@ ROUNDED = "mm|bmm|addmm|addbmm|baddbmm|mv|addmv|addr|dot|vdot|linear|einsum|conv
 
 
 class _NoRoundedProducts(TorchDispatchMode):
-    """Mode in which a matrix product of torch raises an error; `kerple.positions.matrix_products.product` does not."""
+    """Mode in which a matrix product of torch raises an error; `kerple.positions.precise_products.product` does not."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         rounded = re.match(rf"aten\.({ROUNDED})_?(_backward\w*)?\.", str(function))
         assert not rounded, (
-            f"{function}: autocast or TF32 may round it; use kerple.positions.matrix_products.product instead"
+            f"{function}: autocast or TF32 may round it; use kerple.positions.precise_products.product instead"
         )
         return function(*args, **(kwargs or {}))
 

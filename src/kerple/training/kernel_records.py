@@ -96,7 +96,7 @@ class Kernels(Callback):
         """
         curves: dict[tuple[str, str], Tensor] = {}
         for layer, position, tables in kernel_tables(network_of(pl_module), max(self.distances, default=0) + 1):
-            # the buffers of a strategy without parameters, such as ALiBi, replace its parameters
+            # for a strategy without parameters, such as ALiBi, its buffers are recorded
             tensors: list[tuple[str, Tensor]] = [*position.named_parameters()] or [*position.named_buffers()]
             heads = (network_of(pl_module).shape.heads,)
             curves |= {(layer, name): values.detach() for name, values in tensors if values.shape == heads}

@@ -117,7 +117,9 @@ class LanguageModel(LightningModule):
             expected = f"expected the {self.vocabulary} tokens of the model; use the tokenizer of the training"
             raise UserError(f"data.vocabulary: got {vocabulary}, {expected}")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            reason = "which only tests weights of another strategy; fit the strategy that it wraps"
+            reason = (
+                "which is only for tests of weights that were trained with the strategy that it wraps; fit that one"
+            )
             raise UserError(f"model.position: got {self.network.name}, {reason}")
         self.set_places(data)
         if self.compile_options and stage == "fit":  # not for a test, because each length would be compiled

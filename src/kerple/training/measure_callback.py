@@ -43,7 +43,7 @@ class MeasureCallback(Callback):
         if others.count(name) > 1:
             raise UserError(f"trainer.callbacks: got more than one {kind} that writes {name}, expected only one")
         if stage == "test":
-            if trainer.limit_test_batches != 1:  # the default is 1.0, no limit
+            if str(trainer.limit_test_batches) != "1.0":  # the default, no limit; the integer 1 is one batch
                 given = f"got {trainer.limit_test_batches}, which has no effect on {kind}"
                 raise UserError(f"trainer.limit_test_batches: {given}; leave it out, and use the options of {kind}")
             self.measure.check(network_of(pl_module), self.text(trainer, "test"))

@@ -43,7 +43,7 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
     layers = model.config.get_text_config().num_hidden_layers
     if calls != layers:
         given = f"got {visibility.window}, but {type(model).__name__} can limit attention in {calls} of {layers} layers"
-        raise UserError(f"window: {given} only; remove the protocol windowed, and measures with the option window")
+        raise UserError(f"window: {given} only; remove the protocols and measures with a window")
 
 
 @contextmanager
@@ -91,8 +91,8 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
     base, local = getattr(model, "model", model.base_model), ("sliding_attention", "chunked_attention")
     layers = {i: kind for i, kind in enumerate(layer_kinds(model.config.get_text_config())) if kind in local}
     if layers and not (hasattr(base, "layers") and hasattr(base, "rotary_emb")):
-        given = f"the positions of {type(model).__name__} cannot have a gap: it has local attention"
-        raise UserError(f"model: {given}, but not layers and rotary_emb as attributes; remove GapCurve")
+        given = f"got {type(model).__name__}, which has local attention and lacks the attribute layers or rotary_emb"
+        raise UserError(f"model: {given}, so its positions cannot have a gap; remove GapCurve")
 
     def rotate(kind: str, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         kinds = [kind] if "layer_type" in signature(base.rotary_emb.forward).parameters else []

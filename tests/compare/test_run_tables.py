@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kerple.compare import page, records
+from kerple.compare import page, run_records
 from kerple.compare.job import Job
 from kerple.compare.run_folders import PACKED, record_folders, recorded_runs
-from kerple.compare.runs import Run, read_runs
+from kerple.compare.run_tables import Run, read_runs
 from kerple.compare.table_markup import Cell, Table
 from kerple.compare.tables import cost_table
 from kerple.measure import results_file
@@ -102,20 +102,20 @@ def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_sm
     test = write_run(tmp_path / "seed-1236", "ALiBi", 1236, CURVE)
     rows = "".join(f"0,{distance},{-0.1 * distance:.17g}\n" for distance in range(2048))
     (test / "kernels.csv").write_text(f"head,distance,bias\n{rows}")
-    (test / "huge.csv").write_text("a,b\n" + "1,0.5\n" * (records.MOST_ROWS + 1))
+    (test / "huge.csv").write_text("a,b\n" + "1,0.5\n" * (run_records.MOST_ROWS + 1))
     (tmp_path / "seed-1236" / "config.yaml").write_text("trainer: {precision: bf16-mixed}\nseed_everything: 1236")
     config = {"seed_everything": 1236, "trainer.precision": "auto", "trainer.gradient_clip_val": float("inf")}
     job = Job("ALiBi", 1236, "", test.parent, test, [], config=config, test_config=config, data="sum")
-    records.complete(job)
+    run_records.complete(job)
     about = json.loads((test / results_file.ABOUT).read_text(), parse_constant=pytest.fail)  # strict JSON
     chosen = config | {"trainer.precision": "bf16-mixed", "trainer.gradient_clip_val": "Infinity"}
     assert about["run"]["config"] == chosen  # the precision of the run instead of auto
-    assert records.finished(job)
-    assert not records.finished(replace(job, data="another"))
+    assert run_records.finished(job)
+    assert not run_records.finished(replace(job, data="another"))
     report = tmp_path / "report"
     (report / "runs/ALiBi/seed-1236").mkdir(parents=True)
     (report / "runs/ALiBi/seed-1236/earlier.csv.gz").touch()
-    records.write_record(job, record_folders(report))
+    run_records.write_record(job, record_folders(report))
     (record,) = recorded_runs(report)
     ours, again = (read_runs([run]) for run in (replace(record, folder=test), record))
     for name in ("results", "blocks", "costs"):
@@ -137,7 +137,7 @@ def test_single_records_replace_those_in_the_archive_and_the_archive_is_determin
             shutil.rmtree(folder.with_name("run"))
             if (step, seed) == (0, 1236):
                 (folder / "earlier.csv.gz").touch()
-            records.pack(tmp_path / name)
+            run_records.pack(tmp_path / name)
             assert not (tmp_path / name / "runs").exists()
         packed.append((tmp_path / name / PACKED).read_bytes())
         recorded = [(run.part, run.strategy, run.seed) for run in recorded_runs(tmp_path / name)]

@@ -112,7 +112,7 @@ class Comparison:
             raise UserError(f"compare: seeds: got {self.seeds}, expected numbers from 0 to 2^32 - 1, each once")
         for label, strategy in self._strategies.items():
             if strategy.seeds is not None and not 1 <= strategy.seeds <= len(self.seeds):
-                expected = f"1 to {len(self.seeds)}, the number of seeds of the comparison"
+                expected = f"how many of the comparison's {len(self.seeds)} seeds to use, 1 or more"
                 raise UserError(f"compare: strategies: {label}: seeds: got {strategy.seeds}, expected {expected}")
         if self.baseline not in self.strategies:
             raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of {', '.join(self.strategies)}")
@@ -129,7 +129,7 @@ class Comparison:
                 expected += f", other than {', '.join(reserved)}" if reserved else ""
                 raise UserError(f"compare: {key}: got {name!r}, expected {expected}")
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
-            expected = f"a folder outside of {self.report_folder / 'runs'}, which is for records"
+            expected = f"a folder outside of {self.report_folder / 'runs'}, which contains the records of the report"
             raise UserError(f"compare: runs: got {self.runs_folder}, expected {expected}")
 
     def _check_flags(self) -> None:

@@ -12,10 +12,10 @@ from kerple.base.errors import UserError
 from kerple.base.progress import FILE, write_progress
 from kerple.cli import compare, training_time
 from kerple.cli.resolved_jobs import resolve
-from kerple.compare.comparison import Comparison, Strategy, as_flags
-from kerple.compare.configuration import differences, flat
+from kerple.compare.comparison_file import Comparison, Strategy, as_flags
 from kerple.compare.job import Job
 from kerple.compare.progress_board import Board
+from kerple.compare.run_configuration import differences, flat
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kerple.hf.adapter import config_length
 from kerple.hf.rope import NO_ROPE_IN_FULL_LAYERS, NO_ROPE_WITH_WINDOWS, layer_rope, read_rope
-from kerple.hf.windows import layer_kinds
+from kerple.hf.windowed_attention import layer_kinds
 from kerple.model import Transformer
 from kerple.positions import LayerPattern, NoPE, RoPE, Shape
 from kerple.positions.temperature import Temperature
@@ -139,7 +139,7 @@ def _rope(parameters: Mapping[str, Any], config: Any) -> RoPE | None:
 
 
 def _temperature(parameters: Mapping[str, Any], config: Any) -> Temperature | None:
-    """Return the temperature of a layer with these ``rope_parameters`` in Llama 4 or Ministral 3; None in others."""
+    """Return the temperature of a layer of Llama 4 without RoPE, or of Ministral 3 if it has one; None otherwise."""
     shape = Shape(1, 1, 2)  # a temperature with an explicit length ignores the shape
     if getattr(config, "attn_temperature_tuning", False) and not parameters:
         return Temperature(shape, "llama4", config.attn_scale, int(config.floor_scale))
