@@ -91,7 +91,7 @@ def test_mistakes_in_configuration_files(sections, part, tmp_path, capsys):
         (["plan", "--config=configs/paper.yaml", "--chips=TPU"], "chips: got 'TPU'"),
         (["plan", "--config={ckpt_path: last}"], "ckpt_path is not an option of this command; remove it"),
         (["plan", "--weights=./none"], "error: weights: got './none'"),
-        (["plan", "--config=configs/paper.yaml", "--devices=8,64"], "devices: got 64, expected at most the 32"),
+        (["plan", "--config=configs/paper.yaml", "--devices=8,64"], "devices: got 64, expected at most 32"),
         (["predikt"], "did you mean predict?"),
         (["test", "--ckpt_path=run.py", "--weights=x"], "weights: got x"),
         (["prepare", "--data=kerple.tasks.TaskData", "--data.task=Copy", "--data.length=100"], "no shards to prepare"),

@@ -64,7 +64,7 @@ def test_a_test_without_configuration_and_cost_has_a_report(tmp_path: Path) -> N
 
 def test_two_runs_with_the_same_label_and_seed_are_an_error(tmp_path: Path) -> None:
     one, other = (write_run(tmp_path / name, "KerpleLog", 1235, CURVE) for name in ("here", "there"))
-    expected = rf"{re.escape(str(one))}, {re.escape(str(other))}: .*KerpleLog seed 1235.*leave one out"
+    expected = rf"{re.escape(str(one))}, {re.escape(str(other))}: .*KerpleLog seed 1235.*leave out a folder"
     with pytest.raises(ValueError, match=expected):
         read_runs(Run("KerpleLog", 1235, folder) for folder in (one, other))
 

@@ -152,7 +152,7 @@ def test_far_keys_need_no_explicit_scores_and_no_training() -> None:
     with_pope = partial(positions.SelfExtend, position=positions.PoPE)
     assert Transformer(Shape(16, 2, 8), 1, 9, with_pope)(torch.zeros(1, 40, dtype=torch.int64)).isfinite().all()
     model = LanguageModel(partial(Combined, parts=(positions.SelfExtend, Sink)), 9, 8, layers=1, dim=16, heads=2)
-    with pytest.raises(UserError, match=r"^model\.position: got Combined, which only tests weights"):
+    with pytest.raises(UserError, match=r"^model\.position: got Combined, which is only for tests of weights"):
         Trainer(logger=False, fast_dev_run=True, accelerator="cpu").fit(model, [{"tokens": torch.zeros(1, 9).long()}])
 
 
