@@ -112,7 +112,10 @@ def test_blocks_above_the_training_length_of_the_evaluator_are_an_error(
     saved(folder / "short", "llama", max_position_embeddings=32)
     with pytest.raises(SystemExit):
         totals("evaluator", "--data.directory", "shards", "--trainer.callbacks.evaluator", "short")
-    assert "got 48 tokens, which are 48 tokens of short, expected at most its training length, 32" in capsys.readouterr().err
+    assert (
+        "got 48 tokens, which are 48 tokens of short, expected at most its training length, 32"
+        in capsys.readouterr().err
+    )
 
 
 BLOCK, SHORT, STRIDE = 24, 8, 3
