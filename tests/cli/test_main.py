@@ -86,7 +86,7 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     last = "logs/toy/KerpleLog/seed-3/checkpoints/last.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == 3
     printed = capsys.readouterr().out.splitlines()[-1]
-    command = shlex.split(printed.partition(f"to continue it: {PROGRAM} ")[2])
+    command = shlex.split(printed.partition(f"to continue this fit: {PROGRAM} ")[2])
     assert command == ["fit", "--config", "logs/toy/KerpleLog/seed-3/config.yaml", "--ckpt_path", last]
 
     fit("--trainer.max_steps=1")  # these options are not those of the stopped fit

@@ -191,7 +191,7 @@ def test_the_numbers_of_blocks_of_groups_and_documents_are_limited(
         if document != copied and len(documents) != per_group and documents.count(document) != per_document:
             expected.append((document, start))
     assert starts_of(text.document_blocks(10, None, 0.5, per_group, per_document)) == expected
-    with pytest.raises(UserError, match=r"blocks_per_group: got 5 blocks, but the group x has only 4 of"):
+    with pytest.raises(UserError, match=r"blocks_per_group: got 5, but the group x has only 4 blocks of"):
         text.document_blocks(10, None, 0.5, 5, 2)
 
 

@@ -67,11 +67,11 @@ def select(
         dims: Head dimension of q and k, and head dimension of v.
         queries: Which tokens are queries: ``all``, ``one`` (only the last token) or ``last`` (several last tokens).
         few_keys: Whether there are at most `FEW_KEYS` keys.
-        table: Whether the kernel must add a bias by distance, or return the log-sum-exp.
+        table: Whether the kernel must add a bias by distance. True as well if it must return the log-sum-exp.
         window: Whether a window hides some keys.
         explicit_scores: Whether the strategy needs what no fused kernel supports: scores multiplied by a function of
-            distance, replaced scores, additional terms of the output, additional keys, or access to the first tokens of
-            the input from outside their window.
+            distance, replaced scores, additional terms of the output, additional keys, or queries that see the
+            first tokens of the input from outside their window.
 
     Raises:
         UserError: If the option is ``fused``, and no fused implementation is possible.
@@ -81,9 +81,7 @@ def select(
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
     elif explicit_scores:
-        reason = (
-            "no fused kernel can change scores by content, add output or keys, or show the first tokens beyond a window"
-        )
+        reason = "no fused kernel can scale or replace scores, add output or keys, or add first tokens to a window"
         backend = AttentionBackend("blocks", reason)
     elif plain:
         backend = AttentionBackend("sdpa", "torch's fused kernel does causal attention without a table")

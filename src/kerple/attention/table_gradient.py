@@ -161,7 +161,7 @@ def _(grad, q, k, v, table, lse, delta, scale, window):
 
 
 def sum_tiles(tiles: Tensor) -> Tensor:
-    """Sum tiles (H, diagonals, S, S) of side S by distance; (H, diagonals · S).
+    """Return the sums by distance, (H, diagonals · S), of tiles (H, diagonals, S, S) of side S.
 
     Entry (r, c) of tile t has the distance t·S + r - c. The columns are reversed, and rows are padded to 2 S entries.
     If the flattened tile is divided into rows of 2 S - 1 entries, each diagonal of the tile becomes a column.

@@ -164,7 +164,7 @@ def _parser() -> ArgumentParser:
     parser.add_class_arguments(Comparison)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with an equal part of the cores")
     parser.add_argument("--yes", action="store_true", help="do not ask before a training of more than half an hour")
-    changed = "train runs again whose configuration changed"
+    changed = "train again the runs whose configuration has changed"
     parser.add_argument("--rerun_changed", "--rerun-changed", action="store_true", help=changed)
     _add_report_arguments(parser)
     return parser
@@ -172,7 +172,9 @@ def _parser() -> ArgumentParser:
 
 def _directories_parser() -> ArgumentParser:
     parser = command_parser("compare --report_only")
-    folders = "folders that are or contain runs; a label is the name of a run's folder, or of the one above seed-<n>"
+    folders = (
+        "folders that are or contain runs; the label of seed-<n> is the folder above, that of others their own folder"
+    )
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
     parser.add_argument(
         "--test_folder",

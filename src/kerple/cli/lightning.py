@@ -122,7 +122,7 @@ class CLI(LightningCLI):
             self.logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
         for logger in listed(trainer.logger):
             options = getattr(logger, "init_args", {})
-            # relative folders are inside the run's folder; those of a stored config.yaml begin with this folder already
+            # a logger's relative save_dir is below the run's folder; that of a stored config.yaml begins with it
             if "save_dir" in options and not Path(save_dir := options["save_dir"] or "").is_relative_to(directory):
                 options["save_dir"] = str(directory / save_dir)
 
@@ -171,7 +171,7 @@ class CLI(LightningCLI):
                 print_once(f"to test it: {PROGRAM} {shlex.join(['test', '--ckpt_path', str(last), *trust])}")
         except SystemExit as end:  # by a signal
             if subcommand == "fit" and last.is_file():
-                print_once(f"to continue it: {_resume_command(last)}")
+                print_once(f"to continue this fit: {_resume_command(last)}")
             # Lightning's status after Ctrl-C is 1
             raise SystemExit(130 if isinstance(end.__context__, KeyboardInterrupt) else end.code) from end
         except Exception as error:

@@ -54,9 +54,9 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
 def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
     """Yield (name, figure) of the gain from far context against the loss, at the longest length, with a point per run.
 
-    The gain is the loss without far context (protocol ``far_none``) minus the loss with it (``far_own``). The loss is
-    that of ``full``. Each part of the comparison, such as a corpus, has a figure if it has results of these protocols.
-    If there are parts, the name of a protocol begins with the part, as in ``rfc full``.
+    The gain is the loss without far context (protocol ``far_none``) minus the loss with it (``far_own``). The loss on
+    the horizontal axis is that of ``full``. Each part of the comparison, such as a corpus, has a figure if it has
+    results of these protocols. If there are parts, the name of a protocol begins with the part, as in ``rfc full``.
 
     Args:
         results: Results of the runs, see `kerple.compare.run_tables.Runs`.
@@ -76,7 +76,7 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
         for strategy, runs in points.groupby("strategy", sort=False):
             ax.plot(runs["loss"], runs["gain"], label=literal(strategy), **styles[str(strategy)] | {"linestyle": ""})
         ax.axhline(0, color="black", linewidth=0.8)
-        # the limits keep small gains visible; runs with a much larger loss or a negative gain are outside the axes
+        # the limits keep small gains visible; runs with a much larger loss, or a large negative gain, are outside
         ax.set_ylim(bottom=max(ax.get_ylim()[0], -max(points["gain"].max(), 0.01)))
         ax.set_xlim(right=min(ax.get_xlim()[1], points["loss"].min() + 0.4))
         ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")

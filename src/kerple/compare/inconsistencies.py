@@ -10,7 +10,7 @@ from kerple.compare.run_configuration import LOCATIONS
 from kerple.compare.run_tables import Run, Runs
 from kerple.compare.statistics import CELL
 
-POSITIONAL = ("model.position", "model.scaling", "model.factor")  # scaling and factor are of pretrained models
+POSITIONAL = ("model.position", "model.scaling", "model.factor")  # only pretrained models have scaling and factor
 PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # options with another value in each run
 
 
@@ -75,7 +75,7 @@ def only_positions_differ(runs: Runs) -> bool:
 
 
 def public_configs(runs: Runs) -> dict[Run, dict[str, Any]]:
-    """The configurations of the runs, without values of None and options that do not affect results."""
+    """The configurations of the runs, without options that are None or do not affect results."""
     hidden = {key for config in runs.configs.values() for key in config if key in PRIVATE or LOCATIONS.fullmatch(key)}
     return {
         run: {key: value for key, value in config.items() if value is not None and key not in hidden}

@@ -203,9 +203,9 @@ class Text:
             groups = table["group"].to_numpy()
             available = pd.Series(counts.numpy()).groupby(groups).sum()
             if available.min() < per_group:
-                given = f"but the group {available.idxmin()} has only {available.min()} of {length + 1} tokens"
-                advice = "decrease it, use shorter lengths, or increase blocks_per_document"
-                raise UserError(f"blocks_per_group: got {per_group} blocks, {given}; {advice}")
+                given = f"the group {available.idxmin()} has only {available.min()} blocks of {length + 1} tokens"
+                advice = "decrease blocks_per_group, use shorter lengths, or increase blocks_per_document"
+                raise UserError(f"blocks_per_group: got {per_group}, but {given}; {advice}")
             # index of each block within its group
             number = pd.Series(0, range(len(documents))).groupby(groups[documents]).cumcount()
             is_first = torch.as_tensor(number.to_numpy() < per_group)

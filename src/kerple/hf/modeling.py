@@ -47,7 +47,7 @@ class KerpleConfig(PreTrainedConfig):
 class KerpleCache(DynamicCache):
     """Cache of transformers' `generate` that holds a `kerple.model.cache.Cache`."""
 
-    # DynamicCache would compute is_linear from its own layers, which do not exist, and `generate` would see no keys
+    # DynamicCache computes is_linear from its layers; without layers, `generate` would take the cache for an empty one
     is_linear = (False,)  # type: ignore[assignment,unused-ignore]
     is_croppable = False
 
@@ -193,7 +193,7 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
     if attention_mask is None or bool(attention_mask.all()):
         return
     if cached or bool((attention_mask.diff(dim=-1) > 0).any()):
-        reason = "got padding on the left, or padding of a prompt of generate, which this model cannot mask"
+        reason = "got padding on the left, or any padding with a cache (as in generate), which this model cannot mask"
         raise UserError(
             f"attention_mask: {reason}; generate from prompts of equal length, pad other texts on the right"
         )

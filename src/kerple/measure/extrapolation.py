@@ -66,8 +66,8 @@ class Extrapolation(Measure):
             ``length - stride`` tokens of context.
         k: Number of targets that ``last`` scores at the end of each segment; at most the shortest length.
         sampling: ``blocks`` scores the same targets at every length. ``paper`` scores randomly chosen segments at each
-            length, as the paper's code does. The text then differs between lengths, so this is only for comparison with
-            the paper's tables.
+            length, as the code of Chi et al. (2022) does. The text then differs between lengths, so this is only for
+            comparison with their tables.
         segments: Number of segments at each length with ``sampling: paper``.
         seed: Seed of the choice of segments with ``sampling: paper``.
         documents: Whether each block lies inside one document. The first block of a document begins with its first
@@ -173,8 +173,10 @@ class Extrapolation(Measure):
         if len(text.stream) <= self.targets:
             option = "block_length" if self.block_length else "lengths"
             expected = f"expected less than {len(text.stream)}, the number of tokens in {text.name}"
-            given = f"got blocks of {self.targets} targets"
-            raise UserError(f"Extrapolation: {option}: {given}, {expected}; decrease it, or set validation_blocks to 0")
+            given = f"got {self.targets} targets"
+            raise UserError(
+                f"Extrapolation: {option}: {given}, {expected}; decrease {option}, or set validation_blocks to 0"
+            )
 
     def _check_protocols(self) -> None:
         """Raise a UserError if an option of a protocol is missing, out of range or without effect."""
@@ -195,7 +197,7 @@ class Extrapolation(Measure):
             raise UserError(f"Extrapolation: distances: got {self.distances}, expected true, {reason}")
         minimum = longest - (self.stride or 0)  # gives every target more than length - stride tokens of context
         if self.skip and ("sliding" not in names or not minimum <= self.skip < self.targets):
-            expected = f"expected 0, or {minimum} to {self.targets - 1}; increase block_length"
+            expected = f"expected 0, or {minimum} to {self.targets - 1}, or more with a larger block_length"
             expected = expected if "sliding" in names else "expected 0 without the protocol sliding"
             raise UserError(f"Extrapolation: skip: got {self.skip}, {expected}")
 

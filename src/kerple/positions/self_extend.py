@@ -30,8 +30,8 @@ class SelfExtend(Wrapper):
 
     Args:
         shape: Sizes of the model.
-        position: Function that builds the wrapped strategy, with which the model was trained, from the shape. It must
-            only transform queries and keys, as `RoPE` does.
+        position: Function that builds the wrapped strategy from the shape. The model was trained with this strategy,
+            which must only transform queries and keys, as `RoPE` does.
         neighbor_window: w, the number of last keys at exact distances, including the query's own; None is L/2.
         group: g, the number of far positions that are merged into one; None merges all of them (`ReRoPE`).
 

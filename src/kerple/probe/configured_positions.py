@@ -82,7 +82,7 @@ class Layer:
 
 
 def configured_layers(config: Any) -> list[Layer]:
-    """Return the layers that the configuration of a text model, a `transformers.PreTrainedConfig`, describes."""
+    """Return the layers described by ``config``, the `transformers.PreTrainedConfig` of a text model."""
     kinds = layer_kinds(config)
     configs = getattr(config, "per_layer_config", None) or [config] * len(kinds)  # the sizes of layers may differ
     return [_layer(configs[i], i, kind) for i, kind in enumerate(kinds)]
@@ -139,7 +139,7 @@ def _rope(parameters: Mapping[str, Any], config: Any) -> RoPE | None:
 
 
 def _temperature(parameters: Mapping[str, Any], config: Any) -> Temperature | None:
-    """Return the temperature of a layer of Llama 4 without RoPE, or of Ministral 3 if it has one; None otherwise."""
+    """Return the temperature of a layer, or None. In Llama 4, only layers without RoPE have a temperature."""
     shape = Shape(1, 1, 2)  # a temperature with an explicit length ignores the shape
     if getattr(config, "attn_temperature_tuning", False) and not parameters:
         return Temperature(shape, "llama4", config.attn_scale, int(config.floor_scale))
