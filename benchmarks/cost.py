@@ -17,7 +17,7 @@ import yaml
 from benchmarks.measure import in_turn, machine, peak_above
 from benchmarks.models import build, training_step
 from kerple.compare.comparison_file import Strategy
-from kerple.compare.estimates import estimate
+from kerple.compare.estimates import estimate, over_seeds
 from kerple.compare.run_folders import recorded_runs
 from kerple.compare.run_tables import read_runs
 from kerple.compare.table_markup import Cell, Table
@@ -62,21 +62,26 @@ def reading(strategy: str) -> Callable[[], None]:
 
 
 def rounds(strategies: list[str], count: int) -> pd.DataFrame:
-    """Measure the seconds of a training step and of a long forward pass of each strategy in each round."""
+    """Measure the seconds of a step and of a long forward pass in each round, and the memory of each strategy."""
     runs = {f"step {strategy}": step(strategy) for strategy in strategies}
     runs |= {f"reading {strategy}": reading(strategy) for strategy in strategies}
     seconds = in_turn(runs, count)
-    rows = []
+    tables = []
     for strategy in strategies:
-        parameters = count_position_parameters(network(strategy))
-        turns = zip(seconds[f"step {strategy}"], seconds[f"reading {strategy}"], strict=True)
-        for turn, (train, long) in enumerate(turns):
-            rows.append((strategy, turn, BATCH * LENGTH / train, train, long, parameters))
-    columns = ["strategy", "seed", "tokens_per_second", "step_seconds", "read_seconds", "position_parameters"]
-    return pd.DataFrame(rows, columns=columns)  # the column "seed" has the index of the round
+        columns = {
+            "strategy": strategy,
+            "seed": range(count),  # index of the round
+            "tokens_per_second": BATCH * LENGTH / np.array(seconds[f"step {strategy}"]),
+            "step_seconds": seconds[f"step {strategy}"],
+            "read_seconds": seconds[f"reading {strategy}"],
+            "position_parameters": count_position_parameters(network(strategy)),
+            "memory_mib": peak_above(MEMORY.format(strategy=strategy)),
+        }
+        tables.append(pd.DataFrame(columns))
+    return pd.concat(tables)
 
 
-def table(measured: pd.DataFrame, losses: pd.DataFrame) -> Table:
+def table(measured: pd.DataFrame, perplexities: pd.Series) -> Table:
     """Return the table of seconds, ratios to the baseline with 95% intervals, memory, parameters and perplexities."""
     rows: dict[str, dict[str, Cell]] = {}
     for strategy, group in measured.groupby("strategy", sort=False):
@@ -86,8 +91,8 @@ def table(measured: pd.DataFrame, losses: pd.DataFrame) -> Table:
             row[f"{name} ÷ {BASELINE}"] = "1" if strategy == BASELINE else _ratio(measured, str(strategy), column)
         row["memory of a step (MiB)"] = f"{group['memory_mib'].iloc[0]:,.0f}"
         for length in (LENGTH, READ):
-            means = losses[(losses["strategy"] == strategy) & (losses["length"] == length)]["mean"]
-            row[f"perplexity at {length}"] = f"{means.iloc[0]:.2f}" if len(means) else "–"
+            mean = perplexities.get((strategy, length))
+            row[f"perplexity at {length}"] = "–" if mean is None else f"{mean:.2f}"
         rows[str(strategy)] = {name: Cell(text) for name, text in row.items()}
     at = machine()
     note = (
@@ -102,8 +107,7 @@ def table(measured: pd.DataFrame, losses: pd.DataFrame) -> Table:
 def _ratio(measured: pd.DataFrame, strategy: str, column: str) -> str:
     """Format the ratio of a strategy's seconds to those of the baseline, with its interval."""
     by_round = measured.pivot(index="seed", columns="strategy", values=column)
-    logs = np.log((by_round[strategy] / by_round[BASELINE]).to_numpy())[:, None]
-    mean = estimate((logs, np.ones_like(logs)))
+    mean = estimate(over_seeds(pd.Series(np.log(by_round[strategy] / by_round[BASELINE]))))
     low, high = np.exp(mean.interval())
     return f"{np.exp(mean.mean):.2f} [{low:.2f}, {high:.2f}]"
 
@@ -111,16 +115,11 @@ def _ratio(measured: pd.DataFrame, strategy: str, column: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    count = parser.parse_args().rounds
-    strategies = list(compared())
-    measured = rounds(strategies, count)
-    memory = {s: peak_above(MEMORY.format(strategy=s)) for s in strategies}
-    measured["memory_mib"] = measured["strategy"].map(memory)
+    measured = rounds(list(compared()), parser.parse_args().rounds)
     folder = ROOT / "results/cost"
     folder.mkdir(exist_ok=True)
     results = read_runs(recorded_runs(ROOT / f"results/{TIER}")).results.query("metric == 'ppl' and protocol == 'full'")
-    losses = results.groupby(["strategy", "length"], as_index=False).agg(mean=("value", "mean"))
-    costs = table(measured, losses)
+    costs = table(measured, results.groupby(["strategy", "length"])["value"].mean())
     measured.to_csv(folder / "costs.csv", index=False, float_format="%.6g")
     (folder / "table.md").write_text(f"# cost\n\n{costs.markdown()}")
     print(costs.markdown())

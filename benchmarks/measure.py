@@ -17,18 +17,14 @@ from kerple.base.resources import cores
 RECORDS = Path(__file__).parent / "records"
 
 
-def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 2) -> dict[str, list[float]]:
+def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Return the seconds of each repetition of each function, by its name.
 
-    The functions take turns, so that a slow moment of the machine affects all of them.
-
-    Args:
-        runs: Functions by name.
-        repeats: Number of repetitions of each function.
-        warm_up: Number of earlier repetitions that are not timed.
+    The functions take turns, so that a slow moment of the machine affects all of them. Two earlier repetitions of each
+    function are not timed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(-warm_up, repeats):
+    for turn in range(-2, repeats):
         for name, run in runs.items():
             start = time.perf_counter()
             run()

@@ -14,13 +14,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -113,21 +113,13 @@ def gpt_neox(length: int) -> nn.Module:
 
 
 class Row(NamedTuple):
-    """Row of the table of ratios.
+    """Row of the table of ratios."""
 
-    Attributes:
-        strategy: Class name of our strategy.
-        peer: Name of the other implementation in the table.
-        package: Package that the other implementation needs.
-        build: Function from the length to the other implementation.
-        options: Options of our strategy.
-    """
-
-    strategy: str
-    peer: str
-    package: str
-    build: Callable[[int], nn.Module]
-    options: dict[str, Any] = {}  # noqa: RUF012  # the default is never changed
+    strategy: str  # class name of our strategy
+    peer: str  # name of the other implementation in the table
+    package: str  # package that the other implementation needs
+    build: Callable[[int], nn.Module]  # function from the length to the other implementation
+    options: dict[str, Any] = {}  # noqa: RUF012  # options of our strategy; the default is never changed
 
 
 LIBRARY = "x_transformers"
@@ -175,42 +167,39 @@ def contestant(row: Row, side: str, column: str) -> Callable[[], object]:
     return step
 
 
-def work(strategy: str, side: str, column: str) -> None:
-    """Call the function of `contestant` once per line of standard input, and print its seconds of processor time."""
+call: Callable[[], object]  # the function of `contestant` that a worker process calls
+
+
+def prepare(strategy: str, side: str, column: str) -> None:
+    """Build the function of a worker process. The process ends if its parent process is killed."""
+    global call
+    Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    row = next(row for row in ROWS if row.strategy == strategy)
-    run = contestant(row, side, column)
-    for _ in sys.stdin:
-        start = time.process_time()
-        run()
-        print(time.process_time() - start, flush=True)
+    call = contestant(next(row for row in ROWS if row.strategy == strategy), side, column)
 
 
-@contextmanager
-def process(strategy: str, side: str, column: str) -> Iterator[subprocess.Popen[str]]:
-    """Context manager that starts a process of `work`, and ends it."""
-    command = [sys.executable, "-m", "benchmarks.peers", "--worker", strategy, side, column]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        try:
-            yield worker
-        finally:
-            worker.communicate()
+def end_with_parent() -> None:
+    """Wait until the parent process has ended, and end this process."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
-def once(worker: subprocess.Popen[str]) -> float:
-    """Let a worker make one call, and return its seconds."""
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    worker.stdin.write("\n")
-    worker.stdin.flush()
-    return float(worker.stdout.readline())
+def processor_seconds() -> float:
+    """Call the function of a worker process, and return its seconds of processor time."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
 
 
 def measure(strategy: str, column: str, repeats: int) -> dict[str, Any]:
     """Return a cell of the table: median and quartiles of the ratios, and the median seconds of both sides."""
-    with process(strategy, "ours", column) as ours, process(strategy, "theirs", column) as theirs:
-        turns = [(once(ours), once(theirs)) for _ in range(repeats + 2)][2:]  # without two turns to warm up
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the worker processes
+    new_process = partial(ProcessPoolExecutor, 1, get_context("spawn"), prepare)
+    with new_process((strategy, "ours", column)) as ours, new_process((strategy, "theirs", column)) as theirs:
+        turns = [[side.submit(processor_seconds).result() for side in (ours, theirs)] for _ in range(repeats + 2)]
+    turns = turns[2:]  # without two turns to warm up
     ratios = [our / their for our, their in turns]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     seconds = [statistics.median(side) for side in zip(*turns, strict=True)]
@@ -223,11 +212,7 @@ def main() -> None:
     parser.add_argument("--columns", nargs="*", default=COLUMNS, help="columns such as 8x128 and read4096")
     parser.add_argument("--repeats", type=int, default=25, help="number of turns of each cell")
     parser.add_argument("--name", help="write the record benchmarks/records/peers-NAME.json")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        work(*options.worker)
-        return
     cells: dict[str, dict[str, dict[str, Any]]] = {}
     print(f"| ours / theirs | {' | '.join(options.columns)} |\n|---|{'---|' * len(options.columns)}")
     for row in ROWS:

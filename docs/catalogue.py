@@ -102,9 +102,8 @@ def row(strategy: type[Position], phrases: list[str]) -> str:
     parameters = next(paragraph for paragraph in rest if paragraph.startswith("Parameters:"))
     literals = re.findall(r"``[^`]+``", " ".join(rest))  # one pass, so that no match starts at the end of another
     formulas = [] if "``" in summary else [literal for literal in literals if re.search("[·+=]", literal)]
-    papers = (
-        [] if "arXiv" in summary else re.findall(r"arXiv\s[\d.]+\d", f"{text} {inspect.getmodule(strategy).__doc__}")
-    )
+    module = inspect.getmodule(strategy).__doc__
+    papers = [] if "arXiv" in summary else re.findall(r"arXiv\s[\d.]+\d", f"{text} {module}")
     facts = [*parameters.replace(" Cost:", "\nCost:").split("\n"), f"Held to: {', '.join(phrases) or 'not measured'}."]
     cell = "<br>".join([f"**{name}**. {summary}", *formulas[:1], *papers[:1], *facts])
     cell = re.sub(r"arXiv\s([\d.]+\d)", r"[arXiv \1](https://arxiv.org/abs/\1)", cell)

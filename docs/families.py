@@ -29,10 +29,8 @@ def main() -> None:
             exported = hf.AutoModelForCausalLM.from_pretrained(f"{folder}/ours").eval()
             other = read_network(f"{folder}/theirs", position=ALiBi)
         assert other.losses(tokens).isfinite().all()
-        errors = [
-            f"{float((logits - expected).abs().max()):.0e}" for logits in (network(tokens), exported(tokens).logits)
-        ]
-        cells = [type(model).__name__, network.name, errors[0], architecture, errors[1], "yes"]
+        errors = [(logits - expected).abs().max() for logits in (network(tokens), exported(tokens).logits)]
+        cells = [type(model).__name__, network.name, f"{errors[0]:.0e}", architecture, f"{errors[1]:.0e}", "yes"]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from pkgutil import iter_modules
 
 ROOT = Path(__file__).parents[1]
 DOCS, SITE = ROOT / "docs", ROOT / "site-src"
@@ -31,9 +32,7 @@ def reference(package: Path) -> str:
     """Return the page of the reference on a package."""
     members = ""
     if package.name in REEXPORTS:
-        modules = sorted(
-            path.stem for path in package.glob("[!_]*") if path.suffix == ".py" or (path / "__init__.py").exists()
-        )
+        modules = [module.name for module in iter_modules([package]) if module.name[0] != "_"]
         members = f"\n      members: [{', '.join(modules)}]"
     return f"# kerple.{package.name}\n\n::: kerple.{package.name}\n    options:\n      show_submodules: true{members}\n"
 

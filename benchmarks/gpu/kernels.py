@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 import torch
 import triton
@@ -78,12 +77,10 @@ def compile_ahead(
 
 def resources(ptx: str, shared: int, chip: int) -> Resources:
     """Assemble PTX for a chip such as 80 or 90, and return the resources that the assembler prints."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx)
-        name = f"sm_{chip}{'a' if chip >= 90 else ''}"
-        command = [get_ptxas(chip).path, "-v", f"--gpu-name={name}", str(path), "-o", f"{folder}/kernel"]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    name = f"sm_{chip}{'a' if chip >= 90 else ''}"
+    with tempfile.NamedTemporaryFile() as file:
+        command = [get_ptxas(chip).path, "-v", f"--gpu-name={name}", "/dev/stdin", "-o", file.name]
+        output = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
     numbers = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*Used (\d+) registers", output, re.DOTALL)
     assert numbers is not None
     return Resources(

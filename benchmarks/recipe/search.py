@@ -14,12 +14,12 @@ training. Each seed appends a row to `tasks.csv`. The test split is never read.
 
 import argparse
 import csv
-import itertools
 import json
 import math
 import statistics
 import tempfile
 from collections.abc import Iterator
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import yaml
 
 from kerple.cli.main import main as run
 from kerple.cli.trained_model import load_trained
+from kerple.compare.comparison_file import as_flags
 from kerple.data import TokenShards
 from kerple.measure.protocols import full, windowed
 from kerple.model import Transformer
@@ -49,12 +50,10 @@ QUIET = [
 def runs(stage: str) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the runs of a stage, with their value of ``far``; 0 if the stage has none."""
     plan = yaml.safe_load((HERE / "stages.yaml").read_text())[stage]
-    for strategy, flags in plan["strategies"].items():
-        for trial in plan["trials"]:
-            for seed in plan["seeds"]:
-                settings = {**plan["base"], **flags, **trial}
-                values = (stage, strategy, seed, plan["tokens"], json.dumps(settings, sort_keys=True))
-                yield dict(zip(RUN, values, strict=True)), plan.get("far", 0)
+    for (strategy, flags), trial, seed in product(plan["strategies"].items(), plan["trials"], plan["seeds"]):
+        settings = {**plan["base"], **flags, **trial}
+        values = (stage, strategy, seed, plan["tokens"], json.dumps(settings, sort_keys=True))
+        yield dict(zip(RUN, values, strict=True)), plan.get("far", 0)
 
 
 def append(path: Path, row: list[object]) -> None:
@@ -76,10 +75,8 @@ def train(strategy: str, seed: int, tokens: int, settings: dict[str, Any]) -> tu
     steps = tokens // (settings["data.length"] * settings["data.batch_size"])
     every = {"trainer.precision": "32-true", "trainer.gradient_clip_val": 1.0, "model.position": strategy}
     every |= {"data": "TokenShards", "data.seed": seed, "seed_everything": seed, "trainer.max_steps": steps, **settings}
-    flags = [
-        f"--{key}={json.dumps(value) if isinstance(value, list | bool) else value}" for key, value in every.items()
-    ]
-    model, data = fit(*QUIET, *(flag for flag in flags if not flag.startswith("--score.")))
+    every.pop("score.length", None)  # is not a flag of `fit`
+    model, data = fit(*QUIET, *as_flags(every))
     return model.network, data
 
 
@@ -133,7 +130,7 @@ def main() -> None:
     for stage in options.stages:
         with (HERE / "runs.csv").open(newline="") as file:
             done = [[row[key] for key in RUN[1:]] for row in csv.DictReader(file)]
-        for row, far in itertools.islice(runs(stage), options.share[0] - 1, None, options.share[1]):
+        for row, far in islice(runs(stage), options.share[0] - 1, None, options.share[1]):
             if [str(row[key]) for key in RUN[1:]] in done:
                 continue
             settings = json.loads(row["settings"])

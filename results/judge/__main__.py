@@ -36,17 +36,11 @@ SLOT = re.compile(r"\{(?P<tier>[\w-]+), (?P<shown>%|nats): (?P<expression>[^}]+)
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on a claim in a tier.
+    """The verdict on a claim in a tier."""
 
-    Args:
-        verdict: One of `VERDICTS`.
-        parts: The tested parts by statement.
-        missing: Reason why the claim, or a statement of it, is not tested.
-    """
-
-    verdict: str
-    parts: dict[str, list[Part]]
-    missing: str = ""
+    verdict: str  # one of `VERDICTS`
+    parts: dict[str, list[Part]]  # the tested parts by statement
+    missing: str = ""  # reason why the claim, or a statement of it, is not tested
 
     @property
     def all_parts(self) -> list[Part]:
@@ -65,13 +59,9 @@ class Finding:
 
 
 def judge(claim: dict[str, Any], tier: Tier) -> Finding:
-    """Judge a claim by the results of a tier.
+    """Judge a claim, an entry of ``claims`` in claims.yaml, by the results of a tier.
 
     One tested statement can contradict a claim. A claim is reproduced only if all its statements are tested.
-
-    Args:
-        claim: An entry of ``claims`` in claims.yaml.
-        tier: The tier.
     """
     for statement in claim.get("given", []):
         try:
@@ -111,12 +101,7 @@ def judge_all(root: Path) -> dict[str, dict[str, Finding]]:
 
 
 def deciding(claim: dict[str, Any], findings: dict[str, Finding]) -> str | None:
-    """Return the tier whose verdict counts: the first in ``decided_by`` in which the claim was tested; None if in none.
-
-    Args:
-        claim: An entry of ``claims`` in claims.yaml.
-        findings: The findings on the claim by tier.
-    """
+    """Return the tier whose verdict counts: the first in ``decided_by`` with a test of the claim, or None."""
     tested = [name for name, finding in findings.items() if finding.verdict != "not tested"]
     return next((name for name in claim["decided_by"] if name in tested), None)
 
@@ -152,7 +137,7 @@ def markdown(root: Path) -> str:
     numbers = ["", "## Numbers behind each verdict", ""]
     for number, of_claim in findings.items():
         claim, tier = claims[number], tier_of.get(number)
-        cells = [_cell(of_claim.get(name), name == tier, _limit(claim, known[name]), known[name]) for name in known]
+        cells = [_cell(of_claim.get(name), name == tier, claim, known[name]) for name in known]
         # another tier decides until main is finished, or because main does not have the claim's strategies (°)
         mark = " until main" if "main" in claim["decided_by"] else " °" * (tier in TABLE["usual"])
         by = f"{tier}{mark * (tier != 'main')}" if tier else "–"
@@ -161,32 +146,27 @@ def markdown(root: Path) -> str:
         table.append(f"| {' | '.join([number, about, claim['source'], *cells, by, p])} |")
         notes = [f"Changed after the results were known: {claim['looked_at']}."] if "looked_at" in claim else []
         notes += [f"Our own bound: {claim['our_bound']}."] if "our_bound" in claim else []
-        about = " ".join([f"{claim['claim']} ({claim['source']}).", f"Holds if {_condition(claim)}.", *notes])
+        holds = " and ".join(f"`{statement}`" for statement in claim["holds"])
+        given = "".join(f", given `{statement}`" for statement in claim.get("given", []))
+        about = " ".join([f"{claim['claim']} ({claim['source']}).", f"Holds if {holds}{given}.", *notes])
         evidence = [f"- {name}: {_evidence(finding)}" for name, finding in of_claim.items()]
         numbers += [f"**{number}** {about}", "", *evidence, ""]
     return "\n".join([*table, *numbers])
 
 
-def _cell(finding: Finding | None, decides: bool, limit: str, tier: Tier) -> str:
-    """The verdict and the number of seeds for the table of CLAIMS.md. The verdict of the deciding tier is bold."""
+def _cell(finding: Finding | None, decides: bool, claim: dict[str, Any], tier: Tier) -> str:
+    """The verdict and the number of seeds for the table of CLAIMS.md. The verdict of the deciding tier is bold.
+
+    If a reproduced claim is about a longer length than all of the tier, the verdict is such as "reproduced to 16×".
+    """
     if finding is None:
         return "–"
-    text = finding.verdict + (limit if finding.verdict == "reproduced" else "")
+    longest = max(tier.lengths, default=0) // tier.trained
+    is_limited = finding.verdict == "reproduced" and longest < claim.get("to", 0)
+    text = finding.verdict + f" to {longest}×" * is_limited
     sample = tier.samples.removesuffix("s") + "s" * (finding.seeds > 1)
     seeds = f", {finding.seeds} {sample}" if finding.seeds else ""
     return f"**{text}**{seeds}" if decides else f"{text}{seeds}"
-
-
-def _limit(claim: dict[str, Any], tier: Tier) -> str:
-    """The longest length of a tier, such as " to 16×", if the claim is about a longer one; otherwise empty."""
-    longest = max(tier.lengths, default=0) // tier.trained
-    return f" to {longest}×" if longest < claim.get("to", 0) else ""
-
-
-def _condition(claim: dict[str, Any]) -> str:
-    """The statements of a claim, and the statements that must be shown first."""
-    given = "".join(f", given `{statement}`" for statement in claim.get("given", []))
-    return " and ".join(f"`{statement}`" for statement in claim["holds"]) + given
 
 
 def _evidence(finding: Finding) -> str:

@@ -43,16 +43,15 @@ class ResampledRuns:
     def combination(self, strategy: str, terms: dict[tuple[str, int], float]) -> Sums:
         """Return a linear combination of losses, such as windowed less full, of all runs of a strategy.
 
-        Args:
-            strategy: Label of the strategy.
-            terms: The factor of each (protocol, length in training lengths).
+        ``terms`` has the factor of each (protocol, length in training lengths).
         """
         sums = sum(factor * self.sums[strategy, *key][0] for key, factor in terms.items())
         return sums, np.broadcast_to(self.counts, sums.shape)
 
-    def centred(self, sums: Sums) -> Sums:
-        """Return the same values, shifted to a mean of 0 over all seeds and files."""
-        return sums[0] - (sums[0].sum(1) / sums[1].sum(1)).mean() * sums[1], sums[1]
+    def centred(self, strategy: str, terms: dict[tuple[str, int], float]) -> Sums:
+        """Return `combination`, shifted to a mean of 0 over all seeds and files."""
+        sums, counts = self.combination(strategy, terms)
+        return sums - (sums.sum(1) / counts.sum(1)).mean() * counts, counts
 
     def samples(self, *populations: tuple[Sums, int]) -> Iterator[list[Sums]]:
         """Yield `TIMES` samples with replacement, each with the same files of all populations.
@@ -80,15 +79,13 @@ def intervals(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
     gain = {("windowed", 8): 1.0, ("full", 8): -1.0}
     step = {(name, n): sign * k for name, sign in (("windowed", 1), ("full", -1)) for n, k in ((8, 2), (4, -3), (2, 1))}
     for seeds in (2, 3, 5, 8):
-        samples = runs.samples((runs.centred(runs.combination("KerpleLog", gain)), seeds))
+        samples = runs.samples((runs.centred("KerpleLog", gain), seeds))
         yield "context gain at 8×, KERPLE-log", str(seeds), *tails([estimate(s) for (s,) in samples])
     for seeds in (3, 8):
-        samples = runs.samples((runs.centred(runs.combination("KerpleLog", step)), seeds))
+        samples = runs.samples((runs.centred("KerpleLog", step), seeds))
         yield "its growth from 4× to 8× (C9)", str(seeds), *tails([estimate(s) for (s,) in samples])
     for times in (8, 16):
-        ours, theirs = (
-            runs.centred(runs.combination(strategy, {("full", times): 1.0})) for strategy in ("KerpleLog", "ALiBi")
-        )
+        ours, theirs = (runs.centred(strategy, {("full", times): 1.0}) for strategy in ("KerpleLog", "ALiBi"))
         for seeds in ((2, 2), (3, 3), (8, 8), (8, 3)):
             samples = runs.samples((ours, seeds[0]), (theirs, seeds[1]))
             found = [difference(*pair) for pair in samples]
@@ -101,9 +98,7 @@ def intervals(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
 
 def decisions(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
     """Yield rows (wrong decision, seeds, rate)."""
-    columns = [
-        runs.centred(runs.combination(strategy, {("full", 8): 1.0})) for strategy in ("KerpleLog", "ALiBi", "T5")
-    ]
+    columns = [runs.centred(strategy, {("full", 8): 1.0}) for strategy in ("KerpleLog", "ALiBi", "T5")]
     significant = []
     for ours, *others in runs.samples(*((column, 3) for column in columns)):
         significant.append(min(holm([found.p() for other in others if (found := difference(other, ours))])) < ALPHA)
@@ -143,13 +138,12 @@ class Plan:
         found = {cell: evaluate(number, tier).estimate for cell, (_, number) in self.seeds.items()}
         self.seed_deviation = {cell: math.sqrt(of.seed_variance * of.seeds) for cell, of in found.items()}
         pilot = pd.read_csv(Path(__file__).parent / "pilot.csv").query("k == @K")
-        pilot = pilot.assign(none=pilot["none"] - pilot["own"], foreign=pilot["foreign"] - pilot["own"])
-        means = pilot.groupby(["strategy", "length", "group"])[["none", "foreign", "full"]].mean().unstack()
-        named = {"none": "far_none", "foreign": "far_foreign", "full": "full"}
+        pilot = pilot.assign(far_none=pilot["none"] - pilot["own"], far_foreign=pilot["foreign"] - pilot["own"])
+        means = pilot.groupby(["strategy", "length", "group"])[["far_none", "far_foreign", "full"]].mean().unstack()
         measured = {
-            (strategy, named[name], length): rows[name].to_numpy() - rows[name].mean()
+            (strategy, protocol, length): rows[protocol].to_numpy() - rows[protocol].mean()
             for (strategy, length), rows in means.iterrows()
-            for name in named
+            for protocol in ("far_none", "far_foreign", "full")
         }
         self.covariance = np.cov([measured[cell] for cell in list(self.seeds)[:6]])
         gain, whole = "windowed:{0}[8x] / {0}[8x] * KerpleLog[8x] / windowed:KerpleLog[8x]", "{}[16x] / KerpleLog[16x]"

@@ -21,17 +21,11 @@ class Untested(LookupError):
 
 @dataclass(frozen=True)
 class Value:
-    """A measured value of one strategy: a logarithm, such as a mean loss, or the angle of a fraction.
+    """A measured value of one strategy: a logarithm, such as a mean loss, or the angle of a fraction."""
 
-    Args:
-        of_seed: The value of each seed.
-        page: Path of the page that shows the value.
-        blocks: If the value is a mean over blocks of text: sums and counts, (seeds, blocks) each.
-    """
-
-    of_seed: pd.Series
-    page: str
-    blocks: Sums | None = None
+    of_seed: pd.Series  # the value of each seed
+    page: str  # path of the page that shows the value
+    blocks: Sums | None = None  # if the value is a mean over blocks of text: sums and counts, (seeds, blocks) each
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,6 @@ class Tier:
         left_out: Numbers of the test documents that are left out, because the training text contains them.
         first_seed: Smallest seed that is used.
         first_document: Smallest number of a test document that is used.
-        second_look: Whether the tier is a part of another tier, and therefore not an independent test.
     """
 
     root: Path
@@ -62,7 +55,6 @@ class Tier:
     left_out: list[int] = field(default_factory=list)
     first_seed: int = 0
     first_document: int = 0
-    second_look: bool = False
 
     @property
     def has_results(self) -> bool:
@@ -147,7 +139,7 @@ class Tier:
         return Value(pd.Series(sums[0].sum(1) / sums[1].sum(1), values.index), page, sums)
 
 
-def _length(tier: Tier, key: str) -> int:
+def length_in_tier(tier: Tier, key: str) -> int:
     """The length that a key means: ``longest``, a multiple of the training length such as ``4x``, or a number."""
     if key == "longest":
         return max(tier.lengths)
@@ -155,8 +147,8 @@ def _length(tier: Tier, key: str) -> int:
 
 
 def perplexity(protocol: str) -> Callable[[Tier, str, str], Value]:
-    """Return the measure of a protocol's mean loss. Its key is a length, see `_length`."""
-    return lambda tier, strategy, key: tier.losses(strategy, protocol, _length(tier, key))
+    """Return the measure of a protocol's mean loss. Its key is a length, see `length_in_tier`."""
+    return lambda tier, strategy, key: tier.losses(strategy, protocol, length_in_tier(tier, key))
 
 
 def position(protocol: str) -> Callable[[Tier, str, str], Value]:
@@ -169,7 +161,7 @@ def position(protocol: str) -> Callable[[Tier, str, str], Value]:
 
     def measure(tier: Tier, strategy: str, key: str) -> Value:
         start, end = key.split("..")
-        low, high = _length(tier, start), _length(tier, end or "longest")
+        low, high = length_in_tier(tier, start), length_in_tier(tier, end or "longest")
         near, far = (tier.losses(strategy, protocol, n) for n in (low, high))
 
         def beyond(of_far, of_near):

@@ -22,13 +22,7 @@ NUMBERS = {
 
 
 def expected(known: Estimate, seeds: int, documents: float) -> Estimate:
-    """Return the estimate that is expected with other numbers of seeds and documents.
-
-    Args:
-        known: The estimate to scale.
-        seeds: Number of seeds of each strategy.
-        documents: Number of documents of equal size.
-    """
+    """Return the estimate that is expected with these numbers of seeds per strategy and documents of equal size."""
     return replace(
         known,
         seed_variance=known.seed_variance * known.seeds / seeds,

@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kerple.compare.estimates import Estimate, Sums, estimate, over_seeds
-from results.judge.evidence import FRACTIONS, MEASURES, Tier, Untested, Value, angle
+from results.judge.evidence import FRACTIONS, MEASURES, Tier, Untested, Value, angle, length_in_tier
 
 ALPHA = 0.05
 STATEMENT = re.compile(
@@ -19,19 +19,12 @@ TERM = re.compile(r"(?P<sign>[-+*/])? ?(?:(?P<measure>[^:\[\]*/+]+):)?(?P<strate
 
 @dataclass(frozen=True)
 class Number:
-    """The value of an expression: a combination of measured values.
+    """The value of an expression: a combination of measured values."""
 
-    Args:
-        estimate: The value with its error over seeds and text, as a logarithm or an angle.
-        is_angle: Whether the value is the angle of a fraction, or the difference of two such angles.
-        terms: Number of terms of the expression.
-        pages: Paths of the pages that show the measured values.
-    """
-
-    estimate: Estimate
-    is_angle: bool = False
-    terms: int = 2
-    pages: tuple[str, ...] = ()
+    estimate: Estimate  # the value with its error over seeds and text, as a logarithm or an angle
+    is_angle: bool = False  # whether the value is the angle of a fraction, or the difference of two such angles
+    terms: int = 2  # number of terms of the expression
+    pages: tuple[str, ...] = ()  # paths of the pages that show the measured values
 
     def text(self, value: float) -> str:
         """Format a value of the number's kind.
@@ -52,21 +45,13 @@ class Number:
 
 @dataclass(frozen=True)
 class Part:
-    """A comparison of a number with a bound.
+    """A comparison of a number with a bound."""
 
-    Args:
-        length: Evaluation length, such as ``4×``; empty if the statement has no ``for``.
-        number: The number.
-        bound: The bound, as a logarithm or an angle like the number.
-        is_lower: Whether the bound is a lower bound instead of an upper bound.
-        strict: Whether a number equal to the bound violates the statement.
-    """
-
-    length: str
+    length: str  # evaluation length, such as ``4×``; empty if the statement has no ``for``
     number: Number
-    bound: float
-    is_lower: bool
-    strict: bool = False
+    bound: float  # as a logarithm or an angle like the number
+    is_lower: bool  # whether the bound is a lower bound instead of an upper bound
+    strict: bool = False  # whether a number equal to the bound violates the statement
 
     @property
     def chances(self) -> tuple[float, float]:
@@ -116,7 +101,7 @@ def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
     if match is None:
         raise ValueError(f"claims: got {statement!r}, expected a statement such as 'A[1x] / B[1x] <= 1.005'")
     found, strict = [], match["relation"] in ("<", ">")
-    lengths = list(_lengths(match["lengths"], tier)) if match["lengths"] else [""]
+    lengths = _lengths(match["lengths"], tier) if match["lengths"] else [""]
     if not lengths:
         raise Untested(f"the results have no length {match['lengths']}")
     for length in lengths:
@@ -137,26 +122,21 @@ def _on_scale(number: Number, bound: float) -> float:
     return float(angle(bound)) if number.terms == 1 else bound
 
 
-def _lengths(condition: str, tier: Tier) -> Iterator[int]:
-    """Yield the lengths of a tier that fulfil a condition: ``all n``, or ``n > LENGTH`` or ``n >= LENGTH``."""
+def _lengths(condition: str, tier: Tier) -> list[int]:
+    """Return the lengths of a tier that fulfil a condition: ``all n``, or ``n > LENGTH`` or ``n >= LENGTH``."""
     if condition == "all n":
-        yield from tier.lengths
-        return
+        return tier.lengths
     _, relation, bound = condition.split(" ")
-    least = tier.trained * int(bound[:-1]) if bound.endswith("x") else int(bound)
-    yield from (n for n in tier.lengths if n > least or (n == least and relation == ">="))
+    least = length_in_tier(tier, bound)
+    return [n for n in tier.lengths if n > least or (n == least and relation == ">=")]
 
 
 def evaluate(expression: str, tier: Tier, n: int | str = "") -> Number:
     """Evaluate an expression of terms such as ``A[8x] / B[8x]``, as the sum or difference of logarithms or angles.
 
     Terms of one strategy are paired by seed. Those of several strategies are compared as in Welch's test. Rounds of
-    timing are paired, because all strategies of a round were timed on the same machine.
-
-    Args:
-        expression: The expression.
-        tier: The tier with the results.
-        n: Length in place of the key ``n``.
+    timing are paired, because all strategies of a round were timed on the same machine. The argument ``n`` is the
+    length that replaces the key ``n``.
 
     Raises:
         Untested: If the results do not contain a number.
