@@ -71,7 +71,7 @@ def select(
         window: Whether a window hides some keys.
         explicit_scores: Whether the strategy needs what no fused kernel supports: scores multiplied by a function of
             distance, replaced scores, additional terms of the output, additional keys, or queries that see the
-            first tokens of the input from outside their window.
+            first tokens of the input although these are outside the window.
 
     Raises:
         UserError: If the option is ``fused``, and no fused implementation is possible.
@@ -81,7 +81,7 @@ def select(
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
     elif explicit_scores:
-        reason = "no fused kernel can scale or replace scores, add output or keys, or add first tokens to a window"
+        reason = "no fused kernel can modify scores by more than a bias, add to the output, or add keys to a window"
         backend = AttentionBackend("blocks", reason)
     elif plain:
         backend = AttentionBackend("sdpa", "torch's fused kernel does causal attention without a table")

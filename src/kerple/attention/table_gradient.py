@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILES = 16  # smallest number of tiles per program; with fewer there would be more partial sums
+TILES = 16  # about the smallest number of tiles per program on the longest diagonal; more splits mean more partial sums
 PROGRAMS = 1024  # target number of programs, enough for any chip; a constant, because it determines the order of sums
 
 

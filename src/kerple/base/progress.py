@@ -39,9 +39,9 @@ class Progress:
 
         Args:
             done: Number of completed steps or blocks.
-            extra_entries: Function that receives the seconds since `begin` and returns further entries of the file,
-                such as the loss. It is called only when the file is written: in the first and last `advance`, and
-                in other calls at most once in ``file_every`` seconds.
+            extra_entries: Function that receives the seconds since `begin` and returns further entries of the file and
+                of the printed line, such as the loss. It is called in the first and last `advance`, and in other calls
+                at most once in ``file_every`` seconds.
         """
         now, last = time.monotonic(), done >= self._total
         if not (last or now - self._written >= self.file_every):

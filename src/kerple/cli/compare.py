@@ -172,9 +172,7 @@ def _parser() -> ArgumentParser:
 
 def _directories_parser() -> ArgumentParser:
     parser = command_parser("compare --report_only")
-    folders = (
-        "folders that are or contain runs; the label of seed-<n> is the folder above, that of others their own folder"
-    )
+    folders = "folders that are runs or contain runs; a run has the name of its folder, or of the one above seed-<n>"
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
     parser.add_argument(
         "--test_folder",

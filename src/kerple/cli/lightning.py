@@ -122,7 +122,7 @@ class CLI(LightningCLI):
             self.logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
         for logger in listed(trainer.logger):
             options = getattr(logger, "init_args", {})
-            # a logger's relative save_dir is below the run's folder; that of a stored config.yaml begins with it
+            # a relative save_dir is placed in the run's folder; a stored one already begins with that folder
             if "save_dir" in options and not Path(save_dir := options["save_dir"] or "").is_relative_to(directory):
                 options["save_dir"] = str(directory / save_dir)
 

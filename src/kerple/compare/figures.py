@@ -82,7 +82,7 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
         ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")
         ax.set(ylabel="gain from text farther away than the\ntraining length (nats per token); 0: far text is not used")
         plain(ax)
-        figure.legend(title="one point per run;\ncollapsed runs are\noutside the axes", **LEGEND)
+        figure.legend(title="one point per run;\nruns with a much larger loss\nare outside the axes", **LEGEND)
         yield f"loss-and-gain{part and f'-{part}'}", figure
 
 

@@ -75,7 +75,7 @@ def only_positions_differ(runs: Runs) -> bool:
 
 
 def public_configs(runs: Runs) -> dict[Run, dict[str, Any]]:
-    """The configurations of the runs, without options that are None or do not affect results."""
+    """The configurations of the runs, without the seed, and without options that are None or do not affect results."""
     hidden = {key for config in runs.configs.values() for key in config if key in PRIVATE or LOCATIONS.fullmatch(key)}
     return {
         run: {key: value for key, value in config.items() if value is not None and key not in hidden}

@@ -106,8 +106,8 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
     """Return the number of bytes of text of each token id, from 0 to the largest; 0 for special tokens and gaps.
 
     The numbers are exact for byte-level vocabularies, in which a token may be part of a character, and for byte tokens
-    of other vocabularies. For any other token, the number is that of the UTF-8 bytes that are added to the text if
-    the token follows the tokens of "a".
+    and added tokens of other vocabularies. For any other token, the number is that of the UTF-8 bytes that are added to
+    the text if the token follows the tokens of "a".
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()

@@ -47,7 +47,7 @@ class KerpleConfig(PreTrainedConfig):
 class KerpleCache(DynamicCache):
     """Cache of transformers' `generate` that holds a `kerple.model.cache.Cache`."""
 
-    # DynamicCache computes is_linear from its layers; without layers, `generate` would take the cache for an empty one
+    # DynamicCache has one entry per layer; this cache has no such layers, and `generate` takes no entry for no keys
     is_linear = (False,)  # type: ignore[assignment,unused-ignore]
     is_croppable = False
 

@@ -92,7 +92,8 @@ class Kernels(Callback):
     def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
         """Return the current values to record, (heads,), by layer and name.
 
-        The layer is named as in `kernel_tables`. The name is that of a parameter, or ``bias at 10`` for distance 10.
+        The layer is named as in `kernel_tables`. The name is that of a parameter or buffer, or that of a bias, such as
+        ``bias at 10`` for distance 10.
         """
         curves: dict[tuple[str, str], Tensor] = {}
         for layer, position, tables in kernel_tables(network_of(pl_module), max(self.distances, default=0) + 1):
