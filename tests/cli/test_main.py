@@ -114,8 +114,13 @@ def test_test_needs_only_the_checkpoint(name, toy, capsys):
     assert "another strategy" not in capsys.readouterr().out
 
     tested, trained = config_of(run / "test")["model"], config_of(run)["model"]
-    # default classes in the strategy's options are names in `trained`, and names with options in `tested`
-    assert tested.pop("position")["class_path"] == trained.pop("position")["class_path"]
+    for option in ("parts", "kernels"):  # default classes are names in one, and names with options in the other
+        if option in tested["position"].get("init_args", {}):
+            classes = tested["position"]["init_args"].pop(option)
+            assert [kind["class_path"] for kind in classes] == trained["position"]["init_args"].pop(option)
+    if kinds := tested["position"].get("init_args", {}).pop("kinds", None):
+        names_of_kinds = {kind: given["class_path"] for kind, given in kinds.items()}
+        assert names_of_kinds == trained["position"]["init_args"].pop("kinds")
     assert tested == trained
 
 
@@ -127,10 +132,11 @@ def test_flags_override_the_checkpoint_and_classes_of_others_need_trust(toy, cap
     assert "names the class tests.toy.ToyData" in complaint(capsys, *test[:-2])
     assert "ToyData, which cannot encode a prompt" in complaint(capsys, "export", *test[1:], "--to=out")
     main(test)
-    main([*test, "--model.position.floor", "0.03"])
+    main([*test, "--model.position.floor", "0.03", "--data.batch_size", "2"])
 
     assert config_of(run / "test")["model"]["position"]["init_args"]["floor"] == 0.02
     assert config_of(run / "test_v1")["model"]["position"]["init_args"]["floor"] == 0.03
+    assert config_of(run / "test_v1")["data"]["init_args"]["batch_size"] == 2
 
 
 def test_bolts_monitors_draw_histograms_of_the_data(toy):
@@ -144,11 +150,13 @@ def test_bolts_monitors_draw_histograms_of_the_data(toy):
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch multiplies with another library")
 def test_mkl_uses_its_reproducible_mode_with_a_fixed_number_of_threads():
-    program = "import torch\nfrom kerple.cli.torch_settings import configure_torch\nconfigure_torch()\n"
-    command = [sys.executable, "-c", f"{program}torch.ones(64, 64) @ torch.ones(64, 64)"]
+    program = "import torch\n{}\ntorch.ones(64, 64) @ torch.ones(64, 64)"
+    settings = "from kerple.cli.torch_settings import configure_torch\nconfigure_torch()"
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | {"MKL_VERBOSE": "1"}
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert re.search("SGEMM.* CNR:AUTO Dyn:0 ", printed.splitlines()[-1])  # MKL's default is CNR:OFF Dyn:1
+    for before, mode in (("", "CNR:OFF Dyn:1"), (settings, "CNR:AUTO Dyn:0")):  # the first mode is MKL's default
+        command = [sys.executable, "-c", program.format(before)]
+        printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert re.search(f"SGEMM.* {mode} ", printed.splitlines()[-1])
 
 
 def test_auto_precision_is_stored_resolved_and_not_emulated_in_a_test(toy, monkeypatch, capsys):

@@ -37,6 +37,7 @@ def config(folder, **sections):
         (["--model.heads=3"], ["heads: got 3"]),  # raised when the class is built
         (["--data.batch_size=0"], ["error: data.batch_size: got 0"]),  # one of the types of this option is a class
         (["--data.lenght=3"], ["lenght", "TaskData; did you mean length?"]),
+        (["--model.layer=3"], ["--model.layer=3; did you mean model.layers?"]),  # no abbreviation
         (["--conf=x", "--model.pos=Y"], ["did you mean config and model.position?"]),  # no abbreviations
         (["--model.position=mine.Broken"], ["got mine.Broken: No module named 'nowhere' (", "mine.py:1)"]),
         (["--model.position=ours.Mine"], ["expected a subclass of kerple.positions.Position"]),
@@ -46,6 +47,7 @@ def config(folder, **sections):
         (["--data=TokenShards", "--data.corpus=nowhere"], ["data.corpus: got 'nowhere'"]),
         (["--trainer.overfit_batches=1"], ["trainer.overfit_batches"]),
         (["--trainer.gradient_clip_val=-1"], ["trainer.gradient_clip_val: got -1"]),  # would reverse the gradient
+        (["--trainer.accumulate_grad_batches=0"], ["trainer.accumulate_grad_batches: got 0"]),
         (["--trainer.limit_train_batches=0"], ["trainer.limit_train_batches: got 0"]),
         (["--trainer.precision=16-true"], ["trainer.precision: got 16-true"]),
         (["--model.betas=[0.9,1.5]"], ["betas: got (0.9, 1.5)"]),
@@ -112,6 +114,13 @@ def test_bugs_and_debug_have_a_traceback_and_full_disks_or_gpus_one_line(tmp_pat
         assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])
+
+
+def test_a_damaged_settings_file_of_a_preparation(tmp_path, capsys):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "settings.json").write_text("[]")
+    arguments = ["prepare", f"--data.corpus={__file__}", f"--data.directory={tmp_path}"]
+    assert "parts/settings.json" in complaint(capsys, *arguments)
 
 
 def test_a_missing_package_is_reported_with_its_install_command(monkeypatch, capsys):

@@ -90,6 +90,9 @@ def test_a_damaged_file_is_named(copied, damage, name):
     (copied / name).unlink() if content is None else (copied / name).write_bytes(content)
     with pytest.raises(UserError, match=str(copied / name)):
         verify(Folder(str(copied)))
+    if name.startswith("train"):  # also found when the file is mapped
+        with pytest.raises(UserError, match=name):
+            TokenStream(Folder(str(copied)), "train")[:]
 
 
 def test_a_shard_is_hashed_once_for_each_content(copied, monkeypatch):

@@ -1,6 +1,4 @@
-"""FarContext against a loop over single forward passes, counterparts, the verdict, and errors."""
-
-from types import SimpleNamespace
+"""FarContext against a loop over single forward passes, and with a network that reads only the last tokens."""
 
 import numpy as np
 import pandas as pd
@@ -89,6 +87,23 @@ def test_far_context_and_extrapolation_read_the_same_blocks() -> None:
         assert (about["block_document"], about["groups"]) == ([0, 2], ["x", "y"])
 
 
+class LastTokens:
+    """A network without positions, whose losses depend only on the last three inputs."""
+
+    name = "LastTokens"
+    training_length: int | None = SHORT
+
+    def losses(self, tokens: Tensor, last: int | None = None) -> Tensor:
+        inputs = torch.nn.functional.pad(tokens[:, :-1], (2, 0)).unfold(1, 3, 1).double()
+        losses = (inputs * torch.tensor([0.1, 0.7, 0.2])).sum(-1).cos() + tokens[:, 1:]
+        return losses if last is None else losses[:, -last:]
+
+
+def test_effects_are_zero_for_a_network_that_reads_only_the_last_tokens() -> None:
+    for row in FarContext(lengths=[16, 32], k=K).run(LastTokens(), text_of()).tables["far_context"]:
+        assert [row[name] for name in ("gain", "content", "disturbance")] == pytest.approx([0, 0, 0], abs=1e-12)
+
+
 def test_counterparts_come_from_the_next_group() -> None:
     assert counterparts(["a", "a", "a", "b", "c", "c"]) == [3, 3, 3, 4, 0, 1]
     with pytest.raises(UserError, match="got one document"):
@@ -113,10 +128,10 @@ def test_distant_text_is_used_if_gain_and_content_are_positive() -> None:
     ],
 )
 def test_wrong_options_and_texts_are_an_error_before_the_measurement(options, text, message) -> None:
-    unread = {"losses": lambda *_: pytest.fail("the text was read")}
-    network = SimpleNamespace(name="Own", training_length=SHORT, **unread)
+    network = LastTokens()
+    network.losses = lambda *_: pytest.fail("the text was read")
     with pytest.raises(UserError, match=message):
         FarContext(**options).run(network, text)
     network.training_length = None
-    with pytest.raises(UserError, match="the training length of Own is not known"):
+    with pytest.raises(UserError, match="the training length of LastTokens is not known"):
         FarContext(lengths=[16]).run(network, text_of())

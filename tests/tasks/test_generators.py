@@ -90,6 +90,8 @@ def drawn(task: Task, lengths: range = range(1, 31), each: int = 10) -> list[tup
 def test_problems_are_reproducible_and_have_the_answers_and_lengths_of_independent_solvers(name):
     task = TASKS[name]
     assert drawn(task) == drawn(task)
+    first, second = (task.example(7, np.random.default_rng(seed)) for seed in (3, 4))
+    assert first != second or name == "repeated copy"
     for n, example in drawn(task):
         solve, measure = SOLVERS[task.name]
         keys = [example.answer[::2]] if name == "recall" else []  # the keys are part of the input

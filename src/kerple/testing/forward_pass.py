@@ -32,7 +32,12 @@ def no_gradient_from_later_logits(subject: Subject, length: int) -> None:
     """The gradient of a logit is zero for later embeddings, and nonzero for earlier ones."""
     network = subject.network(length)
     embedded: list[Tensor] = []
-    network.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
+
+    def make_leaf(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[0]
+
+    network.embedding.register_forward_hook(make_leaf)
     logits = network(tokens(2, length))
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
     for cut in cuts(length):
