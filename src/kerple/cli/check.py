@@ -1,11 +1,10 @@
 """`python run.py check --model.position my_file.Mine`: checks the properties of a positional strategy."""
 
 import sys
-from collections.abc import Callable
 
 from kerple.base.errors import UserError
 from kerple.cli.arguments import command_parser, parse
-from kerple.positions import Position, Shape
+from kerple.positions import StrategyBuilder
 from kerple.testing import PROPERTIES, outcomes
 
 OUTCOMES = {True: "holds", False: "FAILS", None: "does not apply"}
@@ -25,7 +24,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"check: got {arguments[0]}, expected an option: --model.position {arguments[0]}")
     parser = command_parser("check", __doc__)
     text = "positional strategy, by class name or import path; its options are --model.position.OPTION"
-    parser.add_argument("--model.position", type=Callable[[Shape], Position], required=True, help=text)
+    parser.add_argument("--model.position", type=StrategyBuilder, required=True, help=text)
     build = parser.instantiate_classes(parse(parser, arguments)).model.position
     failed = 0
     for outcome in outcomes(build):

@@ -1,6 +1,5 @@
 """`python run.py test --hf MODEL`: measures a pretrained model of Hugging Face transformers, without Lightning."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -20,7 +19,7 @@ from kerple.cli.arguments import MODEL_FORMS, add_folder_arguments, listed, name
 from kerple.data.shard_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.measure.measure import Measure
-from kerple.positions import Position, Shape
+from kerple.positions import StrategyBuilder
 
 SHARDS = "TokenShards"
 
@@ -45,7 +44,7 @@ class ModelOptions:
     length: int | None = None
     scaling: Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"] | None = None
     factor: float | None = None
-    position: Callable[[Shape], Position] | None = None
+    position: StrategyBuilder | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     trust_remote_code: bool = False
     bos: bool = True

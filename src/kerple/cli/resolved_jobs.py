@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -65,10 +64,10 @@ def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any]
 @cache
 def _position(*flags: str) -> dict[str, Any]:
     """Return the resolved strategy of these flags. A whole configuration takes ten times as long."""
-    from kerple.positions import Position, Shape
+    from kerple.positions import StrategyBuilder
 
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument(POSITION, type=Callable[[Shape], Position])
+    parser.add_argument(POSITION, type=StrategyBuilder)
     resolved: dict[str, Any] = yaml.safe_load(parser.dump(parse(parser, [*flags]), skip_none=False))
     return resolved["model"]["position"]
 

@@ -1,6 +1,6 @@
 """Pretrained models, read as a network to measure, or as options and weights of our own `Transformer`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from zipfile import is_zipfile
 
@@ -13,7 +13,7 @@ from kerple.hf.model_source import bos_token, find_model, has_tokenizer, read_mo
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.hf.translation import read_family
 from kerple.model.stored_model import StoredModel, build_transformer, copy_weights, read_checkpoint
-from kerple.positions import Position, Shape
+from kerple.positions import StrategyBuilder
 
 
 def read_network(
@@ -21,7 +21,7 @@ def read_network(
     length: int | None = None,
     scaling: AnyScaling | None = None,
     factor: float | None = None,
-    position: Callable[[Shape], Position] | None = None,
+    position: StrategyBuilder | None = None,
     dtype: str = "float32",
     trust_remote_code: bool = False,
     bos: bool = True,

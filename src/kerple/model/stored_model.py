@@ -1,7 +1,7 @@
 """`StoredModel`, the options and weights of a stored model, and functions that make a `Transformer` of it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,10 +14,9 @@ from kerple.base.errors import UserError
 from kerple.base.safe_loading import Classes, load, not_a_checkpoint
 from kerple.model.architecture import Architecture
 from kerple.model.transformer import Transformer
-from kerple.positions import Position, Shape
+from kerple.positions import Position, Shape, StrategyBuilder
 
 Weights = dict[str, Tensor]
-StrategyBuilder = Callable[[Shape], Position]
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
 NETWORK_OPTIONS = ("position", "layers", "dim", "heads", *(field.name for field in fields(Architecture)))
 

@@ -19,7 +19,7 @@ from kerple.model.generation import generate
 from kerple.model.loss import cap_logits, row_losses, target_losses
 from kerple.model.network import AttentionInside, Embedding, Generation, Limited, Offset, Windows
 from kerple.model.self_attention import PositionContext, SelfAttention, prepare_context
-from kerple.positions import Position, Shape, TokenPositions
+from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         UserError: If a number is out of range.
     """
 
-    def __init__(
-        self, shape: Shape, layers: int, vocabulary: int, position: Callable[[Shape], Position], **options: Any
-    ) -> None:
+    def __init__(self, shape: Shape, layers: int, vocabulary: int, position: StrategyBuilder, **options: Any) -> None:
         super().__init__()
         if vocabulary < 1:
             raise UserError(f"model.vocabulary: got {vocabulary}, expected a positive number")
@@ -251,7 +249,7 @@ def run_block(
     return block(x, position, context, cache)
 
 
-def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: bool | None) -> list[Position]:
+def _strategies(build: StrategyBuilder, shape: Shape, per_layer: bool | None) -> list[Position]:
     """Build one strategy per layer, or one for all layers, with parameters in fp32 or better."""
     default_dtype = torch.get_default_dtype()  # bf16 if trainer.precision is bf16-true
     torch.set_default_dtype(torch.promote_types(default_dtype, torch.float32))

@@ -10,10 +10,20 @@ from pkgutil import walk_packages
 from typing import Any
 
 from kerple.base.errors import unknown
-from kerple.positions.base import Position, Shape
+from kerple.positions.base import Position, Shape, StrategyBuilder
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
-__all__ = ["AttentionWeights", "Position", "QueryKeyBlock", "Shape", "TokenPositions", "build", "names", "strategies"]
+__all__ = [
+    "AttentionWeights",
+    "Position",
+    "QueryKeyBlock",
+    "Shape",
+    "StrategyBuilder",
+    "TokenPositions",
+    "build",
+    "names",
+    "strategies",
+]
 
 
 def _strategies_by_name() -> dict[str, type[Position]]:

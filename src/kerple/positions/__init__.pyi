@@ -8,7 +8,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any
 from kerple.base.errors import unknown
-from kerple.positions.base import Position, Shape
+from kerple.positions.base import Position, Shape, StrategyBuilder
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 from kerple.positions.distance import ALiBi
 from kerple.positions.coupled import Abacus
@@ -50,7 +50,7 @@ from kerple.positions.temperature import Temperature
 from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
 
-__all__ = ['AttentionWeights', 'Position', 'QueryKeyBlock', 'Shape', 'TokenPositions', 'build', 'names', 'strategies', 'ALiBi', 'Abacus', 'CoPE', 'Combined', 'Coupled', 'DAPE', 'DAPEv2', 'FIRE', 'FoX', 'KernelSum', 'KerpleBias2', 'KerpleBias3', 'KerpleBiasWeight', 'KerpleLog', 'KerpleLog3', 'KerplePower', 'KerpleWeight1', 'KerpleWeight2', 'LayerPattern', 'Learned', 'LearnedRelativeBias', 'NoPE', 'OutputGate', 'PaTH', 'PoPE', 'RandomizedPositions', 'ReRoPE', 'RoPE', 'SSMax', 'Sandwich', 'SelfExtend', 'Shaw', 'Sink', 'Sinusoidal', 'StickBreaking', 'T5', 'Temperature', 'TransformerXL', 'XPos']
+__all__ = ['AttentionWeights', 'Position', 'QueryKeyBlock', 'Shape', 'StrategyBuilder', 'TokenPositions', 'build', 'names', 'strategies', 'ALiBi', 'Abacus', 'CoPE', 'Combined', 'Coupled', 'DAPE', 'DAPEv2', 'FIRE', 'FoX', 'KernelSum', 'KerpleBias2', 'KerpleBias3', 'KerpleBiasWeight', 'KerpleLog', 'KerpleLog3', 'KerplePower', 'KerpleWeight1', 'KerpleWeight2', 'LayerPattern', 'Learned', 'LearnedRelativeBias', 'NoPE', 'OutputGate', 'PaTH', 'PoPE', 'RandomizedPositions', 'ReRoPE', 'RoPE', 'SSMax', 'Sandwich', 'SelfExtend', 'Shaw', 'Sink', 'Sinusoidal', 'StickBreaking', 'T5', 'Temperature', 'TransformerXL', 'XPos']
 
 def names() -> list[str]:
     ...

@@ -228,7 +228,7 @@ HOOKS = tuple(name for name, value in vars(Position).items() if isfunction(value
 """Names of all hooks."""
 
 
-Builder = Callable[[Shape], Position]
+StrategyBuilder = Callable[[Shape], Position]
 """Function that builds a strategy from a shape, such as the class of the strategy."""
 
 

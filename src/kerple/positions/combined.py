@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError
-from kerple.positions.base import Builder, Position, Shape
+from kerple.positions.base import Position, Shape, StrategyBuilder
 from kerple.positions.combination_check import check_combination
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.temperature import SSMax
@@ -34,7 +34,7 @@ class Combined(Position):
             part returns `AttentionWeights` and a later part modifies scores, or another part has a sink.
     """
 
-    def __init__(self, shape: Shape, parts: Sequence[Builder] = (SSMax, KerpleLog)) -> None:
+    def __init__(self, shape: Shape, parts: Sequence[StrategyBuilder] = (SSMax, KerpleLog)) -> None:
         super().__init__()
         self.parts = cast(Sequence[Position], nn.ModuleList(build(shape) for build in parts))
         check_combination(list(self.parts))

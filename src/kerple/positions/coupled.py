@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.positions.absolute import NoPE
-from kerple.positions.base import Builder, Shape
+from kerple.positions.base import Shape, StrategyBuilder
 from kerple.positions.precise_products import precise
 from kerple.positions.token_positions import TokenPositions, readable
 from kerple.positions.wrapper import Resampled
@@ -42,7 +42,7 @@ class PlaceEmbedding(Resampled):
     def __init__(
         self,
         shape: Shape,
-        position: Builder = NoPE,
+        position: StrategyBuilder = NoPE,
         rows: int = 128,
         seed: int = 0,
         size: float = 3.0,

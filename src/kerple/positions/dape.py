@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kerple.positions.base import Builder, Position, Shape, is_distance_bias
+from kerple.positions.base import Position, Shape, StrategyBuilder, is_distance_bias
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.pair_network import pair_network
 from kerple.positions.precise_products import product
@@ -36,7 +36,7 @@ class DAPE(Position):
     taps = 1
     """Number of keys that each layer of the network reads for one output: the key itself and its neighbours."""
 
-    def __init__(self, shape: Shape, over: Builder = KerpleLog, hidden: int = 32) -> None:
+    def __init__(self, shape: Shape, over: StrategyBuilder = KerpleLog, hidden: int = 32) -> None:
         super().__init__()
         self.require(hidden >= 1, "hidden", hidden, "a positive width, such as 32")
         self.over = over(shape)

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from kerple.positions.base import Builder, Position, Shape, is_distance_bias
+from kerple.positions.base import Position, Shape, StrategyBuilder, is_distance_bias
 from kerple.positions.kerple import KerpleLog, KerplePower
 
 
@@ -39,7 +39,10 @@ class KernelSum(Position):
     shift_invariant = True
 
     def __init__(
-        self, shape: Shape, kernels: Sequence[Builder] = (KerpleLog, KerplePower), factors: list[float] | None = None
+        self,
+        shape: Shape,
+        kernels: Sequence[StrategyBuilder] = (KerpleLog, KerplePower),
+        factors: list[float] | None = None,
     ) -> None:
         super().__init__()
         self.kernels = cast(Sequence[Position], nn.ModuleList(build(shape) for build in kernels))

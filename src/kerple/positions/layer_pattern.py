@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kerple.positions.absolute import NoPE
-from kerple.positions.base import Builder, Shape
+from kerple.positions.base import Shape, StrategyBuilder
 from kerple.positions.rotary import RoPE
 from kerple.positions.wrapper import Wrapper
 
@@ -35,7 +35,7 @@ class LayerPattern(Wrapper):
     def __init__(
         self,
         shape: Shape,
-        kinds: Mapping[str, Builder] = {"local": RoPE, "global": NoPE},
+        kinds: Mapping[str, StrategyBuilder] = {"local": RoPE, "global": NoPE},
         pattern: Sequence[str] | None = None,
         windows: Mapping[str, int | None] = {},
     ) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kerple.positions.base import Builder, Shape
+from kerple.positions.base import Shape, StrategyBuilder
 from kerple.positions.rotary import RoPE
 from kerple.positions.token_positions import TokenPositions
 from kerple.positions.wrapper import Resampled
@@ -40,7 +40,9 @@ class RandomizedPositions(Resampled):
     fixed: Tensor
     """Positions in evaluation, the draw of step 0; (max_positions,) int64, not stored in checkpoints."""
 
-    def __init__(self, shape: Shape, position: Builder = RoPE, max_positions: int | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, shape: Shape, position: StrategyBuilder = RoPE, max_positions: int | None = None, seed: int = 0
+    ) -> None:
         max_positions = 32 * shape.length if max_positions is None else max_positions
         super().__init__(position(replace(shape, max_positions=max_positions)), seed)
         expected = f"at least the training length {shape.length}; set it to the length of the longest test input"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kerple.positions.base import HOOKS, Builder, Shape
+from kerple.positions.base import HOOKS, Shape, StrategyBuilder
 from kerple.positions.rotary import RoPE
 from kerple.positions.token_positions import TokenPositions
 from kerple.positions.wrapper import Wrapper
@@ -43,7 +43,7 @@ class SelfExtend(Wrapper):
     neighbor_window: int
 
     def __init__(
-        self, shape: Shape, position: Builder = RoPE, neighbor_window: int | None = None, group: int | None = 8
+        self, shape: Shape, position: StrategyBuilder = RoPE, neighbor_window: int | None = None, group: int | None = 8
     ) -> None:
         super().__init__(position(shape))
         window = max(shape.length // 2, 1) if neighbor_window is None else neighbor_window
@@ -97,5 +97,5 @@ class ReRoPE(SelfExtend):
             keys.
     """
 
-    def __init__(self, shape: Shape, position: Builder = RoPE, neighbor_window: int | None = None) -> None:
+    def __init__(self, shape: Shape, position: StrategyBuilder = RoPE, neighbor_window: int | None = None) -> None:
         super().__init__(shape, position, neighbor_window, None)

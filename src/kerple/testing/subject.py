@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.model import Transformer
-from kerple.positions import Position, Shape, TokenPositions
+from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
 from kerple.positions.wrapper import Wrapper
 
 LENGTH, VOCABULARY = 32, 50  # default training length, and number of tokens of the vocabulary
@@ -31,7 +31,7 @@ class Subject:
         build: Function from a shape to the strategy.
     """
 
-    build: Callable[[Shape], Position]
+    build: StrategyBuilder
 
     def build_layer(self, shape: Shape) -> Position:
         """Build the strategy for the first or the last of `LAYERS` layers, which are the two layers of the network."""

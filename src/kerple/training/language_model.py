@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric
 
 from kerple.base.errors import UserError
 from kerple.model import Batch, Transformer
-from kerple.positions import Position, Shape
+from kerple.positions import Shape, StrategyBuilder
 from kerple.positions.coupled import PlaceEmbedding
 from kerple.training.muon import Muon
 from kerple.training.schedule import ScheduleName, lr_multiplier
@@ -63,7 +63,7 @@ class LanguageModel(LightningModule):
 
     def __init__(
         self,
-        position: Callable[[Shape], Position],
+        position: StrategyBuilder,
         vocabulary: int,
         length: int,
         layers: int = 12,
