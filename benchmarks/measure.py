@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from kerple.base.resources import cores
+from kerple.base.processor_cores import cores
 
 RECORDS = Path(__file__).parent / "records"
 

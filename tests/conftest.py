@@ -27,7 +27,7 @@ def _seed() -> None:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures out of reports, because drawing takes most of the time of a report."""
     for name in ("figures", "context_figures"):
-        monkeypatch.setattr(f"kerple.compare.page.{name}", lambda *_: ())
+        monkeypatch.setattr(f"kerple.compare.comparison_report.{name}", lambda *_: ())
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from kerple.data.text import Text, TextBlocks
+from kerple.data.evaluation_text import Text, TextBlocks
 from kerple.measure.measure import Measure
 from kerple.positions import strategies
 from kerple.training.language_model import LanguageModel

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from kerple.attention.table_gradient import diagonal_kernel, tiling, width
+from kerple.attention.cuda_table_gradient import diagonal_kernel, tiling, width
 
 # bytes of shared memory that a thread block can use, by compute capability
 SHARED = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448}

@@ -18,7 +18,7 @@ INTERPRETED = """
 import json, torch
 from torch.library import opcheck
 from kerple.attention import cuda
-from kerple.attention.table_gradient import table_gradient
+from kerple.attention.cuda_table_gradient import table_gradient
 from tests.attention.test_flex_on_cpu import by_definition, tensors
 
 def error(heads, groups, length, dim, v_dim, window, dtype, strided):

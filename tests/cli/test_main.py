@@ -22,7 +22,7 @@ from kerple.cli.main import main
 from kerple.cli.print_continuation import decode_pieces
 from kerple.cli.trained_model import load_trained
 from kerple.positions import Shape, names, strategies
-from kerple.positions.coupled import PlaceEmbedding
+from kerple.positions.position_coupling import PlaceEmbedding
 from kerple.tasks import TaskData
 from tests.cli.tiny import complaint
 from tests.toy import QUIET

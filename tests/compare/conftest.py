@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from kerple.cli import compare, comparison_jobs, training_time
-from kerple.compare import execution, page, run_process
+from kerple.cli import compare, comparison_duration, job_preparation
+from kerple.compare import comparison_report, execution, run_process
+from kerple.compare.finished_runs import read_runs
 from kerple.compare.job import Job
-from kerple.compare.run_tables import read_runs
 from tests.compare import fake_run
 from tests.compare.runs_on_disk import CURVES, write_runs
 
@@ -70,10 +70,10 @@ def use_fake_runs(patch: Callable[[object, str, object], None], processes: bool 
     else:
         patch(execution, "start", Fork)
     patch(execution, "TICK", 0.01)
-    patch(comparison_jobs, "resolve", resolve)
+    patch(job_preparation, "resolve", resolve)
     patch(compare, "resolve", resolve)
-    patch(training_time, "training_seconds", lambda configs, parallel: None)
-    patch(comparison_jobs, "prepare_and_checksum", lambda data: "a checksum")
+    patch(comparison_duration, "training_seconds", lambda configs, parallel: None)
+    patch(job_preparation, "prepare_and_checksum", lambda data: "a checksum")
 
 
 def start_command(config: Path) -> Any:
@@ -140,4 +140,6 @@ def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     curves = {"<b>|$&": (19.0, 40.0, 300.0, 2000.0), "_low & 50%": CURVES["ALiBi"]}
     curves |= {"base/line": CURVES["KerpleLog"], r"$\nosuch$": CURVES["RoPE"]}
     runs = write_runs(root, curves, (1235, 1236))
-    return page.write_comparison(read_runs(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"])
+    return comparison_report.write_comparison(
+        read_runs(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"]
+    )

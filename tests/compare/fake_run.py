@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from kerple.base.progress import FILE, write_progress
+from kerple.base.run_progress import FILE, write_progress
 from kerple.compare.run_process import work
 from kerple.measure import results_file
 from kerple.measure.results_file import Row

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from kerple.compare.run_tables import Run
+from kerple.compare.finished_runs import Run
 from kerple.measure import results_file
 from kerple.measure.results_file import Row
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from kerple.base.source_digests import package_digest
-from kerple.cli import compare, comparison_jobs
+from kerple.base.user_code_digests import package_digest
+from kerple.cli import compare, job_preparation
 from kerple.cli.main import main
 from kerple.compare import run_process
 from kerple.compare.run_folders import PACKED
@@ -116,7 +116,7 @@ def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, mo
     assert sum(fits(config).values()) == 6
     run(config, "--rerun-changed")
     assert (fits(config)["T5 seed-1"], sum(fits(config).values())) == (2, 8)
-    monkeypatch.setattr(comparison_jobs, "prepare_and_checksum", lambda data: "another")
+    monkeypatch.setattr(job_preparation, "prepare_and_checksum", lambda data: "another")
     change(config, output=str(config.parent / "report" / "second"))  # without the records of the first report
     shutil.rmtree(config.parent / "runs" / "ALiBi" / "seed-2" / "test")
     with pytest.raises(ValueError, match="KerpleLog seed 1: its data has another checksum"):

@@ -8,11 +8,11 @@ from zipfile import ZipFile
 
 import pytest
 
-from kerple.cli import compare, comparison_jobs
-from kerple.compare import run_records
+from kerple.cli import compare, job_preparation
+from kerple.compare import committed_records
+from kerple.compare.finished_runs import read_runs
 from kerple.compare.job import Job
 from kerple.compare.run_folders import PACKED, recorded_runs
-from kerple.compare.run_tables import read_runs
 from kerple.measure import results_file
 from tests.compare.conftest import WHOLE_TABLE, change, fits, resolve, run
 
@@ -30,7 +30,7 @@ def test_records_replace_runs_whose_folders_are_missing(
     assert f"KerpleLog seed 1 and 3 other runs: reused from {report}\n" in capsys.readouterr().out
     shutil.rmtree(config.parent / "runs")
     with monkeypatch.context() as patch:
-        patch.setattr(comparison_jobs, "prepare_and_checksum", lambda data: pytest.fail("a report reads no corpus"))
+        patch.setattr(job_preparation, "prepare_and_checksum", lambda data: pytest.fail("a report reads no corpus"))
         run(config, "--report-only")
     assert {name: (report / name).read_bytes() for name in names} == before
     shutil.rmtree(config.parent / "runs")
@@ -76,8 +76,8 @@ def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied
     ):
         shutil.copytree(whole, record)
         (record / name).write_text(content if isinstance(content, str) else json.dumps(content))
-        assert reason in run_records.reuse(job, record)
+        assert reason in committed_records.reuse(job, record)
         assert not folder.exists(), reason
         shutil.rmtree(record)
-    assert run_records.reuse(job, whole) is None
+    assert committed_records.reuse(job, whole) is None
     assert (folder / "test" / results_file.TABLE).exists()

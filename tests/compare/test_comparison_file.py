@@ -9,13 +9,13 @@ import yaml
 from rich.console import Console
 
 from kerple.base.errors import UserError
-from kerple.base.progress import FILE, write_progress
-from kerple.cli import compare, training_time
+from kerple.base.run_progress import FILE, write_progress
+from kerple.cli import compare, comparison_duration
 from kerple.cli.resolved_jobs import resolve
 from kerple.compare.comparison_file import Comparison, Strategy, as_flags
+from kerple.compare.flat_configuration import differences, flat
 from kerple.compare.job import Job
 from kerple.compare.progress_board import Board
-from kerple.compare.run_configuration import differences, flat
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,14 +118,18 @@ def test_a_misspelt_flag_is_named_before_a_run_starts(tmp_path: Path) -> None:
 
 
 def test_the_estimated_time_is_flops_divided_by_the_speed_of_a_matrix_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_time, "_speed", lambda dtype: 1e9)
+    monkeypatch.setattr(comparison_duration, "_speed", lambda dtype: 1e9)
     data = {"init_args": {"batch_size": 8, "length": 32, "vocabulary": 100}}
     trainer = {"max_steps": 50, "accumulate_grad_batches": 2, "precision": "32-true"}
     config = {"model": {"dim": 64, "heads": 4, "layers": 2}, "data": data, "trainer": trainer | {"accelerator": "cpu"}}
     weights, pairs = 2 * 12 * 64**2 + 64 * 100, 2 * 2 * 64 * 32
-    of_a_run = 3 * (2 * weights + pairs) * 8 * 32 * 50 * 2 / 1e9 / training_time.EFFICIENCY
-    assert training_time.training_seconds([config] * 3, 2) == pytest.approx(3 * (of_a_run + training_time.START / 2))
-    assert training_time.training_seconds([config | {"trainer": config["trainer"] | {"max_steps": -1}}], 1) is None
+    of_a_run = 3 * (2 * weights + pairs) * 8 * 32 * 50 * 2 / 1e9 / comparison_duration.EFFICIENCY
+    assert comparison_duration.training_seconds([config] * 3, 2) == pytest.approx(
+        3 * (of_a_run + comparison_duration.START / 2)
+    )
+    assert (
+        comparison_duration.training_seconds([config | {"trainer": config["trainer"] | {"max_steps": -1}}], 1) is None
+    )
 
 
 def jobs(folder: Path, number: int = 4) -> list[Job]:

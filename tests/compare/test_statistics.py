@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from kerple.compare.context_gain import context_figures, curve
+from kerple.compare.context_gain_figures import context_figures, curve
 from kerple.compare.estimates import difference, estimate, logarithm
 from kerple.compare.statistics import against_baseline, holm, summarise
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from kerple.base.errors import UserError
-from kerple.cli import inspect
+from kerple.cli import inspect_shards
 from kerple.data import TokenShards
 from kerple.data.manifest import MANIFEST_FILE, SPLITS
-from kerple.data.prepare.documents import split_of
+from kerple.data.prepare.document_splits import split_of
 from kerple.data.shards import BLOCK, VERIFIED, Folder, TokenStream, verify
 from kerple.data.tokenizer import encode, load_tokenizer, token_bytes, train_tokenizer
 from tests.data.conftest import small_build
@@ -132,7 +132,7 @@ def test_a_path_may_have_bytes_that_are_not_utf8_and_pattern_marks(json_lines, t
     corpus, folder = (tmp_path / os.fsdecode(name) for name in (b"[1] caf\xe9*", b"[x] caf\xe9"))
     shutil.copytree(json_lines, corpus)
     small_build(folder, corpus)
-    inspect.main([str(folder), "--tokens", "5", "--seed", "1", "--documents"])
+    inspect_shards.main([str(folder), "--tokens", "5", "--seed", "1", "--documents"])
     assert "all checksums are correct" in capsys.readouterr().out
 
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 
 from kerple.base.errors import UserError
 from kerple.cli.main import main
-from kerple.data.text import Text
-from kerple.extend.conclusion import compare_best
+from kerple.data.evaluation_text import Text
+from kerple.extend.best_method_comparison import compare_best
 from kerple.extend.methods import Method, methods
 from kerple.extend.search import Search
-from kerple.hf.model_folder import link
+from kerple.hf.derived_model_folder import link
 from kerple.hf.rope import scaled
-from kerple.measure.runner import Runner
+from kerple.measure.device_and_processes import Runner
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, configuration, hf, saved
 

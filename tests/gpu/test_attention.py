@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.attention import AttentionSpec, attend, backend
+from kerple.attention import AttentionSpec, attend, backend_selection
 from kerple.attention.cuda import attend_flex
 from kerple.attention.reference import attend_reference
 from tests.attention.test_flex_on_cpu import by_definition, tensors
@@ -17,7 +17,7 @@ HEADS = 3
 
 @pytest.fixture(autouse=True)
 def _without_earlier_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "backends_used", {})
+    monkeypatch.setattr(backend_selection, "backends_used", {})
 
 
 def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = None, attention=attend) -> list[Tensor]:
@@ -34,7 +34,7 @@ def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = No
 def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, view, device) -> None:
     inputs, grad = tensors(length, HEADS, HEADS, dim, dim, dtype, view, device)
     results = forward_backward(inputs, grad, window)
-    assert [b.name for b in backend.backends_used] == ["flex" if device.type == "cuda" else "tiles"]
+    assert [b.name for b in backend_selection.backends_used] == ["flex" if device.type == "cuda" else "tiles"]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = forward_backward(exact, grad.double(), window, attend_reference)
     for name, ours, theirs in zip(("out", "dq", "dk", "dv", "dtable"), results, expected, strict=True):

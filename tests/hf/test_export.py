@@ -12,11 +12,11 @@ from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.cli.probe import network_and_text
 from kerple.cli.trained_model import load_trained
+from kerple.data.evaluation_text import ShardText
 from kerple.data.shards import Folder
-from kerple.data.text import ShardText
 from kerple.hf.exporter import export
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
-from kerple.hf.pretrained import read_stored_model
+from kerple.hf.pretrained_network import read_stored_model
 from kerple.measure import results_file
 from kerple.measure.extrapolation import Extrapolation
 from kerple.model import Transformer

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from kerple.cli.allowed_classes import allowed_classes
 from kerple.hf.exporter import export
-from kerple.hf.pretrained import read_stored_model
+from kerple.hf.pretrained_network import read_stored_model
 from kerple.hf.translation import read_family, read_options
 from kerple.model.stored_model import build_transformer, copy_weights
 from kerple.positions import ALiBi

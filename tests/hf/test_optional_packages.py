@@ -98,7 +98,7 @@ from importlib import import_module
 import kerple
 from kerple.cli.main import main
 
-optional = ("kerple.hf.modeling", "kerple.hf.exporter", "kerple.attention.cuda", "kerple.attention.table_gradient")
+optional = ("kerple.hf.modeling", "kerple.hf.exporter", "kerple.attention.cuda", "kerple.attention.cuda_table_gradient")
 for module in pkgutil.walk_packages(kerple.__path__, "kerple."):
     if module.name not in (*optional, "kerple.__main__"):  # the last one runs
         import_module(module.name)

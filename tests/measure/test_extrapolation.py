@@ -14,7 +14,7 @@ from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.base.errors import UserError
-from kerple.measure import metrics, results_file
+from kerple.measure import loss_metrics, results_file
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.measure import Measure
 from kerple.measure.task_accuracy import TaskAccuracy
@@ -82,7 +82,7 @@ def test_sums_equal_a_loop_over_segments(tmp_path: Path) -> None:
 
 
 def test_context_gain_equals_a_loop_over_segments_with_standard_errors(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(metrics, "BINS", 16)  # of two positions
+    monkeypatch.setattr(loss_metrics, "BINS", 16)  # of two positions
     data = RandomText(tokens=300)  # 2 blocks of 128
     run(tmp_path, Extrapolation([8, 32], ["full", "windowed"], window=8, block_length=128), data=data)
     table = pd.read_csv(tmp_path / "context_gain.csv")

@@ -8,7 +8,7 @@ from scipy import stats
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.data.text import Text
+from kerple.data.evaluation_text import Text
 from kerple.hf.adapter import hugging_face_network
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.far_context import FarContext, counterparts, verdict

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kerple.base.errors import UserError
-from kerple.data.text import Text
+from kerple.data.evaluation_text import Text
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.translation import read_family
 from kerple.measure.gap import GapCurve, _remaining_fraction

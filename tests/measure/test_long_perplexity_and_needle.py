@@ -18,7 +18,7 @@ from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
 from kerple.hf.adapter import hugging_face_network
 from kerple.measure import results_file
-from kerple.measure.long_perplexity import LongPerplexity, byte_spans, carry_over, key_targets, token_spelling
+from kerple.measure.longppl import LongPerplexity, byte_spans, carry_over, key_targets, token_spelling
 from kerple.measure.needle import ANSWER, Needle, draw_problem, problem_tokens
 from kerple.model.network import Generation, Limited
 from tests.hf.tiny import hf, saved, text, tiny

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.data.text import Text, TextBlocks
+from kerple.data.evaluation_text import Text, TextBlocks
 from kerple.measure import protocols
 from kerple.measure.extrapolation import Extrapolation
-from kerple.measure.metrics import TokenLoss
+from kerple.measure.loss_metrics import TokenLoss
 from kerple.measure.protocols import Protocol, full, sliding, windowed
 from kerple.model import Transformer
 from kerple.model.network import Windows

@@ -144,7 +144,7 @@ def test_a_shift_does_not_depend_on_how_a_batch_is_divided_or_padded(strategy: t
 
 def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index outside the table ends the process on a GPU. In training the check would synchronise at each step."""
-    monkeypatch.setattr("kerple.positions.coupled.readable", lambda places, wait: wait)
+    monkeypatch.setattr("kerple.positions.position_coupling.readable", lambda places, wait: wait)
     with pytest.raises(UserError, match="Abacus: rows: got 5, expected 6 or more, because a token has place 5"):
         place_vectors(Abacus(NARROW, rows=5).eval(), PLACES)
     with pytest.raises(IndexError):

@@ -9,7 +9,7 @@ import torch
 from kerple import tasks
 from kerple.base.errors import UserError
 from kerple.tasks import Addition, Example, Multiplication, NeedleInFiller, Task, TaskData
-from kerple.tasks.places import abacus
+from kerple.tasks.token_places import abacus
 from kerple.tasks.vocabulary import CHARACTERS, PAD_ID, characters_to_ids, ids_to_characters
 
 TASKS = {

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kerple.attention import blocks
+from kerple.attention import blockwise
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.positions import FoX, Position, QueryKeyBlock, Shape
-from kerple.testing import PROPERTIES, Property, Subject, check, forward_pass, parameters, rounding
+from kerple.testing import PROPERTIES, Property, Subject, check, forward_pass, fp32_computation, parameters
 from tests.pages import put
 
 COUNTED = "The docstring states the number of parameters"
@@ -38,7 +38,7 @@ def test_a_strategy_from_another_file_has_all_properties() -> None:
 
 
 def test_the_command_ends_with_status_1_if_a_property_does_not_hold(my_file: Path, monkeypatch, capsys) -> None:
-    for module in ("testing", "cli.check"):  # one property is enough
+    for module in ("testing", "cli.check_strategy"):  # one property is enough
         monkeypatch.setattr(f"kerple.{module}.PROPERTIES", {COUNTED: PROPERTIES[COUNTED]})
     main(["check", "--model.position", "my_file.Root", "--model.position.start", "0.3"])
     assert capsys.readouterr().out.startswith(f"holds           {COUNTED}\n")
@@ -161,12 +161,12 @@ Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance i
         (Neighbours, forward_pass.reach_of_a_window, "out of reach of a changed token"),
         (Counted, forward_pass.number_of_parameters, "4 parameters"),
         (Counted, parameters.gradient_of_every_parameter, "parameter has no gradient"),
-        (Rounded, rounding.no_rounded_products, "may round it"),
+        (Rounded, fp32_computation.no_rounded_products, "may round it"),
         (Sized, parameters.sizes_of_tensors, "shapes of tensors are"),
         (Attribute, parameters.sizes_of_tensors, r"\(16,\).* at training length 16"),
         (Ends, forward_pass.prefix_consistency, "first 17 of 30"),
         (Explodes, parameters.finite_logits_at_64_times_the_training_length, "not finite"),
-        (Halved, rounding.hooks_in_fp32, r"bias is torch\.bfloat16"),
+        (Halved, fp32_computation.hooks_in_fp32, r"bias is torch\.bfloat16"),
         (Gapless, forward_pass.distances_of_pairs, "marked as not contiguous"),
         (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),
     ],
@@ -178,8 +178,8 @@ def test_a_wrong_strategy_is_detected(wrong, test: Property, message: str) -> No
 
 def test_rounded_scores_are_detected(monkeypatch) -> None:
     """Scores q·k are rounded to bf16 and cast to fp32."""
-    rounding.error_in_bf16(Subject(FoX))
-    products = blocks._products
-    monkeypatch.setattr(blocks, "_products", lambda *args: products(*args).bfloat16().float())
+    fp32_computation.error_in_bf16(Subject(FoX))
+    products = blockwise._products
+    monkeypatch.setattr(blockwise, "_products", lambda *args: products(*args).bfloat16().float())
     with pytest.raises(AssertionError, match=r"relative error in bf16 0.00\d+, of fused attention 0.00\d+"):
-        rounding.error_in_bf16(Subject(FoX))
+        fp32_computation.error_in_bf16(Subject(FoX))

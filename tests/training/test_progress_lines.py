@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kerple.base.progress import FILE, read_progress
+from kerple.base.run_progress import FILE, read_progress
 from kerple.training.progress_lines import ProgressLines, with_progress
 from tests.toy import Line, ToyData, trainer
 

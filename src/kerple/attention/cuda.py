@@ -2,7 +2,7 @@
 
 FlexAttention's own gradient of a captured table needs one atomic addition per score. Here FlexAttention gets the
 detached table and returns the log-sum-exp. `AddTableGradient` adds the gradient of the table
-(`kerple.attention.table_gradient`). The speed of this implementation has not been measured.
+(`kerple.attention.cuda_table_gradient`). The speed of this implementation has not been measured.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,9 @@ class AddTableGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor, grad_lse: Tensor | None):
-        from kerple.attention.table_gradient import table_gradient  # needs Triton, which may be missing without a GPU
+        from kerple.attention.cuda_table_gradient import (
+            table_gradient,
+        )  # needs Triton, which may be missing without a GPU
 
         out, lse, q, k, v, table = ctx.saved_tensors
         delta = (grad.float() * out.float()).sum(-1)  # (B, H, T); computed here, where torch.compile can fuse it

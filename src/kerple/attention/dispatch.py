@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kerple.attention.backend import FEW_KEYS, AttentionOption, select
-from kerple.attention.blocks import attend_blocks
+from kerple.attention.backend_selection import FEW_KEYS, AttentionOption, select
+from kerple.attention.blockwise import attend_blocks
 from kerple.attention.cpu import table_attention
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec, repeat_for_query_heads, sink_of_queries
@@ -37,7 +37,7 @@ def attend(
         k: Keys (B, G, Tk, δ) in the dtype of ``q``. G divides H, and query head h uses key head h // (H / G).
         v: Values (B, G, Tk, δ') in the dtype of ``q``, δ' <= δ.
         spec: Modifications of the strategy.
-        option: ``auto``, or the implementation to use; see `kerple.attention.backend.select`.
+        option: ``auto``, or the implementation to use; see `kerple.attention.backend_selection.select`.
 
     Returns:
         Tensor (B, H, Tq, δ') in the dtype of ``q`` after autocast.

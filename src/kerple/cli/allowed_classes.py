@@ -8,8 +8,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import kerple.data.datamodule  # noqa: F401 -- defines data modules
-from kerple.base.imports import import_modules
-from kerple.base.safe_loading import Classes
+from kerple.base.module_discovery import import_modules
+from kerple.base.untrusted_checkpoints import Classes
 from kerple.measure.measure import Measure
 from kerple.positions import Position
 from kerple.tasks import Task

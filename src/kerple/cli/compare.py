@@ -14,22 +14,22 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
 from kerple.base.errors import UserError
-from kerple.base.progress import duration
+from kerple.base.run_progress import duration
 from kerple.base.shipped_configs import config_path
 from kerple.cli import compared_run
-from kerple.cli.arguments import command_parser, parse
-from kerple.cli.comparison_jobs import prepare_jobs
+from kerple.cli.command_line import command_parser, parse
+from kerple.cli.job_preparation import prepare_jobs
 from kerple.cli.resolved_jobs import resolve
-from kerple.compare import run_records
+from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
+from kerple.compare.comparison_report import write_comparison
 from kerple.compare.execution import execute, interruptible
+from kerple.compare.finished_runs import Run, read_runs
 from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.job import Job
-from kerple.compare.page import write_comparison
 from kerple.compare.plan_deviations import deviations
 from kerple.compare.progress_board import Board
 from kerple.compare.run_folders import find_runs
-from kerple.compare.run_tables import Run, read_runs
 
 ASK_ABOVE = 1800.0  # seconds of training above which the command asks whether to start
 
@@ -56,9 +56,9 @@ def main(arguments: list[str]) -> None:
     if options.parallel < 1:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
     jobs, refused = prepare_jobs(comparison, options.parallel, options.report_only, options.rerun_changed)
-    to_do = [job for job in jobs if not run_records.finished(job)]
+    to_do = [job for job in jobs if not committed_records.finished(job)]
     fits = [] if options.report_only else [job.config for job in to_do if job.config]
-    seconds = import_module("kerple.cli.training_time").training_seconds(fits, options.parallel) if fits else None
+    seconds = import_module("kerple.cli.comparison_duration").training_seconds(fits, options.parallel) if fits else None
     time = "" if seconds is None else f"; to train {len(fits)} of them takes about {duration(seconds)}"
     print(f"{len(jobs)} runs: {len(jobs) - len(to_do)} finished, {len(to_do)} to do{time}", flush=True)
     if options.report_only and to_do:
@@ -97,9 +97,9 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
                     board.print(error or f"{job.name}: {_row(job.as_run)}")
                     failed += error is not None
                     if error is None:
-                        run_records.write_record(job, comparison.records)
+                        committed_records.write_record(job, comparison.records)
     except KeyboardInterrupt:
-        left = [job for job in to_do if not run_records.finished(job)]
+        left = [job for job in to_do if not committed_records.finished(job)]
         print(f"stopped: {len(jobs) - len(left)} of {len(jobs)} runs are done; to continue, run the command again")
         raise SystemExit(130) from None
     if failed:
@@ -118,7 +118,7 @@ def _row(run: Run) -> str:
 
 def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], printed: list[str] | None) -> None:
     """Write the report of the finished runs, and print its first table."""
-    ready = {job.name: job for job in jobs if run_records.finished(job)}
+    ready = {job.name: job for job in jobs if committed_records.finished(job)}
     if not ready:
         raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first, without --report_only")
     order = list(comparison.strategies)
@@ -132,7 +132,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
         texts["deviations"] = deviations(plan, planned, ready, refused)
     _write_report(runs, comparison.report_folder, name=comparison.name, baseline=baseline, printed=printed, **texts)
     if not texts["missing"]:
-        run_records.pack(comparison.report_folder)
+        committed_records.pack(comparison.report_folder)
 
 
 def _write_report(finished: list[Run], folder: Path, **options: Any) -> None:

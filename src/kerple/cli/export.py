@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from kerple.base import safe_loading
+from kerple.base import untrusted_checkpoints
 from kerple.base.atomic import write
 from kerple.base.mapping_files import read_mapping
 from kerple.cli.allowed_classes import allowed_classes
-from kerple.cli.arguments import add_checkpoint_arguments, command_parser, parse
+from kerple.cli.command_line import add_checkpoint_arguments, command_parser, parse
 from kerple.cli.trained_model import end_token, load_trained
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     options = parse(parser, arguments)
     need()
     from kerple.hf.exporter import TRAINED_ON, export
-    from kerple.hf.pretrained import read_stored_model
+    from kerple.hf.pretrained_network import read_stored_model
 
     language_model, data = load_trained(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
         text = {"corpus": card["corpus"], "test": data.manifest.splits["test"].sha256}
         write(config, json.dumps(read_mapping(config) | {TRAINED_ON: text}, indent=2))
     card |= {"parameters": parameters, "position": language_model.network.name}
-    steps = safe_loading.load(options.ckpt_path)["global_step"]
+    steps = untrusted_checkpoints.load(options.ckpt_path)["global_step"]
     write(Path(options.to) / "README.md", CARD.format(steps=steps, **card))
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
     condition = needs.get(name, "without this package")

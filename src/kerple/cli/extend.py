@@ -6,11 +6,11 @@ from pathlib import Path
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.progress import duration
-from kerple.base.run_directories import resume_directory
+from kerple.base.run_folder_locks import resume_directory
+from kerple.base.run_progress import duration
 from kerple.base.templates import render_template
-from kerple.cli.arguments import MODEL_FORMS, command_parser, parse
-from kerple.data.shard_options import ShardOptions
+from kerple.cli.command_line import MODEL_FORMS, command_parser, parse
+from kerple.data.datamodule_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 
 
@@ -38,16 +38,16 @@ def main(arguments: list[str]) -> None:
     parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"}, default={"corpus": "code"})
     options = parse(parser, arguments)
     from kerple.cli.torch_settings import configure_torch
+    from kerple.data.evaluation_text import ShardText
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
-    from kerple.data.text import ShardText
-    from kerple.extend.conclusion import compare_best
+    from kerple.extend.best_method_comparison import compare_best
     from kerple.extend.methods import methods
     from kerple.extend.search import TEST, VALIDATION, Search
     from kerple.hf.adapter import config_length
+    from kerple.hf.derived_model_folder import link, unpack
     from kerple.hf.memory import check_memory
-    from kerple.hf.model_folder import link, unpack
-    from kerple.hf.model_source import (
+    from kerple.hf.pretrained_files import (
         check_tokenizer,
         find_model,
         model_name,
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
         source_digest,
     )
     from kerple.hf.rope import scaled
-    from kerple.measure.runner import Runner
+    from kerple.measure.device_and_processes import Runner
 
     configure_torch()
     source = find_model(options.model)

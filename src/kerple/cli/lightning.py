@@ -15,21 +15,21 @@ from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kerple.base.errors import NO_ROOM, UserError
-from kerple.base.run_directories import LAST, fit_directory, last_checkpoint, test_directory, unlock
-from kerple.base.safe_loading import CONFIG, load, not_a_checkpoint
-from kerple.base.source_digests import SOURCE_DIGESTS, own_classes, source_digests
+from kerple.base.run_folder_locks import LAST, fit_directory, last_checkpoint, test_directory, unlock
+from kerple.base.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
+from kerple.base.user_code_digests import SOURCE_DIGESTS, own_classes, source_digests
 from kerple.cli import PROGRAM
-from kerple.cli.arguments import listed, parse
 from kerple.cli.checkpoint_agreement import check_resumption, check_tested_model
-from kerple.cli.parser import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
-from kerple.cli.stored_config import StoreConfig, samples_per_step
-from kerple.compare.run_configuration import flat
+from kerple.cli.command_line import listed, parse
+from kerple.cli.config_callback import StoreConfig, samples_per_step
+from kerple.cli.run_options import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
+from kerple.compare.flat_configuration import flat
 from kerple.data.datamodule import TokenShards
+from kerple.data.datamodule_options import ShardOptions
 from kerple.data.prepare.build import check_corpus
-from kerple.data.shard_options import ShardOptions
 from kerple.training.checkpoint_io import AtomicCheckpointIO
-from kerple.training.health import NonFiniteGuard
 from kerple.training.last_checkpoint import LastCheckpoint
+from kerple.training.non_finite_guard import NonFiniteGuard
 from kerple.training.progress_lines import ProgressLines
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
@@ -41,7 +41,7 @@ class CLI(LightningCLI):
 
     Args:
         model: Class of the model.
-        arguments: The command and its arguments, as `kerple.cli.fit.insert_stored_config` returns them.
+        arguments: The command and its arguments, as `kerple.cli.fit_and_test.insert_stored_config` returns them.
         description: Description of the program, for its help.
     """
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from kerple.base.errors import NO_ROOM, UserError, describe, unknown, user_location
-from kerple.base.run_directories import unlock
+from kerple.base.run_folder_locks import unlock
 from kerple.base.shipped_configs import FILE_OPTIONS, with_shipped_configs
 from kerple.cli import PROGRAM
 
@@ -34,6 +34,7 @@ COMMANDS = {
 }
 PRINTING = {"predict", "inspect", "plan", "check"}  # their output is their result, so a failed write is an error
 LIGHTNING = ("fit", "test", "validate")
+MODULES = {"check": "check_strategy", "inspect": "inspect_shards"}  # of the other commands, the name is the command
 DESCRIPTION = "Length extrapolation of transformers."
 COMMAND_LINES = "\n".join(f"  {name:9} {text}" for name, text in COMMANDS.items())
 HELP = f"""usage: {PROGRAM} COMMAND [options]
@@ -128,9 +129,9 @@ def _run_command(arguments: list[str]) -> None:
     if command == "test" and "--hf" in parts:
         import_module("kerple.cli.measure_pretrained").main(arguments[1:])
     elif command in LIGHTNING:
-        import_module("kerple.cli.fit").run(arguments, DESCRIPTION)
+        import_module("kerple.cli.fit_and_test").run(arguments, DESCRIPTION)
     elif command in COMMANDS:
-        import_module(f"kerple.cli.{command}").main(arguments[1:])
+        import_module(f"kerple.cli.{MODULES.get(command, command)}").main(arguments[1:])
     else:
         raise unknown("command", command, COMMANDS)
 

@@ -11,12 +11,12 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.imports import import_modules
 from kerple.base.mapping_files import read_mapping
-from kerple.base.progress import FILE, Progress
-from kerple.base.run_directories import test_directory
-from kerple.cli.arguments import MODEL_FORMS, add_folder_arguments, listed, name_in_errors, parse
-from kerple.data.shard_options import ShardOptions
+from kerple.base.module_discovery import import_modules
+from kerple.base.run_folder_locks import test_directory
+from kerple.base.run_progress import FILE, Progress
+from kerple.cli.command_line import MODEL_FORMS, add_folder_arguments, listed, name_in_errors, parse
+from kerple.data.datamodule_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.measure.measure import Measure
 from kerple.positions import StrategyBuilder
@@ -104,13 +104,13 @@ def configuration(arguments: list[str]) -> str:
 
 def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], directory: Path) -> None:
     """Load the model, prepare the text, measure, and write the results into the folder."""
+    from kerple.data.evaluation_text import ShardText
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
-    from kerple.data.text import ShardText
     from kerple.hf.exporter import TRAINED_ON
-    from kerple.hf.model_source import check_tokenizer, find_model
-    from kerple.hf.pretrained import read_network
-    from kerple.measure.runner import Runner
+    from kerple.hf.pretrained_files import check_tokenizer, find_model
+    from kerple.hf.pretrained_network import read_network
+    from kerple.measure.device_and_processes import Runner
 
     trainer, data = options.trainer, ShardOptions(**options.data.as_dict())
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
@@ -161,7 +161,7 @@ def _parse(arguments: list[str]) -> Namespace:
         raise UserError(f"hf: got none, expected {MODEL_FORMS}")
     from kerple.hf import need
     from kerple.hf.adapter import config_length
-    from kerple.hf.model_source import find_model, read_model_config, read_tokenizer
+    from kerple.hf.pretrained_files import find_model, read_model_config, read_tokenizer
 
     source = find_model(options.hf)
     need()
@@ -204,7 +204,7 @@ def _dump(options: Namespace) -> str:
 
 
 def _run_folder(options: Namespace) -> Path:
-    from kerple.hf.model_source import model_name
+    from kerple.hf.pretrained_files import model_name
 
     model, label = options.model, model_name(options.hf)
     label += f"-{model.scaling}{model.factor or ''}" if model.scaling else ""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from kerple.cli.arguments import MODEL_FORMS, command_parser, parse
+from kerple.cli.command_line import MODEL_FORMS, command_parser, parse
 
 
 def main(arguments: list[str]) -> None:
@@ -33,12 +33,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
     options = parse(parser, arguments)
     from kerple.hf import need
-    from kerple.hf.model_source import model_name
+    from kerple.hf.pretrained_files import model_name
 
     need()
     folder = Path(options.to or f"logs/probe/{model_name(options.model)}")
     model, config = read_fp32_model(options.model, options.trust_remote_code, options.trust)
-    from kerple.probe.report import probe_model
+    from kerple.probe.probe_model import probe_model
 
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
     if parts := [name for name in ("gap", "window") if options[name]]:
@@ -58,7 +58,7 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
     """Read a model as a `transformers.PreTrainedModel` in fp32, and the configuration of its text model.
 
     Args:
-        path: A checkpoint of `fit`, or a name that `kerple.hf.model_source.find_model` accepts.
+        path: A checkpoint of `fit`, or a name that `kerple.hf.pretrained_files.find_model` accepts.
         trust_remote_code: Whether code in the model's folder may run.
         trust: Packages whose classes a checkpoint may use, separated by commas.
 
@@ -68,12 +68,12 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
     if is_zipfile(path):
         from kerple.cli.allowed_classes import allowed_classes
         from kerple.hf.exporter import hugging_face_model
-        from kerple.hf.pretrained import read_stored_model
+        from kerple.hf.pretrained_network import read_stored_model
 
         model = hugging_face_model(read_stored_model(path, allowed_classes(trust)))
         return model, model.config
     from kerple.hf.memory import check_memory
-    from kerple.hf.model_source import find_model, read_model, read_model_config
+    from kerple.hf.pretrained_files import find_model, read_model, read_model_config
 
     source = find_model(path)
     config = read_model_config(source, trust_remote_code)
@@ -95,11 +95,11 @@ def network_and_text(model: Any, path: str, corpus: str, trust: str = "") -> tup
     network = model.network if hasattr(model, "network") else hugging_face_network(model)
     if is_zipfile(path):
         from kerple.cli.trained_model import load_trained
-        from kerple.data.text import ShardText
+        from kerple.data.evaluation_text import ShardText
 
         data = load_trained(path, trust)[1]
         return network, ShardText(data.folder, "test") if hasattr(data, "folder") else data
-    from kerple.hf.model_source import bos_token, find_model, read_tokenizer
+    from kerple.hf.pretrained_files import bos_token, find_model, read_tokenizer
     from kerple.probe.text_measurements import corpus_text
 
     source = find_model(path)

@@ -11,11 +11,11 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from kerple.base.errors import UserError
-from kerple.base.source_digests import source_digests
-from kerple.cli.arguments import parse
-from kerple.compare import run_records
+from kerple.base.user_code_digests import source_digests
+from kerple.cli.command_line import parse
+from kerple.compare import committed_records
+from kerple.compare.flat_configuration import flat
 from kerple.compare.job import Job
-from kerple.compare.run_configuration import flat
 
 POSITION = "--model.position"
 
@@ -46,8 +46,8 @@ def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any]
 
     Runs that differ only in their strategy have the same flags, so the configurations are resolved only once.
     """
-    from kerple.cli.fit import insert_stored_config
-    from kerple.cli.parser import fit_parser
+    from kerple.cli.fit_and_test import insert_stored_config
+    from kerple.cli.run_options import fit_parser
 
     parser = fit_parser()
     _, *arguments = insert_stored_config(["fit", f"{POSITION}=NoPE", *fit])  # for files without a strategy
@@ -82,24 +82,24 @@ def _of_run(text: str) -> dict[str, Any]:
 def with_inputs(job: Job) -> Job:
     """Return the run with digests of the models and of the user's own classes that its configuration names."""
     models = {str(job.training[key]) for key in ("weights", "model.path") if job.training.get(key)}
-    of_test = {f"{run_records.OF_TEST}{name}": digest for name, digest in source_digests(flat(job.test)).items()}
+    of_test = {f"{committed_records.OF_TEST}{name}": digest for name, digest in source_digests(flat(job.test)).items()}
     return replace(job, inputs={path: _digest(path) for path in models} | source_digests(job.training) | of_test)
 
 
 @cache
 def _digest(path: str) -> str:
-    """Return the sha256 of a checkpoint, or of a model that `kerple.hf.model_source.find_model` finds."""
+    """Return the sha256 of a checkpoint, or of a model that `kerple.hf.pretrained_files.find_model` finds."""
     if Path(path).is_file():
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    from kerple.hf.model_source import find_model, source_digest  # needs optional packages
+    from kerple.hf.pretrained_files import find_model, source_digest  # needs optional packages
 
     return source_digest(find_model(path))
 
 
 def with_precision(job: Job) -> Job:
     """Return the run with the precision that ``auto`` selects on this machine in place of ``auto``."""
-    from kerple.base.precision import choose_precision
+    from kerple.base.auto_precision import choose_precision
 
     trainer = job.config.get("trainer", {})
     if trainer.get("precision") != "auto":
@@ -122,7 +122,7 @@ def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     """
     from pytorch_lightning import LightningDataModule
 
-    from kerple.cli.parser import original_errors
+    from kerple.cli.run_options import original_errors
 
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")

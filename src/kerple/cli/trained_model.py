@@ -3,11 +3,11 @@
 from jsonargparse import ArgumentError
 from pytorch_lightning.cli import LightningArgumentParser
 
-from kerple.base import safe_loading
+from kerple.base import untrusted_checkpoints
 from kerple.base.errors import UserError
 from kerple.cli.allowed_classes import allowed_classes
 from kerple.cli.checkpoint_agreement import check_weights
-from kerple.cli.parser import add_model_and_data, original_errors
+from kerple.cli.run_options import add_model_and_data, original_errors
 from kerple.data import TokenShards
 from kerple.tasks import TaskData
 from kerple.tasks.vocabulary import END_ID
@@ -40,7 +40,7 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
         kind, expected = type(loaded.data).__name__, "a model trained on TokenShards or TaskData"
         raise UserError(f"ckpt_path: {path} was trained on {kind}, which cannot encode a prompt; expected {expected}")
     loaded.data.setup("predict")
-    content = safe_loading.load(path)
+    content = untrusted_checkpoints.load(path)
     check_weights(path, content, loaded.model)
     if (state := content.get(type(loaded.data).__qualname__)) is not None:
         loaded.data.load_state_dict(state)

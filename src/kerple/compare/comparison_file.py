@@ -30,7 +30,8 @@ class Strategy:
         flags: Further flags of `fit` for this strategy only, such as ``{data.length: 128}``.
         hf: A pretrained model in place of ``position``: a folder, a GGUF file or a name on the Hugging Face hub. It is
             not fitted, and it is tested once instead of once per seed. ``options`` are then those of
-            `kerple.hf.pretrained.read_network`, such as ``{scaling: yarn, factor: 2}``, and ``flags`` those of `test`.
+            `kerple.hf.pretrained_network.read_network`, such as ``{scaling: yarn, factor: 2}``, and ``flags`` those of
+            `test`.
         seeds: Number n of seeds: the first n seeds of the comparison are used; null for all.
     """
 
@@ -68,8 +69,8 @@ class Comparison:
             lists deviations from it.
         plan_page: Path of the page that explains the plan. Each run records the digests of this page and of ``plan``.
         planned_data: In a plan: checksum of the data of all runs; null for any data.
-        planned_code: In a plan: digest of the package's source by `kerple.base.source_digests.package_digest`; null for
-            any source.
+        planned_code: In a plan: digest of the package's source by `kerple.base.user_code_digests.package_digest`; null
+            for any source.
         looked_at: In a plan: seeds whose results were known before the plan was written. The report lists their runs as
             deviations.
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from subprocess import Popen
 
-from kerple.base.resources import cores
+from kerple.base.processor_cores import cores
 from kerple.compare.job import Job
 from kerple.compare.run_process import signals, start, stop, wait
 

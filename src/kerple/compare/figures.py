@@ -59,7 +59,7 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
     results of these protocols. If there are parts, the name of a protocol begins with the part, as in ``rfc full``.
 
     Args:
-        results: Results of the runs, see `kerple.compare.run_tables.Runs`.
+        results: Results of the runs, see `kerple.compare.finished_runs.Runs`.
         strategies: Labels of all strategies, in the order of their colours.
     """
     styles, results = styles_of(strategies), results[results["metric"] == "ppl"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from kerple.compare.run_tables import Runs
+from kerple.compare.finished_runs import Runs
 from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better
 from kerple.compare.tables import format_mean, loss_differences
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from kerple.compare.run_configuration import LOCATIONS
-from kerple.compare.run_tables import Run, Runs
+from kerple.compare.finished_runs import Run, Runs
+from kerple.compare.flat_configuration import LOCATIONS
 from kerple.compare.statistics import CELL
 
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # only pretrained models have scaling and factor
@@ -21,7 +21,7 @@ def inconsistencies(runs: Runs) -> list[str]:
 
     - options other than the seed, between runs of the same strategy in the same part of the comparison (a part is, for
       example, one task),
-    - the description of a protocol's scored text (`kerple.compare.run_tables.Runs.text_descriptions`),
+    - the description of a protocol's scored text (`kerple.compare.finished_runs.Runs.text_descriptions`),
     - the precision of training,
     - the number of targets of a protocol and length.
     """

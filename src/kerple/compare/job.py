@@ -5,13 +5,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kerple.compare.run_configuration import flat
-from kerple.compare.run_tables import Run
+from kerple.compare.finished_runs import Run
+from kerple.compare.flat_configuration import flat
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A fit and its test. `kerple.compare.run_tables.Run` describes the results of both.
+    """A fit and its test. `kerple.compare.finished_runs.Run` describes the results of both.
 
     Args:
         label: Label of the strategy.

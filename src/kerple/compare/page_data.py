@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kerple.compare.context_gain import curve, parts
+from kerple.compare.context_gain_figures import curve, parts
 from kerple.compare.figures import Styles, styles_of
-from kerple.compare.run_tables import Runs
+from kerple.compare.finished_runs import Runs
 from kerple.compare.statistics import METRIC_NAMES, in_tokens, lower_is_better
 
 DASHES = {"-": [], "--": [8, 4], ":": [2, 3], "-.": [10, 3, 2, 3]}  # lengths of dash, gap, dash, … in pixels
@@ -68,7 +68,7 @@ def _gains(table: pd.DataFrame | None, styles: Styles) -> list[dict[str, Any]]:
     """The figure of the context gain, with parts in place of protocols; empty without rows beyond the window.
 
     Args:
-        table: See `kerple.compare.context_gain.context_figures`.
+        table: See `kerple.compare.context_gain_figures.context_figures`.
         styles: Name, colour and dashes of each strategy's curve.
     """
     protocols = []

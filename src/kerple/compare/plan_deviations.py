@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import median
 
 from kerple.base.shipped_configs import config_path
-from kerple.compare import run_records
+from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
+from kerple.compare.flat_configuration import differences
 from kerple.compare.job import Job
-from kerple.compare.run_configuration import differences
 from kerple.measure import results_file
 
 DIVERGED = 1.5  # ratio of a run's loss to the median of its strategy above which the run has diverged
@@ -39,14 +39,14 @@ def deviations(
         reason = f" (results were refused: {refused[name]})" if name in refused else ""
         runs[f"missing{reason}"].append(name)
     for name, job in finished.items():
-        run = run_records.described(job.test_folder) or {}
+        run = committed_records.described(job.test_folder) or {}
         then = run.get("plan", {})
         found = [f"another version of {path} at training" for path, now in job.plan.items() if then.get(path) != now]
         if name not in planned:
             found.append("not planned")
         else:
             found += differences(run["config"], planned[name].training)
-            found += [f"test: {change}" for change in run_records.changed_test(run, planned[name])]
+            found += [f"test: {change}" for change in committed_records.changed_test(run, planned[name])]
         if plan.planned_data not in (None, run["data"]):
             found.append(f"other data, checksum {run['data']}")
         if plan.planned_code and run.get("code") != [plan.planned_code]:

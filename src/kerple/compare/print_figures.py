@@ -10,9 +10,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from kerple.base.errors import UserError
-from kerple.compare.context_gain import context_figures
+from kerple.compare.context_gain_figures import context_figures
 from kerple.compare.figures import figures
-from kerple.compare.run_tables import Runs
+from kerple.compare.finished_runs import Runs
 
 # in inches: width of a column, height of the axes with the title of the legend, height of a row of the legend
 WIDTH, AXES, ROW = 3.25, 2.2, 0.15

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from kerple.base.progress import FILE, duration, progress_line, read_progress
+from kerple.base.run_progress import FILE, duration, progress_line, read_progress
 from kerple.compare.job import Job
 
 EVERY = 15.0  # seconds between two outputs if the console is not a terminal

@@ -1,6 +1,6 @@
 """Folders of finished runs: the records of a report, and runs in any folder.
 
-A record is a copy of a run's results that is committed with a report, see `kerple.compare.run_records`.
+A record is a copy of a run's results that is committed with a report, see `kerple.compare.committed_records`.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from kerple.base.errors import UserError
-from kerple.compare.run_tables import Run
+from kerple.compare.finished_runs import Run
 from kerple.measure import results_file
 
 PACKED = "records.zip"  # name of the archive of records in the folder of a report

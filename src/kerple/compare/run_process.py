@@ -24,9 +24,9 @@ import kerple
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
-from kerple.base.run_directories import lock
-from kerple.base.source_digests import own_classes
-from kerple.compare import run_records
+from kerple.base.run_folder_locks import lock
+from kerple.base.user_code_digests import own_classes
+from kerple.compare import committed_records
 from kerple.compare.job import Job
 from kerple.measure import results_file
 
@@ -75,7 +75,7 @@ def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
         None if the run is finished, otherwise an error message with the last lines of its output.
     """
     status, log = process.wait(), job.beside(".log")
-    if not status and run_records.finished(job):
+    if not status and committed_records.finished(job):
         return None
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
     return f"{job.name}: ended with status {status}, see {log}:\n{tail}"
@@ -107,7 +107,9 @@ def work(main: Callable[[list[str]], None]) -> None:
     content = read_mapping(Path(sys.argv[1]))
     job = Job(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
     with locked(job):
-        if not run_records.finished(job):  # another comparison may have finished it while this one waited for the lock
+        if not committed_records.finished(
+            job
+        ):  # another comparison may have finished it while this one waited for the lock
             _finish(job, main)
 
 
@@ -124,17 +126,17 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
     resumed = job.checkpoint.is_file()
     # without a complete test, even a finished fit is resumed; it then ends immediately
     tested_before = resumed and any(
-        run_records.described(path.parent) for path in job.directory.glob(f"*/{results_file.ABOUT}")
+        committed_records.described(path.parent) for path in job.directory.glob(f"*/{results_file.ABOUT}")
     )
     if job.config and not tested_before:
         if not resumed:
             remove(job.directory)
-        run_records.begin(job, resumed)
+        committed_records.begin(job, resumed)
         # not --ckpt_path=last, which would read the newest version of the folder, such as a seed-1_v1 of the user
         checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
         _call(main, "fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
     # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
-    if (job.test_folder / results_file.ABOUT).exists() and run_records.described(job.test_folder) is None:
+    if (job.test_folder / results_file.ABOUT).exists() and committed_records.described(job.test_folder) is None:
         job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
     remove(job.test_folder)
     model, options = f"--ckpt_path={job.checkpoint}", job.test
@@ -143,7 +145,7 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
         options = options | {"model": {key: value for key, value in options["model"].items() if key != "path"}}
     file = _file(job, f".{job.test_folder.name}.test.yaml", options)
     _call(main, "test", model, *_trust(job.training), file, f"--run_dir={job.test_folder}")
-    run_records.complete(job)
+    committed_records.complete(job)
 
 
 def _file(job: Job, suffix: str, config: dict[str, Any]) -> str:

@@ -135,7 +135,7 @@ def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | N
     strategies have. If the training length of any task is not known, the means of all tasks are over all lengths.
 
     Args:
-        results: Results of the runs, see `kerple.compare.run_tables.Runs`.
+        results: Results of the runs, see `kerple.compare.finished_runs.Runs`.
         metric: Name of the metric.
         trained: Training length of each task; None if it is not known.
     """
@@ -175,7 +175,7 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
     The speed is left out if several runs were trained at a time.
 
     Args:
-        measured: Cost of training of the runs, see `kerple.compare.run_tables.Runs`.
+        measured: Cost of training of the runs, see `kerple.compare.finished_runs.Runs`.
     """
     if measured.empty:
         return None

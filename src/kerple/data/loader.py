@@ -10,9 +10,9 @@ from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from kerple.base.errors import UserError
+from kerple.data.evaluation_text import TextBlocks
 from kerple.data.order import Order
 from kerple.data.shards import TokenStream
-from kerple.data.text import TextBlocks
 from kerple.model import Batch
 
 

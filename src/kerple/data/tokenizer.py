@@ -55,7 +55,7 @@ def load_tokenizer(source: str) -> Tokenizer:
         UserError: `source` does not exist, the hub cannot be reached, or the file is not a tokenizer.
     """
     if source.startswith(MODEL_PREFIX):
-        from kerple.hf.model_source import find_model, read_tokenizer  # needs optional packages
+        from kerple.hf.pretrained_files import find_model, read_tokenizer  # needs optional packages
 
         return read_tokenizer(find_model(source.removeprefix(MODEL_PREFIX)))
     path = Path(source)

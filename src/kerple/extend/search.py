@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
-from kerple.data.text import Text, TextBlocks, shuffled
+from kerple.data.evaluation_text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
-from kerple.hf.pretrained import read_network
+from kerple.hf.pretrained_network import read_network
+from kerple.measure.device_and_processes import Runner
 from kerple.measure.far_context import counterparts, document_groups, far_context_texts, mean_interval
-from kerple.measure.runner import Runner
 from kerple.model.stored_model import build_strategy
 
 FEWEST, MOST = 2, 16  # smallest number of blocks at any length, and largest number at the longest length
@@ -37,7 +37,7 @@ class Search:
     search can continue.
 
     Args:
-        path: Path or name of the model, see `kerple.hf.model_source.find_model`.
+        path: Path or name of the model, see `kerple.hf.pretrained_files.find_model`.
         methods: The methods; the first leaves the model unchanged.
         length: Training length L in tokens.
         target: Target length N in tokens.

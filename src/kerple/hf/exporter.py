@@ -13,13 +13,13 @@ import transformers
 from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
-from kerple.hf.families import LLAMA
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
 from kerple.hf.translation import parameters
+from kerple.hf.translation_tables import LLAMA
 from kerple.model.architecture import Architecture
 from kerple.model.stored_model import StoredModel, Weights
 from kerple.positions import Position
-from kerple.positions.coupled import PlaceEmbedding
+from kerple.positions.position_coupling import PlaceEmbedding
 
 TRAINED_ON = "kerple_trained_on"
 """Key of config.json for the corpus of the exported run and the sha256 of its test text."""

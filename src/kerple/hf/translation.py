@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.hf.families import FAMILIES, GEMMA3, Family
 from kerple.hf.rope import layer_rope, read_rope
+from kerple.hf.translation_tables import FAMILIES, GEMMA3, Family
 from kerple.hf.windowed_attention import layer_kinds
 from kerple.model.stored_model import StoredModel, Weights
 

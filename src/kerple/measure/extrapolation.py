@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.data.text import Text, TextBlocks, shuffled
+from kerple.data.evaluation_text import Text, TextBlocks, shuffled
+from kerple.measure.device_and_processes import Runner
 from kerple.measure.extrapolation_figures import context_gain_figure, perplexity_figure, perplexity_table
 from kerple.measure.measure import (
     Measure,
@@ -20,15 +21,14 @@ from kerple.measure.measure import (
     require_positive,
     skipped_lengths,
 )
-from kerple.measure.protocol_losses import ProtocolLosses
+from kerple.measure.protocol_loss_sums import ProtocolLosses
 from kerple.measure.protocols import Protocol, ProtocolName, full
 from kerple.measure.result import Result
-from kerple.measure.runner import Runner
 from kerple.model.network import Network, Windows
 from kerple.positions.visibility import EVERYTHING, Distances, Visibility
 
 if TYPE_CHECKING:
-    from kerple.measure.metrics import ContextGain
+    from kerple.measure.loss_metrics import ContextGain
 
 OPTIONS = {"window": ("windowed", "keep_first"), "keep_first": ("keep_first",), "stride": ("sliding",), "k": ("last",)}
 """Options of protocols, and the protocols that use each option."""
@@ -229,7 +229,7 @@ class Extrapolation(Measure):
         has_both = self.sampling == "blocks" and {"full", "windowed"} <= set(self.protocols)
         if not (has_both and window < length <= length_limit(network)):
             return None
-        from kerple.measure.metrics import ContextGain  # imports torchmetrics, which takes seconds
+        from kerple.measure.loss_metrics import ContextGain  # imports torchmetrics, which takes seconds
 
         return ContextGain(length, window).to(runner.device)
 

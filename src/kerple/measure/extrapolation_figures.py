@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kerple.measure.plotting import label_axes, panel
-from kerple.measure.protocol_losses import ProtocolLosses
+from kerple.measure.protocol_loss_sums import ProtocolLosses
 
 
 def perplexity_table(measurements: Sequence[ProtocolLosses], training_length: int) -> str:
@@ -49,7 +49,8 @@ def context_gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     """Draw the context gain at the positions beyond the window.
 
     Args:
-        rows: Rows of `kerple.measure.metrics.ContextGain`. At least one has a first position of ``window`` or more.
+        rows: Rows of `kerple.measure.loss_metrics.ContextGain`. At least one has a first position of ``window`` or
+            more.
         title: Title of the figure.
     """
     beyond = [row for row in rows if row["first"] >= row["window"]]

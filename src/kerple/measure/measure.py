@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 
 from kerple.base.errors import UserError
-from kerple.data.text import Text, TextBlocks
+from kerple.data.evaluation_text import Text, TextBlocks
+from kerple.measure.device_and_processes import Runner
 from kerple.measure.result import Result
-from kerple.measure.runner import Runner
 from kerple.model.network import Limited, Network
 
 
@@ -31,7 +31,8 @@ class Measure(ABC):
 
         Args:
             network: The network, in evaluation mode.
-            text: A `kerple.data.text.Text` or token ids (N,). `TaskAccuracy` takes a `kerple.tasks.sampling.Examples`.
+            text: A `kerple.data.evaluation_text.Text` or token ids (N,). `TaskAccuracy` takes a
+                `kerple.tasks.sampling.Examples`.
             runner: Device, precision and processes; None for this process on the CPU in fp32.
 
         Returns:
@@ -54,7 +55,7 @@ class Measure(ABC):
         """
         require_capabilities(self, network, self.needs)
         if not isinstance(text, Text):
-            given = f"got {type(text).__name__}, expected the text of TokenShards or a kerple.data.text.Text"
+            given = f"got {type(text).__name__}, expected the text of TokenShards or a kerple.data.evaluation_text.Text"
             raise UserError(f"{type(self).__name__}: data: {given}; change data, or leave out {type(self).__name__}")
 
     def skip_reason(self, network: Network) -> str | None:

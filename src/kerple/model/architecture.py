@@ -54,7 +54,7 @@ class Architecture:
         dropout: Dropout probability of the embeddings and of the outputs of attention and feed-forward network.
         attention: Implementation of attention. ``auto`` selects the fastest one that supports the strategy, and logs
             the choice. ``fused`` does the same, but raises an error if the choice is attention in blocks of queries.
-            ``blocks`` and ``reference`` select these implementations (`kerple.attention.backend`).
+            ``blocks`` and ``reference`` select these implementations (`kerple.attention.backend_selection`).
 
     Raises:
         UserError: If an option is unknown or out of range.

@@ -13,7 +13,7 @@ from kerple.attention.spec import Modified
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
-from kerple.model.first_tokens import FirstTokens, check_distances, is_separable
+from kerple.model.kept_first_tokens import FirstTokens, check_distances, is_separable
 from kerple.positions import Position, QueryKeyBlock, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
@@ -28,7 +28,7 @@ class PositionContext:
         table: `Position.bias` at distances 0 to T - 1, (H, T) fp32. None if the strategy has no bias, or if positions
             are not contiguous, so that the bias is evaluated for each pair.
         weight: `Position.score_scale` at distances 0 to T - 1, (H, T) fp32, or None for the same reasons.
-        attention: Option for the implementation of attention, see `kerple.attention.backend`.
+        attention: Option for the implementation of attention, see `kerple.attention.backend_selection`.
         first: The first tokens of the text, which queries see from outside their window, if their scores are computed
             separately; None if not.
     """

@@ -10,11 +10,11 @@ from typing import Any
 from kerple.base.errors import unknown
 from kerple.positions.base import Position, Shape, StrategyBuilder
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
-from kerple.positions.distance import ALiBi
-from kerple.positions.coupled import Abacus
+from kerple.positions.alibi_and_sandwich import ALiBi
+from kerple.positions.position_coupling import Abacus
 from kerple.positions.cope import CoPE
 from kerple.positions.combined import Combined
-from kerple.positions.coupled import Coupled
+from kerple.positions.position_coupling import Coupled
 from kerple.positions.dape import DAPE
 from kerple.positions.dape import DAPEv2
 from kerple.positions.fire import FIRE
@@ -30,7 +30,7 @@ from kerple.positions.kerple import KerpleWeight1
 from kerple.positions.kerple import KerpleWeight2
 from kerple.positions.layer_pattern import LayerPattern
 from kerple.positions.absolute import Learned
-from kerple.positions.learned_relative_bias import LearnedRelativeBias
+from kerple.positions.query_dependent_bias import LearnedRelativeBias
 from kerple.positions.absolute import NoPE
 from kerple.positions.output_gate import OutputGate
 from kerple.positions.path import PaTH
@@ -39,7 +39,7 @@ from kerple.positions.randomized import RandomizedPositions
 from kerple.positions.self_extend import ReRoPE
 from kerple.positions.rotary import RoPE
 from kerple.positions.temperature import SSMax
-from kerple.positions.distance import Sandwich
+from kerple.positions.alibi_and_sandwich import Sandwich
 from kerple.positions.self_extend import SelfExtend
 from kerple.positions.shaw import Shaw
 from kerple.positions.sink import Sink

@@ -17,7 +17,7 @@ from inspect import isfunction
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.positions.constrained import Constrained
+from kerple.positions.constrained_parameters import Constrained
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
 

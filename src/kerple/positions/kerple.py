@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.constrained import HUGE, Start
+from kerple.positions.constrained_parameters import HUGE, Start
 
 
 class KerpleKernel(Position):

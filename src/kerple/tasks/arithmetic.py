@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.tasks.places import DIGIT_IDS, in_step
 from kerple.tasks.task import Example, Task, digits_text
+from kerple.tasks.token_places import DIGIT_IDS, in_step
 from kerple.tasks.vocabulary import IDS
 
 DigitOrder = Literal["plain", "reversed"]
@@ -48,7 +48,7 @@ class Addition(Task):
         return Example(f"{first}+{second}", total, (length, *sizes), key="+".join(sorted((a, b))))
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Return equal places for digits of equal significance, as `kerple.tasks.places.in_step` does.
+        """Return equal places for digits of equal significance, as `kerple.tasks.token_places.in_step` does.
 
         With padding, the ``+`` has the place that follows the digits of the first operand. The final digit of the sum
         has this place too, because the sum has one more digit. The ``+`` therefore shows the model which digit is the

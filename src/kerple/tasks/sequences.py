@@ -3,8 +3,8 @@
 import numpy as np
 from torch import Tensor
 
-from kerple.tasks.places import LETTER_IDS, in_step, mirrored
 from kerple.tasks.task import Example, Task, check_option
+from kerple.tasks.token_places import LETTER_IDS, in_step, mirrored
 from kerple.tasks.vocabulary import LETTERS
 
 

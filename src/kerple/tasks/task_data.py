@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.loader import TrainingLoader, rank_and_world_size
-from kerple.tasks.places import abacus
 from kerple.tasks.sampling import Examples, HeldOutProblems, Sampler, collate
 from kerple.tasks.task import Example, Task
+from kerple.tasks.token_places import abacus
 from kerple.tasks.vocabulary import BEGIN, CHARACTERS, characters_to_ids, ids_to_characters
 
 

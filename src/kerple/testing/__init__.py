@@ -13,7 +13,7 @@ from typing import Any
 
 from kerple.base.errors import describe
 from kerple.positions import Position
-from kerple.testing import forward_pass, parameters, rounding  # noqa: F401 -- importing them registers their tests
+from kerple.testing import forward_pass, fp32_computation, parameters  # noqa: F401 -- importing them registers their tests
 from kerple.testing.subject import AT_LENGTHS, PROPERTIES, DoesNotApply, Property, Subject
 
 __all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcomes"]

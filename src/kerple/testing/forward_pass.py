@@ -6,7 +6,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from kerple.attention import blocks
+from kerple.attention import blockwise
 from kerple.positions.base import Position
 from kerple.positions.visibility import Visibility
 from kerple.testing.subject import (
@@ -162,15 +162,17 @@ def block_size(subject: Subject, length: int) -> None:
 
     Attention is computed in blocks of queries. The default size is compared with two other sizes.
     """
-    network, ids, default = subject.network(length), tokens(2, length), blocks.QUERIES_AT_ONCE
+    network, ids, default = subject.network(length), tokens(2, length), blockwise.QUERIES_AT_ONCE
     for window in (None, length // 4):
         expected = network(ids, Visibility(window))
         try:
-            for blocks.QUERIES_AT_ONCE in (max(3, length // 7), length):
+            for blockwise.QUERIES_AT_ONCE in (max(3, length // 7), length):
                 got = network(ids, Visibility(window))
-                same(got, expected, f"logits in blocks of {blocks.QUERIES_AT_ONCE}, window {window}, {length} tokens")
+                same(
+                    got, expected, f"logits in blocks of {blockwise.QUERIES_AT_ONCE}, window {window}, {length} tokens"
+                )
         finally:
-            blocks.QUERIES_AT_ONCE = default
+            blockwise.QUERIES_AT_ONCE = default
 
 
 @holds_at_lengths

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError
-from kerple.positions.constrained import Constrained
+from kerple.positions.constrained_parameters import Constrained
 from kerple.testing.subject import DoesNotApply, Subject, holds, holds_at_lengths, tokens
 
 

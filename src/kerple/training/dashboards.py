@@ -7,9 +7,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from kerple.positions import Position
-from kerple.training.lightning_types import tensorboard_writers
 from kerple.training.sharding import full_tensor
 from kerple.training.throughput import count_position_parameters
+from kerple.training.trainer_access import tensorboard_writers
 
 TRAINING_CHARTS = {
     "loss": ["Multiline", ["train/loss", "val/loss"]],

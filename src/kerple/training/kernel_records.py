@@ -11,8 +11,8 @@ from kerple.base.errors import UserError
 from kerple.measure.kernel_curves import KernelCurves, kernel_tables
 from kerple.measure.plotting import grid, label_axes
 from kerple.measure.result import Result
-from kerple.training.lightning_types import network_of, refuse_shards
 from kerple.training.measure_callback import publish, runner
+from kerple.training.trainer_access import network_of, refuse_shards
 
 MAX_RECORDS = 400  # they are part of each checkpoint
 

@@ -17,7 +17,7 @@ from torchmetrics import MeanMetric
 from kerple.base.errors import UserError
 from kerple.model import Batch, Transformer
 from kerple.positions import Shape, StrategyBuilder
-from kerple.positions.coupled import PlaceEmbedding
+from kerple.positions.position_coupling import PlaceEmbedding
 from kerple.training.muon import Muon
 from kerple.training.schedule import ScheduleName, lr_multiplier
 from kerple.training.sharding import ShardedBlocks, full_tensor
@@ -136,7 +136,7 @@ class LanguageModel(LightningModule):
     def set_places(self, data: object) -> None:
         """Give the network the places that the task of the data assigns to tokens, if a strategy embeds places.
 
-        A place is for example the significance of a digit, see `kerple.positions.coupled`.
+        A place is for example the significance of a digit, see `kerple.positions.position_coupling`.
 
         Raises:
             UserError: If a strategy needs places and the data has none, or strategies of two classes embed places.

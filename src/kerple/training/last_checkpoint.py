@@ -11,9 +11,9 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 from kerple.base.errors import UserError
-from kerple.base.run_directories import LAST
-from kerple.training.lightning_types import log_directory, untyped
+from kerple.base.run_folder_locks import LAST
 from kerple.training.signals import Signals, requeue
+from kerple.training.trainer_access import log_directory, untyped
 
 ACCUMULATION = "accumulate_grad_batches"
 

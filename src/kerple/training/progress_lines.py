@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.base.progress import FILE, Progress
-from kerple.training.lightning_types import log_directory, untyped
+from kerple.base.run_progress import FILE, Progress
+from kerple.training.trainer_access import log_directory, untyped
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.training.lightning_types import log_directory
+from kerple.training.trainer_access import log_directory
 
 GIT = ["git", "-C", str(Path(__file__).parent)]
 

@@ -17,11 +17,11 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.attention.backend import backends_used
+from kerple.attention.backend_selection import backends_used
 from kerple.base.atomic import write
 from kerple.positions import Position
-from kerple.training.lightning_types import log_directory, untyped
 from kerple.training.provenance import git
+from kerple.training.trainer_access import log_directory, untyped
 
 
 class Throughput(Callback):

@@ -9,8 +9,8 @@ from lightning_fabric.connector import _PRECISION_INPUT
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from kerple.base.auto_precision import EMULATED, SAFE, choose_precision, emulated
 from kerple.base.errors import UserError
-from kerple.base.precision import EMULATED, SAFE, choose_precision, emulated
 from kerple.measure.measure import Measure
 from kerple.training.measure_callback import MeasureCallback
 
@@ -21,7 +21,7 @@ class AutoTrainer(Trainer):
     ``accelerator: auto`` never selects an Apple GPU, because it has no fp64, in which losses are summed.
 
     Args:
-        precision: A precision of Lightning, or ``auto`` for `kerple.base.precision.choose_precision`.
+        precision: A precision of Lightning, or ``auto`` for `kerple.base.auto_precision.choose_precision`.
         callbacks: Callbacks and measurements. Each measurement is wrapped in a `MeasureCallback`.
 
     Raises:

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
-from kerple.cli import inspect, prepare
+from kerple.cli import inspect_shards, prepare
+from kerple.data.datamodule_options import ShardOptions
+from kerple.data.evaluation_text import ShardText
 from kerple.data.manifest import token_dtype
 from kerple.data.prepare import build
 from kerple.data.prepare.corpora import find_corpus
-from kerple.data.prepare.documents import split_of
-from kerple.data.shard_options import ShardOptions
+from kerple.data.prepare.document_splits import split_of
 from kerple.data.shards import BLOCK, Folder, TokenStream, verify
-from kerple.data.text import ShardText
 from tests.data.conftest import contents, small_build, write_lines
 
 
@@ -174,7 +174,7 @@ def test_the_command_prepares_the_corpus_of_a_configuration(json_lines, tmp_path
     options = "{corpus: elsewhere, vocabulary: 300, prepare_workers: 1, length: 8}"
     Path("config.yaml").write_text(f"data: {{class_path: TokenShards, init_args: {options}}}\nlogs: x\n")
     prepare.main(["--config", "config.yaml", "--data", "TokenShards", "--data.init_args.corpus", "books.d"])
-    inspect.main(["data/books-bpe300", "--tokens", "5", "--seed", "1"])
+    inspect_shards.main(["data/books-bpe300", "--tokens", "5", "--seed", "1"])
     assert "all checksums are correct" in capsys.readouterr().out
     Path("config.yaml").write_text("data: {class_path: TaskData, init_args: {task: Copy}}")
     for path in ("config.yaml", "nowhere.yaml", "books.d/part0.jsonl"):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from kerple.base.errors import UserError
-from kerple.data.input_files import decompress, filesystem, is_remote, open_bytes, without_query
+from kerple.data.file_opening import decompress, filesystem, is_remote, open_bytes, without_query
 
 LINES = tuple(f".{kind}{packed}" for kind in ("jsonl", "ndjson") for packed in ("", ".zst", ".gz"))
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")

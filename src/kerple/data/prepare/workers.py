@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
-from kerple.base.resources import cores
+from kerple.base.processor_cores import cores
 from kerple.data.manifest import SPLITS
 from kerple.data.prepare.readers import Document
 from kerple.data.shards import Tokens

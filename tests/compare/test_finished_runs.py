@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kerple.compare import page, run_records
+from kerple.compare import committed_records, comparison_report
+from kerple.compare.finished_runs import Run, read_runs
 from kerple.compare.job import Job
 from kerple.compare.run_folders import PACKED, record_folders, recorded_runs
-from kerple.compare.run_tables import Run, read_runs
 from kerple.compare.table_markup import Cell, Table
 from kerple.compare.tables import cost_table
 from kerple.measure import results_file
@@ -59,7 +59,7 @@ def test_a_test_without_configuration_and_cost_has_a_report(tmp_path: Path) -> N
     for name in ("config.yaml", "cost.json"):
         (test.parent / name).unlink()
     runs = read_runs([Run("mine", 0, test)])
-    assert page.write_comparison(runs, tmp_path / "report", name="x", baseline="mine").is_file()
+    assert comparison_report.write_comparison(runs, tmp_path / "report", name="x", baseline="mine").is_file()
 
 
 def test_two_runs_with_the_same_label_and_seed_are_an_error(tmp_path: Path) -> None:
@@ -102,20 +102,20 @@ def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_sm
     test = write_run(tmp_path / "seed-1236", "ALiBi", 1236, CURVE)
     rows = "".join(f"0,{distance},{-0.1 * distance:.17g}\n" for distance in range(2048))
     (test / "kernels.csv").write_text(f"head,distance,bias\n{rows}")
-    (test / "huge.csv").write_text("a,b\n" + "1,0.5\n" * (run_records.MOST_ROWS + 1))
+    (test / "huge.csv").write_text("a,b\n" + "1,0.5\n" * (committed_records.MOST_ROWS + 1))
     (tmp_path / "seed-1236" / "config.yaml").write_text("trainer: {precision: bf16-mixed}\nseed_everything: 1236")
     config = {"seed_everything": 1236, "trainer.precision": "auto", "trainer.gradient_clip_val": float("inf")}
     job = Job("ALiBi", 1236, "", test.parent, test, [], config=config, test_config=config, data="sum")
-    run_records.complete(job)
+    committed_records.complete(job)
     about = json.loads((test / results_file.ABOUT).read_text(), parse_constant=pytest.fail)  # strict JSON
     chosen = config | {"trainer.precision": "bf16-mixed", "trainer.gradient_clip_val": "Infinity"}
     assert about["run"]["config"] == chosen  # the precision of the run instead of auto
-    assert run_records.finished(job)
-    assert not run_records.finished(replace(job, data="another"))
+    assert committed_records.finished(job)
+    assert not committed_records.finished(replace(job, data="another"))
     report = tmp_path / "report"
     (report / "runs/ALiBi/seed-1236").mkdir(parents=True)
     (report / "runs/ALiBi/seed-1236/earlier.csv.gz").touch()
-    run_records.write_record(job, record_folders(report))
+    committed_records.write_record(job, record_folders(report))
     (record,) = recorded_runs(report)
     ours, again = (read_runs([run]) for run in (replace(record, folder=test), record))
     for name in ("results", "blocks", "costs"):
@@ -137,7 +137,7 @@ def test_single_records_replace_those_in_the_archive_and_the_archive_is_determin
             shutil.rmtree(folder.with_name("run"))
             if (step, seed) == (0, 1236):
                 (folder / "earlier.csv.gz").touch()
-            run_records.pack(tmp_path / name)
+            committed_records.pack(tmp_path / name)
             assert not (tmp_path / name / "runs").exists()
         packed.append((tmp_path / name / PACKED).read_bytes())
         recorded = [(run.part, run.strategy, run.seed) for run in recorded_runs(tmp_path / name)]
@@ -186,7 +186,7 @@ def test_a_table_of_many_lengths_or_tasks_has_at_most_twelve_columns(tmp_path: P
     of_text = [Run(s, 1236, write_run(folder, s, 1236, curve, lengths=lengths)) for s, folder, _ in folders]
     of_tasks = [Run(s, 1236, write_task_run(folder, s, 1236, tasks)) for s, _, folder in folders]
     for runs, row in ((of_text, "1280 (20×)"), (of_tasks, "| task 19 | 0.950 | 0.950 |")):
-        page.write_comparison(read_runs(runs), tmp_path / "report", name="x", baseline="ALiBi")
+        comparison_report.write_comparison(read_runs(runs), tmp_path / "report", name="x", baseline="ALiBi")
         text = (tmp_path / "report" / "table.md").read_text()
         assert max(line.count(" | ") for line in text.splitlines() if line.startswith("| ---")) <= 13
         assert row in text

@@ -15,13 +15,13 @@ from markupsafe import Markup
 from kerple.base.templates import render_template
 from kerple.compare import tables
 from kerple.compare.analysis_tables import analyses
-from kerple.compare.context_gain import context_figures
+from kerple.compare.context_gain_figures import context_figures
 from kerple.compare.figures import figures, loss_and_gain, save
 from kerple.compare.findings import findings
+from kerple.compare.finished_runs import Runs
 from kerple.compare.inconsistencies import inconsistencies, only_positions_differ, public_configs
 from kerple.compare.page_data import page_figures
 from kerple.compare.print_figures import write_print_figures
-from kerple.compare.run_tables import Runs
 from kerple.compare.statistics import in_tokens, summarise
 from kerple.compare.table_markup import Table, without_tags
 
@@ -58,7 +58,7 @@ def write_comparison(
     ``report.html``, which needs no other file. The files are deterministic, except for the time in ``report.html``.
 
     Args:
-        runs: The runs, see `kerple.compare.run_tables.read_runs`.
+        runs: The runs, see `kerple.compare.finished_runs.read_runs`.
         folder: Folder of the report, which is created if it does not exist. Files of the same names are replaced.
         name: Title of the report.
         baseline: The strategy with which the others are compared.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.data.input_files import without_query
+from kerple.data.file_opening import without_query
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
 HUB = "hf:"  # prefix of datasets of the Hugging Face hub

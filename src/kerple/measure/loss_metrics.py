@@ -78,7 +78,7 @@ class ContextGain(Metric):
 
     Positions are divided into bins. Each segment contributes one mean to each bin. Standard errors are over segments,
     because the targets inside a segment depend on each other. Segments of one document also depend on each other a
-    little, see `kerple.compare.context_gain`.
+    little, see `kerple.compare.context_gain_figures`.
 
     Args:
         length: Number of targets L in a segment.

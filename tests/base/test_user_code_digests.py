@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kerple.base.source_digests import source_digests
+from kerple.base.user_code_digests import source_digests
 
 SOURCE = """
 SCALE = 1.0

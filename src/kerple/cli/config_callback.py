@@ -8,11 +8,11 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.cli import SaveConfigCallback
 
 from kerple.base.atomic import write
-from kerple.base.safe_loading import CONFIG
-from kerple.base.source_digests import SOURCE_DIGESTS, source_digests
+from kerple.base.untrusted_checkpoints import CONFIG
+from kerple.base.user_code_digests import SOURCE_DIGESTS, source_digests
 from kerple.cli.checkpoint_agreement import SAMPLES_PER_STEP
-from kerple.compare.run_configuration import flat
-from kerple.training.lightning_types import log_directory
+from kerple.compare.flat_configuration import flat
+from kerple.training.trainer_access import log_directory
 
 
 class StoreConfig(SaveConfigCallback):

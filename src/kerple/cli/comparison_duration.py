@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kerple.base.precision import choose_precision
+from kerple.base.auto_precision import choose_precision
 from kerple.cli.plan import build_model
 from kerple.model.cost import flops
 

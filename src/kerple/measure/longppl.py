@@ -19,12 +19,12 @@ from torch import Tensor
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
-from kerple.data.text import Text
+from kerple.data.evaluation_text import Text
 from kerple.data.tokenizer import end_of_text, without_truncation
+from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import Measure, length_limit, ordered_lengths, require_positive, skipped_lengths
 from kerple.measure.protocols import full, sliding
 from kerple.measure.result import Result
-from kerple.measure.runner import Runner
 from kerple.model.network import Network
 
 LETTERS = set(ByteLevel.alphabet())  # a printable Latin-1 letter stands for its byte
@@ -173,7 +173,7 @@ class LongPerplexity(Measure):
 
     def _keys(self, text: Text) -> list[list[int]]:
         """Return the indices of the key tokens among the targets of each block. The first call stores them."""
-        from kerple.hf.model_source import find_model, source_digest  # needs optional packages
+        from kerple.hf.pretrained_files import find_model, source_digest  # needs optional packages
 
         source = find_model(self.evaluator)
         about: dict[str, Any] = {"evaluator": source_digest(source), "text": text.digest}
@@ -194,7 +194,7 @@ class LongPerplexity(Measure):
     def _choose(self, text: Text, source: Any) -> list[list[int]]:
         """Return the key tokens that the evaluator, loaded from ``source``, chooses in each block, see `_keys`."""
         from kerple.hf.adapter import hugging_face_network
-        from kerple.hf.model_source import bos_token, read_model, read_model_config, read_tokenizer, same_tokens
+        from kerple.hf.pretrained_files import bos_token, read_model, read_model_config, read_tokenizer, same_tokens
 
         network = hugging_face_network(read_model(source, read_model_config(source)), bos=bos_token(source))
         tokenizer = read_tokenizer(source)

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from kerple.base.errors import UserError
 from kerple.training.last_checkpoint import LastCheckpoint
-from kerple.training.lightning_types import untyped
 from kerple.training.sharding import local_parts
+from kerple.training.trainer_access import untyped
 
 
 class NonFiniteGuard(Callback):

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from kerple.base.errors import UserError
-from kerple.base.safe_loading import CONFIG, Classes, load
+from kerple.base.untrusted_checkpoints import CONFIG, Classes, load
 from kerple.cli.allowed_classes import allowed_classes
 from tests.toy import entries
 
@@ -80,7 +80,7 @@ def test_trust_covers_the_classes_of_a_package_but_not_its_imports(tmp_path):
 
 NAMES = [
     "os.system", "builtins.eval", "kerple.cli.lightning.os.system", "torch.hub.load", "torch.load", "shutil.rmtree",
-    "torch.nn.Linear", "kerple.positions", "kerple.positions.names", "kerple.base.safe_loading.load",
+    "torch.nn.Linear", "kerple.positions", "kerple.positions.names", "kerple.base.untrusted_checkpoints.load",
     "subprocess.Popen",
     "kerple.base.atomic.write", "/etc/passwd", "more.yaml", "..os.system", "RoPE", "kerple.positions.ALiBi", "Copy",
     "KerpleLog", "kerple.training.language_model.LanguageModel", "{class_path: os.system}", "null", "a.b.c", "", ".",

@@ -12,12 +12,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from kerple.base.errors import UserError
-from kerple.compare import page as report
+from kerple.compare import comparison_report as report
 from kerple.compare.estimates import estimate
 from kerple.compare.figures import DEVIATION, LEGEND, figures, loss_and_gain
+from kerple.compare.finished_runs import Run, Runs, read_runs
 from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.print_figures import _narrow, write_print_figures
-from kerple.compare.run_tables import Run, Runs, read_runs
 from kerple.compare.statistics import summarise
 from kerple.measure import results_file
 from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, reconfigure, write_run, write_runs, write_task_run

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from kerple.attention import AttentionSpec, attend, backend
-from kerple.attention.backend import AttentionOption
+from kerple.attention import AttentionSpec, attend, backend_selection
+from kerple.attention.backend_selection import AttentionOption
 from kerple.base.errors import UserError
 
 CALL: dict[str, Any] = {
@@ -18,10 +18,10 @@ CPU = {"device": torch.device("cpu")}
 
 @pytest.fixture(autouse=True)
 def _gpu_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "backends_used", {})
+    monkeypatch.setattr(backend_selection, "backends_used", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some chip")
-    monkeypatch.setattr(backend, "find_spec", lambda name: name)
+    monkeypatch.setattr(backend_selection, "find_spec", lambda name: name)
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,16 @@ def _gpu_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_backend_of_each_call(option: AttentionOption, change: dict[str, Any], name: str) -> None:
-    assert backend.select(option, **CALL | change) == name
+    assert backend_selection.select(option, **CALL | change) == name
 
 
 def test_an_older_chip_and_a_system_without_triton_use_blocks(monkeypatch) -> None:
-    monkeypatch.setattr(backend, "find_spec", lambda name: None)
-    assert backend.select("auto", **CALL) == "blocks"
+    monkeypatch.setattr(backend_selection, "find_spec", lambda name: None)
+    assert backend_selection.select("auto", **CALL) == "blocks"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert backend.select("auto", **CALL) == "blocks"
+    assert backend_selection.select("auto", **CALL) == "blocks"
     with pytest.raises(UserError, match=r"model\.attention: got 'fused', but .* need compute capability 8.0"):
-        backend.select("fused", **CALL)
+        backend_selection.select("fused", **CALL)
 
 
 def test_a_backend_is_selected_during_tracing_without_a_graph_break() -> None:
@@ -61,5 +61,5 @@ def test_a_backend_is_selected_during_tracing_without_a_graph_break() -> None:
     q, k, v = torch.randn(3, 1, 2, 40, 8)
     table = torch.randn(2, 40)
     out = torch.compile(both, fullgraph=True, backend="eager")(q, k, v, table)
-    assert [b.name for b in backend.backends_used] == ["tiles", "sdpa"]  # before the uncompiled call below
+    assert [b.name for b in backend_selection.backends_used] == ["tiles", "sdpa"]  # before the uncompiled call below
     torch.testing.assert_close(out, both(q, k, v, table))

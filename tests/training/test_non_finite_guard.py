@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kerple.base.errors import UserError
-from kerple.training.health import NonFiniteGuard
+from kerple.training.non_finite_guard import NonFiniteGuard
 from tests.toy import Line, fit
 
 
