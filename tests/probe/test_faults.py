@@ -112,9 +112,9 @@ REBUILT = [n for n in SCALED if n not in ("gemma3", "phi3", "llama+dynamic")]
 FAULTS: dict[str, tuple[Any, ...]] = {
     "YaRN left out": (YARN, change_rope(rope_type="default")),
     "YaRN in window layers": (WITH_LOCAL, lambda n: rebuild(n, lambda p: kinds(n)["full_attention"], LOCAL)),
-    "β swapped": (YARN, change_rope(beta_fast=1.0, beta_slow=32.0)),
+    "`beta_fast` and `beta_slow` swapped": (YARN, change_rope(beta_fast=1.0, beta_slow=32.0)),
     "wrong θ": (WITH_ROPE, change_rope(rope_theta=2000.0)),
-    "wrong factor": (SCALED, lambda n: rebuild(n, lambda p: p | ({"factor": 8.0} if p.get("factor") else {}))),
+    "wrong scaling factor": (SCALED, lambda n: rebuild(n, lambda p: p | ({"factor": 8.0} if p.get("factor") else {}))),
     "window dropped": (WINDOWS, build, without_window),
     "window too long by one": (WINDOWS, partial(change_window, 1)),
     "window too short by one": (WINDOWS, partial(change_window, -1)),
@@ -139,7 +139,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         YARN,
         partial(change_positions, lambda ids: 3 * ids if ids.max() > LENGTH else ids),
     ),
-    "LongRoPE's list chosen by allocated length": (
+    "LongRoPE's long factors used for short texts": (
         ["phi3"],
         partial(set_frequencies, lambda b: b / (1 + torch.arange(8) / 4)),
     ),
