@@ -19,7 +19,7 @@ from benchmarks.models import build, training_step
 from kerple.compare.comparison_file import Strategy
 from kerple.compare.estimates import estimate, over_seeds
 from kerple.compare.finished_runs import read_runs
-from kerple.compare.run_folders import recorded_runs
+from kerple.compare.run_discovery import recorded_runs
 from kerple.compare.table_markup import Cell, Table
 from kerple.measure.protocols import full
 from kerple.model import Transformer

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from kerple import positions
-from kerple.compare import finished_runs, run_folders
+from kerple.compare import finished_runs, run_discovery
 from kerple.compare.figures import COLOURS, plain, plain_log_ticks
 from kerple.model import Transformer
 from kerple.positions import Position, Shape
@@ -56,7 +56,7 @@ def draw_hero(comparison: str, labels: list[str], title: str) -> None:
     """Draw the figure of the README: perplexity against length, relative to that at the training length."""
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
-    results = finished_runs.read_runs(run_folders.recorded_runs(RESULTS / "earlier" / comparison)).results.query(
+    results = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / "earlier" / comparison)).results.query(
         "metric == 'ppl' and protocol == 'full'"
     )
     last_values, y = {}, 0.0
@@ -81,7 +81,7 @@ def extrapolation() -> dict[str, list[str]]:
     """Return phrases by class name on the longest length, in training lengths, up to which perplexity did not rise."""
     comparisons = defaultdict(list)
     for comparison in ("beyond-128", "table3", "since-2023"):
-        read = finished_runs.read_runs(run_folders.recorded_runs(RESULTS / "earlier" / comparison))
+        read = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / "earlier" / comparison))
         paths = {run.strategy: config["model.position.class_path"] for run, config in read.configs.items()}
         classes = {label: path.rpartition(".")[2] for label, path in paths.items()}
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):

@@ -4,8 +4,8 @@ import pytest
 from jsonargparse import capture_parser
 
 import tests.parsers  # noqa: F401
-from kerple.cli import fit_and_test
+from kerple.cli import lightning_commands
 
 with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fit_and_test, "configure_torch", lambda: None)  # threads do not survive a fork
-    capture_parser(lambda: fit_and_test.run(["fit"], ""))
+    patch.setattr(lightning_commands, "configure_torch", lambda: None)  # threads do not survive a fork
+    capture_parser(lambda: lightning_commands.run(["fit"], ""))

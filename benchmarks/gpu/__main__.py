@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.gpu import timings
 from benchmarks.measure import record
-from kerple.measure import results_file
+from kerple.measure import results_table
 
 ROOT = Path(__file__).parents[2]
 STRATEGIES = ("KerpleLog", "ALiBi", "RoPE", "T5", "NoPE")
@@ -80,7 +80,7 @@ def train_and_test(steps: int, name: str, toy: bool) -> dict[str, Any]:
     shutil.rmtree(folder / "test", ignore_errors=True)  # of an interrupted test
     _command("test", f"--ckpt_path={last}", f"--run_dir={folder / 'test'}")
     cost = json.loads((folder / "cost.json").read_text())
-    cells = results_file.totals(results_file.read(folder / "test")[0]).query("metric == 'ppl' and protocol == 'full'")
+    cells = results_table.totals(results_table.read(folder / "test")[0]).query("metric == 'ppl' and protocol == 'full'")
     perplexity = dict(zip(cells["length"].tolist(), cells["value"].tolist(), strict=True))
     return {"perplexity": perplexity, **{name: cost[name] for name in ("tokens_per_second", "compilation_seconds")}}
 

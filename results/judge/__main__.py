@@ -23,7 +23,7 @@ import yaml
 from scipy import stats
 
 from kerple.compare.comparison_file import Comparison, Strategy
-from kerple.compare.run_folders import recorded_runs
+from kerple.compare.run_discovery import recorded_runs
 from results.judge import questions
 from results.judge.evidence import PLANNED, Tier, Untested
 from results.judge.statements import ALPHA, Part, chances, evaluate, parts, verdict

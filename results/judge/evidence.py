@@ -10,7 +10,7 @@ import pandas as pd
 
 from kerple.compare.estimates import Sums, by_block
 from kerple.compare.finished_runs import Run, Runs, read_runs
-from kerple.compare.run_folders import recorded_runs
+from kerple.compare.run_discovery import recorded_runs
 
 PLANNED = ("main", "main-rfc")  # the comparisons of results/PLAN.md
 

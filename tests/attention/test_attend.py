@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.attention import AttentionSpec, attend, blockwise
+from kerple.attention import AttentionSpec, attend, query_blocks
 from kerple.attention.backend_selection import FEW_KEYS
-from kerple.attention.blockwise import attend_blocks
+from kerple.attention.query_blocks import attend_blocks
 from kerple.attention.reference import attend_reference
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -61,7 +61,7 @@ def compare(
 def test_gradients_are_those_of_explicit_attention(
     implementation, dtype, window, batch, heads, queries, keys, monkeypatch
 ) -> None:
-    monkeypatch.setattr(blockwise, "LARGEST_STORED", 0)  # blocks are computed again in the backward pass
+    monkeypatch.setattr(query_blocks, "LARGEST_STORED", 0)  # blocks are computed again in the backward pass
     compare(implementation, dtype, batch, heads, queries, keys, window)
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from kerple.cli.main import main
 from kerple.data import TokenShards
-from kerple.measure import results_file
+from kerple.measure import results_table
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, hf, saved, tiny
 
@@ -52,7 +52,7 @@ def run(place: Path, model: Path | str, *flags: str) -> None:
 
 def losses(folder: Path, length: int = 64) -> np.ndarray:
     """Sum of the losses of each block with the protocol full."""
-    table, _ = results_file.read(folder)
+    table, _ = results_table.read(folder)
     chosen = (table["metric"] == "ppl") & (table["protocol"] == "full") & (table["length"] == length)
     return table[chosen].sort_values("block")["sum"].to_numpy()
 
@@ -73,7 +73,7 @@ def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
             pairs = zip(logits, segments, strict=True)
             expected = [F.cross_entropy(scores, rows[:, 1:], reduction="sum") for scores, rows in pairs]
             np.testing.assert_allclose(losses(folder, length), expected, rtol=1e-6)
-    assert {"no_context4", "gap4"} <= set(results_file.read(folder)[0]["protocol"])
+    assert {"no_context4", "gap4"} <= set(results_table.read(folder)[0]["protocol"])
     assert (folder / "shift.csv").exists()
     assert (folder / "receptive_window.csv").exists()
 

@@ -46,7 +46,7 @@ class Fork:
 
 
 def resolve(job: Job) -> Job:
-    """Replacement of `resolved_jobs.resolve`: the configuration contains the flags, and no model is built."""
+    """Replacement of `config_resolution.resolve`: the configuration contains the flags, and no model is built."""
 
     def settings(flags: list[str]) -> dict[str, Any]:
         return dict(flag.removeprefix("--").split("=", 1) for flag in flags)

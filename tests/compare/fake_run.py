@@ -16,8 +16,8 @@ import yaml
 
 from kerple.base.run_progress import FILE, write_progress
 from kerple.compare.run_process import work
-from kerple.measure import results_file
-from kerple.measure.results_file import Row
+from kerple.measure import results_table
+from kerple.measure.results_table import Row
 
 CODE = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
@@ -83,7 +83,7 @@ def test(options: dict[str, str]) -> None:
     (folder / "half.csv").write_text("a,b\n1,")
     time.sleep(float(os.environ.get("FAKE_STEP", "0.01")) * 5)
     (folder / "half.csv").unlink()
-    results_file.add_to_results(folder, "fake", [] if state["position"] == "Unmeasured" else rows, {})
+    results_table.add_to_results(folder, "fake", [] if state["position"] == "Unmeasured" else rows, {})
 
 
 test.__test__ = False  # type: ignore[attr-defined]

@@ -9,8 +9,8 @@ import numpy as np
 import yaml
 
 from kerple.compare.finished_runs import Run
-from kerple.measure import results_file
-from kerple.measure.results_file import Row
+from kerple.measure import results_table
+from kerple.measure.results_table import Row
 
 LENGTHS = (64, 128, 256, 512)
 BYTES_PER_TOKEN = 3.5
@@ -58,7 +58,7 @@ def write_run(
             rows += [Row("ppl", protocol, length, None, block, total, 512) for block, total in enumerate(sums)]
             bits, count = sums.sum() / math.log(2), int(512 * blocks * BYTES_PER_TOKEN)
             rows.append(Row("bits_per_byte", protocol, length, None, None, bits, count))
-    results_file.add_to_results(test, "extrapolation", rows, {"split": "test", "block": 512} | (about or {}))
+    results_table.add_to_results(test, "extrapolation", rows, {"split": "test", "block": 512} | (about or {}))
     (test / "kernels.csv").write_text(f"head,distance,bias\n0,1,{-0.1 * seed}\n")
     measured = {"tokens_per_second": 26_000.0 + seed, "peak_memory_bytes": 500 * 2**20, "parameters": 1_310_000}
     measured |= {"position_parameters": 8, "environment": {"torch": "2.13.0", "processor": "2 cores"}} | cost
@@ -79,13 +79,13 @@ def write_task_run(directory: Path, strategy: str, seed: int, accuracies: dict[s
     """Write a finished run on tasks: exact match at lengths 10, 20, 30, 40, trained to 20, on 50 examples each."""
     test = write_run(directory, strategy, seed, (18.0,) * len(LENGTHS))
     reconfigure(directory, data={"length": 20})
-    (test / results_file.ABOUT).unlink()
+    (test / results_table.ABOUT).unlink()
     rows = [
         Row("exact_match", task, length, None, None, value * 50, 50)
         for task, values in accuracies.items()
         for length, value in zip((10, 20, 30, 40), values, strict=False)  # fewer lengths for fewer values
     ]
-    results_file.add_to_results(test, "accuracy", rows, {})
+    results_table.add_to_results(test, "accuracy", rows, {})
     return test
 
 

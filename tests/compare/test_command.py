@@ -13,8 +13,8 @@ from kerple.base.user_code_digests import package_digest
 from kerple.cli import compare, job_preparation
 from kerple.cli.main import main
 from kerple.compare import run_process
-from kerple.compare.run_folders import PACKED
-from kerple.measure import results_file
+from kerple.compare.run_discovery import PACKED
+from kerple.measure import results_table
 from tests.compare.conftest import WHOLE_TABLE, change, fits, run, runs_in
 from tests.compare.runs_on_disk import CURVES, write_run
 
@@ -91,7 +91,7 @@ def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.Captur
     assert "Not as planned" not in capsys.readouterr().out
     for seed, factor in ((1, 1.6), (2, 1.0), (3, math.inf)):
         test = config.parent / f"runs/KerpleLog/seed-{seed}/test"
-        results_file.write_table(test, results_file.read(test)[0].assign(sum=lambda table: table["sum"] * factor))  # noqa: B023
+        results_table.write_table(test, results_table.read(test)[0].assign(sum=lambda table: table["sum"] * factor))  # noqa: B023
     (config.parent / "report" / PACKED).unlink()
     run(config, "--report-only")
     assert "diverged, loss not finite or above 1.5 times the median: KerpleLog seed 3.\n" in capsys.readouterr().out
@@ -157,8 +157,8 @@ def test_removed_folders_are_written_again_and_a_test_by_the_user_is_renamed(con
     shutil.rmtree(runs / "seed-1")
     shutil.rmtree(runs / "seed-2" / "test")
     of_user = config.parent / "runs/KerpleLog/seed-2/test"
-    about = json.loads((of_user / results_file.ABOUT).read_text())
-    (of_user / results_file.ABOUT).write_text(json.dumps({key: about[key] for key in about if key != "run"}))
+    about = json.loads((of_user / results_table.ABOUT).read_text())
+    (of_user / results_table.ABOUT).write_text(json.dumps({key: about[key] for key in about if key != "run"}))
     (of_user / "notes.txt").write_text("mine")
     shutil.rmtree(report)
     run(config, "--report-only")

@@ -12,8 +12,8 @@ from kerple.cli import compare, job_preparation
 from kerple.compare import committed_records
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.job import Job
-from kerple.compare.run_folders import PACKED, recorded_runs
-from kerple.measure import results_file
+from kerple.compare.run_discovery import PACKED, recorded_runs
+from kerple.measure import results_table
 from tests.compare.conftest import WHOLE_TABLE, change, fits, resolve, run
 
 
@@ -37,7 +37,7 @@ def test_records_replace_runs_whose_folders_are_missing(
     with ZipFile(report / PACKED) as archive:
         archive.extractall(report / "runs")
     (report / PACKED).unlink()
-    (report / "runs/ALiBi/seed-2" / results_file.ABOUT).write_text("{")
+    (report / "runs/ALiBi/seed-2" / results_table.ABOUT).write_text("{")
     run(config)  # trains this run again, and writes its record
     assert not (report / "runs").exists()
     assert fits(config) == {"ALiBi seed-2": 1}
@@ -63,15 +63,15 @@ def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied
     flags = [f"--config={tmp_path}/base.yaml", "--seed_everything=2", "--data.seed=2"]
     job = Job("KerpleLog", 2, "", folder, folder / "test", [], flags, ["--model.position=KerpleLog"])
     job = replace(resolve(job), data="a checksum", inputs={"mine.Root": "1"})
-    about = json.loads((whole / results_file.ABOUT).read_text())
+    about = json.loads((whole / results_table.ABOUT).read_text())
     for name, content, reason in (
-        (results_file.ABOUT, about | {"version": 1}, "version 1"),
-        (results_file.ABOUT, about | {"run": about["run"] | {"data": "0"}}, "its data has another checksum"),
-        (results_file.ABOUT, about | {"run": about["run"] | {"test": {"x": 1}}}, "has another test"),
-        (results_file.ABOUT, about | {"run": about["run"] | {"inputs": {"mine.Root": "0"}}}, "mine.Root has changed"),
-        (results_file.ABOUT, about | {"run": None}, "cannot be read"),
-        (results_file.ABOUT, "[" * 100_000, "cannot be read"),
-        (results_file.TABLE, "nothing", "cannot be read"),
+        (results_table.ABOUT, about | {"version": 1}, "version 1"),
+        (results_table.ABOUT, about | {"run": about["run"] | {"data": "0"}}, "its data has another checksum"),
+        (results_table.ABOUT, about | {"run": about["run"] | {"test": {"x": 1}}}, "has another test"),
+        (results_table.ABOUT, about | {"run": about["run"] | {"inputs": {"mine.Root": "0"}}}, "mine.Root has changed"),
+        (results_table.ABOUT, about | {"run": None}, "cannot be read"),
+        (results_table.ABOUT, "[" * 100_000, "cannot be read"),
+        (results_table.TABLE, "nothing", "cannot be read"),
         ("results.csv", "a\n1\n", "cannot be read"),  # would replace a table of the report
     ):
         shutil.copytree(whole, record)
@@ -80,4 +80,4 @@ def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied
         assert not folder.exists(), reason
         shutil.rmtree(record)
     assert committed_records.reuse(job, whole) is None
-    assert (folder / "test" / results_file.TABLE).exists()
+    assert (folder / "test" / results_table.TABLE).exists()

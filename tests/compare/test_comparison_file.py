@@ -11,7 +11,7 @@ from rich.console import Console
 from kerple.base.errors import UserError
 from kerple.base.run_progress import FILE, write_progress
 from kerple.cli import compare, comparison_duration
-from kerple.cli.resolved_jobs import resolve
+from kerple.cli.config_resolution import resolve
 from kerple.compare.comparison_file import Comparison, Strategy, as_flags
 from kerple.compare.flat_configuration import differences, flat
 from kerple.compare.job import Job

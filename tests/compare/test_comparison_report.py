@@ -19,7 +19,7 @@ from kerple.compare.finished_runs import Run, Runs, read_runs
 from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.print_figures import _narrow, write_print_figures
 from kerple.compare.statistics import summarise
-from kerple.measure import results_file
+from kerple.measure import results_table
 from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, reconfigure, write_run, write_runs, write_task_run
 
 SEEDS = (1235, 1236, 1237)
@@ -196,8 +196,8 @@ def test_without_a_task_of_a_strategy_there_are_no_ranks_and_only_common_lengths
 def test_a_comparison_of_only_collapsed_runs_has_a_report(tmp_path: Path) -> None:
     runs = write_runs(tmp_path, dict.fromkeys(("NoPE", "RoPE"), (1e308,) * 4), SEEDS[:2])
     for run in runs:
-        table, _ = results_file.read(run.folder)
-        results_file.write_table(run.folder, table.assign(sum=table["sum"] * 1e3))
+        table, _ = results_table.read(run.folder)
+        results_table.write_table(run.folder, table.assign(sum=table["sum"] * 1e3))
     page, text = report_texts(runs, tmp_path, "NoPE")
     assert "∞" in text
     data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
@@ -257,12 +257,12 @@ def test_tables_of_far_context_are_differences_of_the_same_runs_over_groups_of_d
         test = write_run(tmp_path / str(seed), "KerpleLog", seed, CURVES["KerpleLog"])
         losses[seed] = {name: rng.normal(mean, 0.1, 7) for name, mean in (("own", 4), ("none", 4.5), ("foreign", 4.2))}
         rows = [
-            results_file.Row("ppl", f"far_{name}8", 256, None, block, 8 * loss, 8)
+            results_table.Row("ppl", f"far_{name}8", 256, None, block, 8 * loss, 8)
             for name, of_blocks in losses[seed].items()
             for block, loss in enumerate(of_blocks)
         ]
         about = {"split": "test", "block_document": documents, "groups": groups}
-        results_file.add_to_results(test, "far_context", rows, about)
+        results_table.add_to_results(test, "far_context", rows, about)
         runs.append(Run("KerpleLog", seed, test))
     page, text = report_texts(runs, tmp_path)
     assert "Perplexity, far_" not in text

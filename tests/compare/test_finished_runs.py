@@ -16,11 +16,11 @@ import pytest
 from kerple.compare import committed_records, comparison_report
 from kerple.compare.finished_runs import Run, read_runs
 from kerple.compare.job import Job
-from kerple.compare.run_folders import PACKED, record_folders, recorded_runs
+from kerple.compare.run_discovery import PACKED, record_folders, recorded_runs
 from kerple.compare.table_markup import Cell, Table
 from kerple.compare.tables import cost_table
-from kerple.measure import results_file
-from kerple.measure.results_file import Row
+from kerple.measure import results_table
+from kerple.measure.results_table import Row
 from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
 
 CURVE = CURVES["KerpleLog"]
@@ -30,10 +30,10 @@ def test_sums_are_by_document_or_by_group_of_documents(tmp_path: Path) -> None:
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
     rows = [Row("ppl", "last8", 128, None, block, float(block), 512) for block in range(12)]
     rows.append(Row("ppl", "last8", 128, None, 12, 0.0, 0))  # a block that a limited test did not read
-    results_file.add_to_results(test, "more", rows, {"block_document": [3, 3, 3, 5, 5, 5, 5, 8, 9, 9, 9, 9, 9]})
+    results_table.add_to_results(test, "more", rows, {"block_document": [3, 3, 3, 5, 5, 5, 5, 8, 9, 9, 9, 9, 9]})
     rows = [Row("ppl", "last9", 128, None, block, float(block), 512) for block in range(5)]
     about = {"block_document": [3, 3, 5, 8, 9], "groups": ["attrs", "flask", "attrs", "click"]}  # of the documents
-    results_file.add_to_results(test, "most", rows, about)
+    results_table.add_to_results(test, "most", rows, about)
     blocks = dict(iter(read_runs([Run("ALiBi", 1236, test)]).blocks.groupby("protocol")))
     assert blocks["last8"]["sum"].tolist() == [0 + 1 + 2, 3 + 4 + 5 + 6, 7, 8 + 9 + 10 + 11]
     assert blocks["last8"]["count"].tolist() == [512 * n for n in (3, 4, 1, 4)]
@@ -45,7 +45,7 @@ def test_sums_are_by_document_or_by_group_of_documents(tmp_path: Path) -> None:
 def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_left_out(tmp_path: Path) -> None:
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
     rows = [Row("ppl", "last8", 64, None, 0, 1e6, 8), Row("ppl", "pos", 64, 1, None, 9.0, 8)]
-    results_file.add_to_results(test, "more", rows, {})
+    results_table.add_to_results(test, "more", rows, {})
     perplexities = read_runs([Run("ALiBi", 1236, test)]).results.query("metric == 'ppl'")
     values = perplexities.set_index(["protocol", "length"])["value"]
     assert values["last8", 64] == np.inf
@@ -93,7 +93,7 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: st
     if isinstance(content, str):
         path.write_text(content)
     else:
-        results_file.write_compressed(path, results_file.read(path.parent)[0].astype(object).assign(**content))
+        results_table.write_compressed(path, results_table.read(path.parent)[0].astype(object).assign(**content))
     with pytest.raises(ValueError, match=re.escape(str(path))):
         read_runs([Run("RoPE", 1236, tmp_path / "run" / "test")])
 
@@ -107,7 +107,7 @@ def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_sm
     config = {"seed_everything": 1236, "trainer.precision": "auto", "trainer.gradient_clip_val": float("inf")}
     job = Job("ALiBi", 1236, "", test.parent, test, [], config=config, test_config=config, data="sum")
     committed_records.complete(job)
-    about = json.loads((test / results_file.ABOUT).read_text(), parse_constant=pytest.fail)  # strict JSON
+    about = json.loads((test / results_table.ABOUT).read_text(), parse_constant=pytest.fail)  # strict JSON
     chosen = config | {"trainer.precision": "bf16-mixed", "trainer.gradient_clip_val": "Infinity"}
     assert about["run"]["config"] == chosen  # the precision of the run instead of auto
     assert committed_records.finished(job)

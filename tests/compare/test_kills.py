@@ -15,7 +15,7 @@ import pytest
 from kerple.cli import compare
 from kerple.compare import execution, run_process
 from kerple.compare.job import Job
-from kerple.compare.run_folders import recorded_runs
+from kerple.compare.run_discovery import recorded_runs
 from tests.compare.conftest import WHOLE_TABLE, change, fits, run, start_command, write_file
 
 

@@ -7,7 +7,7 @@ import pytest
 from kerple.data.datamodule_options import ShardOptions
 from kerple.data.manifest import Manifest
 from kerple.data.prepare import build
-from kerple.data.prepare import document_splits as reader
+from kerple.data.prepare import corpus_reader as reader
 
 SENTENCE = "the cat sat on a mat while seven grey wolves sang long songs of résumé naïveté 猫 42 , . ; \n"
 WORDS = SENTENCE.split(" ")

@@ -17,7 +17,7 @@ from kerple.base.errors import UserError
 from kerple.cli import inspect_shards
 from kerple.data import TokenShards
 from kerple.data.manifest import MANIFEST_FILE, SPLITS
-from kerple.data.prepare.document_splits import split_of
+from kerple.data.prepare.corpus_reader import split_of
 from kerple.data.shards import BLOCK, VERIFIED, Folder, TokenStream, verify
 from kerple.data.tokenizer import encode, load_tokenizer, token_bytes, train_tokenizer
 from tests.data.conftest import small_build

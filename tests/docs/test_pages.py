@@ -13,7 +13,7 @@ import torch
 
 from kerple.cli.main import main
 from kerple.cli.trained_model import load_trained
-from kerple.measure import results_file
+from kerple.measure import results_table
 from kerple.tasks.vocabulary import characters_to_ids
 from tests.cli.tiny import complaint
 from tests.pages import blocks, commands, put
@@ -44,8 +44,8 @@ def test_the_figure_shows_what_both_tests_have_written_and_the_analysis_its_mean
     printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
     assert set(printed) == {"KerpleLog", "RoPE"}
     for strategy, text in printed.items():
-        table, _ = results_file.read(Path(f"logs/first/{strategy}/seed-1235/test"))
-        perplexity = results_file.totals(table).query("metric == 'ppl'").set_index(["protocol", "length"])["value"]
+        table, _ = results_table.read(Path(f"logs/first/{strategy}/seed-1235/test"))
+        perplexity = results_table.totals(table).query("metric == 'ppl'").set_index(["protocol", "length"])["value"]
         gains = {int(n): float(nats) for n, nats in re.findall(r"(\d+): ([+-][\d.]+)", text)}
         assert list(gains) == [32, 64, 128, 256]
         assert abs(gains[32]) < 1e-4  # both protocols see the same there

@@ -10,7 +10,7 @@ from tokenizers import processors
 
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.pretrained_files import bos_token, find_model, read_model_config
-from kerple.hf.pretrained_network import read_network
+from kerple.hf.pretrained_model_reader import read_network
 from kerple.measure.receptive_field import gradient_by_distance
 from kerple.positions.visibility import EVERYTHING, Visibility
 from tests.hf.tiny import LENGTH, VOCABULARY, hf, our_network, saved, small, text, tiny

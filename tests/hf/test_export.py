@@ -16,12 +16,12 @@ from kerple.data.evaluation_text import ShardText
 from kerple.data.shards import Folder
 from kerple.hf.exporter import export
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
-from kerple.hf.pretrained_network import read_stored_model
-from kerple.measure import results_file
+from kerple.hf.pretrained_model_reader import read_stored_model
+from kerple.measure import results_table
 from kerple.measure.extrapolation import Extrapolation
 from kerple.model import Transformer
 from kerple.model.generation import generate
-from kerple.model.stored_model import StoredModel, build_transformer, copy_weights
+from kerple.model.options_and_weights import StoredModel, build_transformer, copy_weights
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, VOCABULARY, arguments, hf, saved, text
 from tests.pages import put
@@ -147,7 +147,7 @@ def test_weights_in_fp16_are_rounded_except_those_of_the_strategy(workdir, path)
     callbacks = "[{class_path: Extrapolation, init_args: {lengths: [16, 64], protocols: [full], blocks: 2}}]"
     data = ["--data.directory", str(workdir / "shards"), "--data.corpus=null"]
     main(["test", "--hf", str(folder), "--run_dir", str(workdir / "tested"), "--trainer.callbacks", callbacks, *data])
-    found = results_file.totals(results_file.read(workdir / "tested")[0]).set_index(["metric", "length"])["value"]
+    found = results_table.totals(results_table.read(workdir / "tested")[0]).set_index(["metric", "length"])["value"]
     tested = ShardText(Folder(str(workdir / "shards")), "test")
     measured = Extrapolation([16, 64], ["full"], blocks=2).run(network, tested)
     for length in (16, 64):

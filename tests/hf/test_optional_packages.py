@@ -17,8 +17,8 @@ from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import train_tokenizer
 from kerple.hf.exporter import export
-from kerple.measure import results_file
-from kerple.model.stored_model import StoredModel, build_transformer
+from kerple.measure import results_table
+from kerple.model.options_and_weights import StoredModel, build_transformer
 from tests.hf.tiny import hf
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def test_smollm2_uses_far_context_for_key_tokens_and_finds_needles(tmp_path, mon
     quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--run_dir", "out"]
     main(["test", "--hf", "smollm2-135m", *data, *quiet, "--trainer.callbacks", json.dumps(callbacks)])
 
-    ppl = results_file.totals(results_file.read(Path("out"))[0]).query("metric == 'ppl'").set_index("length")["value"]
+    ppl = results_table.totals(results_table.read(Path("out"))[0]).query("metric == 'ppl'").set_index("length")["value"]
     assert ppl[2048] < math.exp(2)  # the model is also the evaluator, whose key tokens have losses below 2
     assert ppl[128] > ppl[512] > ppl[2048]
     with Path("out/niah_single_1.csv").open() as file:

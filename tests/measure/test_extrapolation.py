@@ -14,7 +14,7 @@ from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.base.errors import UserError
-from kerple.measure import loss_metrics, results_file
+from kerple.measure import loss_metrics, results_table
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.measure import Measure
 from kerple.measure.task_accuracy import TaskAccuracy
@@ -43,7 +43,7 @@ def run(
     """Test an untrained model. Return the written sums by protocol, without its option, and length."""
     options = {"events": True} | options
     trainer(folder, *measures, **options).test(model_of(position), data or RandomText(), verbose=False)
-    groups = results_file.read(folder)[0].groupby(["protocol", "length"], sort=False)
+    groups = results_table.read(folder)[0].groupby(["protocol", "length"], sort=False)
     return {(re.sub(r"\d+$", "", protocol), length): rows for (protocol, length), rows in groups}
 
 
@@ -171,7 +171,7 @@ def test_blocks_lie_inside_documents_that_overlap_little_with_the_training_text(
     expected = [sum(segment_sums(data, 32, block_starts)) for block_starts in starts]
     assert entries(measured["full", 32]) == pytest.approx(expected, rel=1e-6)
     assert {sum(entries(rows, "count")) for rows in measured.values()} == {sum(map(len, starts)) * 32}
-    about = results_file.read(tmp_path)[1]["evaluations"]["extrapolation"]
+    about = results_table.read(tmp_path)[1]["evaluations"]["extrapolation"]
     assert (about["groups"], about["document_numbers"]) == (groups, document_numbers)
     assert about["overlapping"] == 3 - len(starts)
 

@@ -17,7 +17,7 @@ from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
 from kerple.hf.adapter import hugging_face_network
-from kerple.measure import results_file
+from kerple.measure import results_table
 from kerple.measure.longppl import LongPerplexity, byte_spans, carry_over, key_targets, token_spelling
 from kerple.measure.needle import ANSWER, Needle, draw_problem, problem_tokens
 from kerple.model.network import Generation, Limited
@@ -46,7 +46,7 @@ def folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def totals(model: str, *flags: str) -> pd.DataFrame:
     """Test a model, and return the results of each length."""
     main(["test", "--hf", model, "--config", "long.yaml", "--run_dir", f"runs/{model}/test", *flags])
-    return results_file.totals(results_file.read(Path(f"runs/{model}/test"))[0])
+    return results_table.totals(results_table.read(Path(f"runs/{model}/test"))[0])
 
 
 def test_models_are_scored_on_the_same_key_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def recalls_of(reader: Reader, folder: Path, kind: str) -> pd.Series:
 def test_numbers_in_the_memory_of_a_model_are_found(data: TokenShards, tmp_path: Path, kind: str) -> None:
     reader, noise = Reader(data, 420), kind == "niah_single_1"
     recalls = recalls_of(reader, tmp_path, kind)
-    table, about = results_file.read(tmp_path)
+    table, about = results_table.read(tmp_path)
     description = about["evaluations"][kind]
     assert description["haystack"] == ("noise" if noise else "corpus")
     assert all(("The grass is green" in text, "far is near" in text) == (noise, not noise) for text in reader.texts)
@@ -226,7 +226,7 @@ def test_numbers_in_the_memory_of_a_model_are_found(data: TokenShards, tmp_path:
     assert description["skipped"][0]["length"] == 900
     assert recalls[500, 1.0] == recalls[700, 1.0] == 1
     assert recalls[700, 0.0] == 0
-    accuracy = results_file.totals(table).set_index("length")
+    accuracy = results_table.totals(table).set_index("length")
     assert accuracy.loc[700, ["metric", "count", "value"]].tolist() == ["accuracy", 6, recalls[700].mean()]
 
 

@@ -12,7 +12,7 @@ from torch.multiprocessing import start_processes
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text
 from kerple.data.tokenizer import train_tokenizer
-from kerple.measure import results_file
+from kerple.measure import results_table
 from kerple.measure.attention import AttentionStatistics
 from kerple.measure.device_and_processes import Runner
 from kerple.measure.extrapolation import Extrapolation
@@ -81,7 +81,7 @@ def test_two_processes_without_a_trainer_give_the_sums_of_one(tmp_path: Path, mo
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     start_processes(measure, (tmp_path / "two", port), nprocs=2, start_method="fork")
-    one, two = (results_file.read(tmp_path / name)[0] for name in ("one", "two"))
+    one, two = (results_table.read(tmp_path / name)[0] for name in ("one", "two"))
     pd.testing.assert_frame_equal(one, two, rtol=1e-12)
     for name in ("receptive_field", "receptive_window", "context_gain"):
         tables = [pd.read_csv(tmp_path / folder / f"{name}.csv") for folder in ("one", "two")]

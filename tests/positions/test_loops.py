@@ -13,7 +13,7 @@ from torch.library import opcheck
 from torch.nn import functional as F
 
 from kerple import positions
-from kerple.attention import blockwise
+from kerple.attention import query_blocks
 from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.architecture import Architecture
@@ -32,8 +32,8 @@ q and k are (B, H, T, δ), and x are the hidden states (B, T, D)."""
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockwise, "QUERIES_AT_ONCE", 5)
-    monkeypatch.setattr(blockwise, "LARGEST_STORED", 0)  # hooks are called again in the backward pass
+    monkeypatch.setattr(query_blocks, "QUERIES_AT_ONCE", 5)
+    monkeypatch.setattr(query_blocks, "LARGEST_STORED", 0)  # hooks are called again in the backward pass
 
 
 def compare_with_loops(

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from kerple.compare.estimates import estimate
-from kerple.measure import results_file
-from kerple.measure.results_file import Row
+from kerple.measure import results_table
+from kerple.measure.results_table import Row
 from results.judge.__main__ import TABLE, deciding, findings_page, judge, judge_all, markdown, tiers
 from results.judge.evidence import Tier, angle
 from results.judge.statements import Number, Part, chances, evaluate, parts, verdict
@@ -31,11 +31,11 @@ PAPER = {  # OpenWebText2: KERPLE (Chi et al. 2022), Tables 3, 5 and 6; missing 
 
 def write(folder: Path, rows: list[Row], **config: object) -> None:
     """Write the record of a run with this configuration of its data."""
-    results_file.add_to_results(folder, "extrapolation", rows, {})
-    _, about = results_file.read(folder)
+    results_table.add_to_results(folder, "extrapolation", rows, {})
+    _, about = results_table.read(folder)
     about["run"] = {"config": {"data.init_args." + key: value for key, value in config.items()}, "cost": {}}
     about["run"]["config"]["trainer.max_steps"] = 1
-    results_file.write_about(folder, about)
+    results_table.write_about(folder, about)
 
 
 def runs(root: Path, name: str, curves: dict[str, tuple[float, ...]], noise: float = 0.0005, seeds: int = 6) -> Path:

@@ -14,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.data.loader import TrainingLoader
-from kerple.measure import results_file
+from kerple.measure import results_table
 from kerple.measure.task_accuracy import TaskAccuracy, add_answers, answer_table, result_rows
 from kerple.positions import strategies
 from kerple.tasks import Addition, Copy, Example, Parity, Reverse, TaskData, VariableChain
@@ -33,7 +33,7 @@ def test_accuracies_equal_those_counted_by_hand():
     add_answers(counts, predictions, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is padding
     assert counts.tolist() == [[2, 1, 2, 0], [3, 1, 2, 0]]
     examples = [Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]]  # length 8 was not evaluated
-    cells = results_file.totals(pd.DataFrame(result_rows("copy", answer_table(examples, counts))))
+    cells = results_table.totals(pd.DataFrame(result_rows("copy", answer_table(examples, counts))))
     values = zip(cells["metric"], cells["length"], cells["value"], strict=True)
     assert sorted(values) == [
         ("exact_match", 5, 0.5), ("exact_match", 7, 1.0), ("token_accuracy", 5, 0.75), ("token_accuracy", 7, 1.0),
@@ -49,7 +49,7 @@ def trained(data: TaskData, directory: Path, steps: int, position: str = "NoPE",
     run = trainer(directory, TaskAccuracy(**options), events=True, **steps, **validation)
     run.fit(model, data)
     run.test(model, data, verbose=False)
-    table, about = results_file.read(directory)
+    table, about = results_table.read(directory)
     return table, about["evaluations"]["accuracy"]
 
 
@@ -66,7 +66,7 @@ def test_accuracies_of_a_trained_model_by_length_and_protocol(tmp_path):
     counts = {n: len(data.test_problems[n - 1]) for n in range(1, 9) if n not in skipped}
     assert list(forced.index) == [(n, i) for n in counts for i in range(counts[n])]
     assert 0 < forced.sum() < len(forced)  # with equal sums of 0 or 1, agreement would be trivial
-    of_metric = dict(iter(results_file.totals(table).set_index("length").groupby(["metric", "protocol"])))
+    of_metric = dict(iter(results_table.totals(table).set_index("length").groupby(["metric", "protocol"])))
     forced_cells = of_metric["exact_match", "repeated copy"]
     tokens = of_metric["token_accuracy", "repeated copy generated"]
     assert tokens["count"].tolist() == ((forced_cells.index + 1) * forced_cells["count"]).tolist()
@@ -104,7 +104,7 @@ def test_two_devices_report_the_accuracies_of_one(tmp_path):
         folder = tmp_path / str(devices)
         test = (f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt", f"--run_dir={folder}", "--data.eval_batch_size=64")
         run("test", *test, f"--trainer.devices={devices}")
-        tables.append(results_file.read(folder)[0])
+        tables.append(results_table.read(folder)[0])
     pd.testing.assert_frame_equal(*tables)
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kerple.attention.backend_selection import FEW_KEYS, AttentionOption, select
-from kerple.attention.blockwise import attend_blocks
 from kerple.attention.cpu import table_attention
+from kerple.attention.query_blocks import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec, repeat_for_query_heads, sink_of_queries
 

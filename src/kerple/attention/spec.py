@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kerple.positions.token_positions import AttentionWeights
+from kerple.positions.query_key_positions import AttentionWeights
 
 Modified = Tensor | tuple[Tensor, Tensor] | AttentionWeights
 ModifyScores = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Modified]

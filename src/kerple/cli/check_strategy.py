@@ -3,7 +3,7 @@
 import sys
 
 from kerple.base.errors import UserError
-from kerple.cli.command_line import command_parser, parse
+from kerple.cli.option_parsing import command_parser, parse
 from kerple.positions import StrategyBuilder
 from kerple.testing import PROPERTIES, outcomes
 

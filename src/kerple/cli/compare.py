@@ -17,9 +17,9 @@ from kerple.base.errors import UserError
 from kerple.base.run_progress import duration
 from kerple.base.shipped_configs import config_path
 from kerple.cli import compared_run
-from kerple.cli.command_line import command_parser, parse
+from kerple.cli.config_resolution import resolve
 from kerple.cli.job_preparation import prepare_jobs
-from kerple.cli.resolved_jobs import resolve
+from kerple.cli.option_parsing import command_parser, parse
 from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.comparison_report import write_comparison
@@ -29,7 +29,7 @@ from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.job import Job
 from kerple.compare.plan_deviations import deviations
 from kerple.compare.progress_board import Board
-from kerple.compare.run_folders import find_runs
+from kerple.compare.run_discovery import find_runs
 
 ASK_ABOVE = 1800.0  # seconds of training above which the command asks whether to start
 

@@ -8,7 +8,7 @@ from kerple.base import untrusted_checkpoints
 from kerple.base.atomic import write
 from kerple.base.mapping_files import read_mapping
 from kerple.cli.allowed_classes import allowed_classes
-from kerple.cli.command_line import add_checkpoint_arguments, command_parser, parse
+from kerple.cli.option_parsing import add_checkpoint_arguments, command_parser, parse
 from kerple.cli.trained_model import end_token, load_trained
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     options = parse(parser, arguments)
     need()
     from kerple.hf.exporter import TRAINED_ON, export
-    from kerple.hf.pretrained_network import read_stored_model
+    from kerple.hf.pretrained_model_reader import read_stored_model
 
     language_model, data = load_trained(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None

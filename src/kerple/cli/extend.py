@@ -6,10 +6,10 @@ from pathlib import Path
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.run_folder_locks import resume_directory
+from kerple.base.run_folder_choice import resume_directory
 from kerple.base.run_progress import duration
 from kerple.base.templates import render_template
-from kerple.cli.command_line import MODEL_FORMS, command_parser, parse
+from kerple.cli.option_parsing import MODEL_FORMS, command_parser, parse
 from kerple.data.datamodule_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     from kerple.data.evaluation_text import ShardText
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
-    from kerple.extend.best_method_comparison import compare_best
+    from kerple.extend.best_method_test import compare_best
     from kerple.extend.methods import methods
     from kerple.extend.search import TEST, VALIDATION, Search
     from kerple.hf.adapter import config_length

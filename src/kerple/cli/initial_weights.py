@@ -9,10 +9,10 @@ from pytorch_lightning import LightningDataModule
 
 from kerple.base.untrusted_checkpoints import load
 from kerple.cli.allowed_classes import allowed_classes
-from kerple.cli.command_line import name_in_errors, split_options
+from kerple.cli.option_parsing import name_in_errors, split_options
 from kerple.data import TokenShards
 from kerple.model import Transformer
-from kerple.model.stored_model import copy_weights
+from kerple.model.options_and_weights import copy_weights
 
 DATA_OPTIONS = ("length", "vocabulary")  # options of the model that the data determines
 
@@ -20,7 +20,7 @@ DATA_OPTIONS = ("length", "vocabulary")  # options of the model that the data de
 @lru_cache(maxsize=1)  # a fit calls this function twice: for the options of the model, and later for the weights
 @name_in_errors("weights")
 def _read(path: str, trust: str) -> Any:
-    from kerple.hf.pretrained_network import read_stored_model  # imports transformers, which takes seconds
+    from kerple.hf.pretrained_model_reader import read_stored_model  # imports transformers, which takes seconds
 
     return read_stored_model(path, allowed_classes(trust))
 
@@ -32,7 +32,7 @@ def insert_architecture(arguments: list[str], path: str, trust: str | None = Non
 
     Args:
         arguments: Arguments of ``fit``, without the command.
-        path: Path or name of the model, see `kerple.hf.pretrained_network.read_stored_model`.
+        path: Path or name of the model, see `kerple.hf.pretrained_model_reader.read_stored_model`.
         trust: Packages whose classes a checkpoint may use, separated by commas.
 
     Returns:
@@ -54,7 +54,7 @@ def load_initial_weights(network: Transformer, data: LightningDataModule, path: 
     Args:
         network: The network to train.
         data: Data of the training. Its tokenizer must be that of the model.
-        path: Path or name of the model, see `kerple.hf.pretrained_network.read_stored_model`.
+        path: Path or name of the model, see `kerple.hf.pretrained_model_reader.read_stored_model`.
         trust: Packages whose classes a checkpoint may use, separated by commas.
 
     Raises:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from kerple.base.errors import UserError
-from kerple.cli.command_line import command_parser, parse
+from kerple.cli.option_parsing import command_parser, parse
 from kerple.data.manifest import SPLITS
 from kerple.data.shards import Folder, TokenStream, verify
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from kerple.base.errors import UserError
-from kerple.cli.resolved_jobs import prepare_and_checksum, resolve, with_inputs, with_precision
+from kerple.cli.config_resolution import prepare_and_checksum, resolve, with_inputs, with_precision
 from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.flat_configuration import differences

@@ -15,13 +15,13 @@ from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kerple.base.errors import NO_ROOM, UserError
-from kerple.base.run_folder_locks import LAST, fit_directory, last_checkpoint, test_directory, unlock
+from kerple.base.run_folder_choice import LAST, fit_directory, last_checkpoint, test_directory, unlock
 from kerple.base.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
 from kerple.base.user_code_digests import SOURCE_DIGESTS, own_classes, source_digests
 from kerple.cli import PROGRAM
 from kerple.cli.checkpoint_agreement import check_resumption, check_tested_model
-from kerple.cli.command_line import listed, parse
 from kerple.cli.config_callback import StoreConfig, samples_per_step
+from kerple.cli.option_parsing import listed, parse
 from kerple.cli.run_options import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
 from kerple.compare.flat_configuration import flat
 from kerple.data.datamodule import TokenShards
@@ -41,7 +41,7 @@ class CLI(LightningCLI):
 
     Args:
         model: Class of the model.
-        arguments: The command and its arguments, as `kerple.cli.fit_and_test.insert_stored_config` returns them.
+        arguments: The command and its arguments, as `kerple.cli.lightning_commands.insert_stored_config` returns them.
         description: Description of the program, for its help.
     """
 

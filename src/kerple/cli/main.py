@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from kerple.base.errors import NO_ROOM, UserError, describe, unknown, user_location
-from kerple.base.run_folder_locks import unlock
+from kerple.base.run_folder_choice import unlock
 from kerple.base.shipped_configs import FILE_OPTIONS, with_shipped_configs
 from kerple.cli import PROGRAM
 
@@ -129,7 +129,7 @@ def _run_command(arguments: list[str]) -> None:
     if command == "test" and "--hf" in parts:
         import_module("kerple.cli.measure_pretrained").main(arguments[1:])
     elif command in LIGHTNING:
-        import_module("kerple.cli.fit_and_test").run(arguments, DESCRIPTION)
+        import_module("kerple.cli.lightning_commands").run(arguments, DESCRIPTION)
     elif command in COMMANDS:
         import_module(f"kerple.cli.{MODULES.get(command, command)}").main(arguments[1:])
     else:

@@ -13,9 +13,9 @@ from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
 from kerple.base.module_discovery import import_modules
-from kerple.base.run_folder_locks import test_directory
+from kerple.base.run_folder_choice import test_directory
 from kerple.base.run_progress import FILE, Progress
-from kerple.cli.command_line import MODEL_FORMS, add_folder_arguments, listed, name_in_errors, parse
+from kerple.cli.option_parsing import MODEL_FORMS, add_folder_arguments, listed, name_in_errors, parse
 from kerple.data.datamodule_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.measure.measure import Measure
@@ -109,7 +109,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.data.shards import Folder
     from kerple.hf.exporter import TRAINED_ON
     from kerple.hf.pretrained_files import check_tokenizer, find_model
-    from kerple.hf.pretrained_network import read_network
+    from kerple.hf.pretrained_model_reader import read_network
     from kerple.measure.device_and_processes import Runner
 
     trainer, data = options.trainer, ShardOptions(**options.data.as_dict())

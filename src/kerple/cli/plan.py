@@ -9,8 +9,8 @@ from jsonargparse import ArgumentParser, Namespace
 
 from kerple.base.errors import UserError
 from kerple.cli import PROGRAM
-from kerple.cli.command_line import parse
-from kerple.cli.fit_and_test import insert_stored_config
+from kerple.cli.lightning_commands import insert_stored_config
+from kerple.cli.option_parsing import parse
 from kerple.cli.run_options import fit_parser
 from kerple.model.cost import CHIPS, Chip, count_parameters, flops, memory
 from kerple.training.language_model import LanguageModel

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from kerple.cli.command_line import MODEL_FORMS, command_parser, parse
+from kerple.cli.option_parsing import MODEL_FORMS, command_parser, parse
 
 
 def main(arguments: list[str]) -> None:
@@ -68,7 +68,7 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
     if is_zipfile(path):
         from kerple.cli.allowed_classes import allowed_classes
         from kerple.hf.exporter import hugging_face_model
-        from kerple.hf.pretrained_network import read_stored_model
+        from kerple.hf.pretrained_model_reader import read_stored_model
 
         model = hugging_face_model(read_stored_model(path, allowed_classes(trust)))
         return model, model.config

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 import kerple.cli.allowed_classes  # noqa: F401 -- imports all classes that an option may name
 from kerple.base.errors import UserError
-from kerple.cli.command_line import add_folder_arguments
+from kerple.cli.option_parsing import add_folder_arguments
 from kerple.training.language_model import LanguageModel
 from kerple.training.trainer import AutoTrainer
 

@@ -25,8 +25,8 @@ from kerple.base.user_code_digests import package_digest
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.flat_configuration import differences, flat, with_class_names
 from kerple.compare.job import Job
-from kerple.compare.run_folders import PACKED, recorded_runs
-from kerple.measure import results_file
+from kerple.compare.run_discovery import PACKED, recorded_runs
+from kerple.measure import results_table
 
 PRECISION = "trainer.precision"
 BEGUN = ".begun.json"  # suffix of the file next to a run's folder that contains digests of the fit's inputs and code
@@ -43,7 +43,7 @@ def described(folder: Path) -> dict[str, Any] | None:
         folder: Folder of the test.
     """
     try:
-        run = read_mapping(folder / results_file.ABOUT).get("run")
+        run = read_mapping(folder / results_table.ABOUT).get("run")
     except UserError:
         return None
     return run if isinstance(run, dict) and isinstance(run.get("config"), dict) else None
@@ -132,7 +132,7 @@ def complete(job: Job) -> None:
         UserError: If the test has no results.
     """
     read_runs([job.as_run])
-    _, about = results_file.read(job.test_folder)
+    _, about = results_table.read(job.test_folder)
     config, cost = job.training, job.directory / "cost.json"
     if (stored := job.directory / "config.yaml").is_file():  # contains a precision in place of `auto`
         config = config | {PRECISION: flat(read_mapping(stored))[PRECISION]}
@@ -145,7 +145,7 @@ def complete(job: Job) -> None:
         "plan": job.plan,
         "code": sorted({*_begun(job).get("code", []), package_digest()}),
     }
-    results_file.write_about(job.test_folder, about)
+    results_table.write_about(job.test_folder, about)
 
 
 def reuse(job: Job, record: Path) -> str | None:
@@ -159,7 +159,7 @@ def reuse(job: Job, record: Path) -> str | None:
         None if the record was copied, otherwise the reason why it was not.
     """
     try:
-        run = results_file.read(record)[1]["run"]
+        run = results_table.read(record)[1]["run"]
         for name, differing in (("fit", changed_fit(run, job)), ("test", changed_test(run, job))):
             if differing:
                 return f"has another {name}: {'; '.join(differing)}"
@@ -177,9 +177,9 @@ def write_record(job: Job, folders: Iterable[Path]) -> None:
         job: The run.
         folders: Folders of records.
     """
-    about = (job.test_folder / results_file.ABOUT).read_bytes()
+    about = (job.test_folder / results_table.ABOUT).read_bytes()
     records = [job.record(folder) for folder in folders]
-    existing = (record / results_file.ABOUT for record in records)
+    existing = (record / results_table.ABOUT for record in records)
     if not any(path.is_file() and path.read_bytes() == about for path in existing):
         shutil.rmtree(records[0], ignore_errors=True)  # a record of an earlier test may have files of other analyses
         _copy(job.test_folder, records[0])
@@ -205,13 +205,13 @@ def _copy(source: Path, target: Path) -> None:
     The other tables of analyses are `condensed`. results.json is copied last, because it marks a complete folder.
     """
     for path in sorted([*source.glob("*.csv"), *source.glob("*.csv.gz")]):
-        if path.name == results_file.TABLE:
+        if path.name == results_table.TABLE:
             write(target / path.name, path.read_bytes())
         else:
             table = condensed(pd.read_csv(path))
             if len(table) <= MOST_ROWS:
-                results_file.write_compressed(target / f"{path.name.split('.')[0]}.csv.gz", table)
-    write(target / results_file.ABOUT, (source / results_file.ABOUT).read_bytes())
+                results_table.write_compressed(target / f"{path.name.split('.')[0]}.csv.gz", table)
+    write(target / results_table.ABOUT, (source / results_table.ABOUT).read_bytes())
 
 
 def condensed(table: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from typing import Any
 from kerple.base.errors import UserError
 from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.compare.job import Job
-from kerple.compare.run_folders import record_folders
+from kerple.compare.run_discovery import record_folders
 
 SET_BY_COMPARE = {  # flags that a comparison sets for every run, and what the user does instead
     "run_dir": "use runs and test_folder",
@@ -30,8 +30,8 @@ class Strategy:
         flags: Further flags of `fit` for this strategy only, such as ``{data.length: 128}``.
         hf: A pretrained model in place of ``position``: a folder, a GGUF file or a name on the Hugging Face hub. It is
             not fitted, and it is tested once instead of once per seed. ``options`` are then those of
-            `kerple.hf.pretrained_network.read_network`, such as ``{scaling: yarn, factor: 2}``, and ``flags`` those of
-            `test`.
+            `kerple.hf.pretrained_model_reader.read_network`, such as ``{scaling: yarn, factor: 2}``, and ``flags``
+            those of `test`.
         seeds: Number n of seeds: the first n seeds of the comparison are used; null for all.
     """
 

@@ -14,12 +14,12 @@ from markupsafe import Markup
 
 from kerple.base.templates import render_template
 from kerple.compare import tables
-from kerple.compare.analysis_tables import analyses
 from kerple.compare.context_gain_figures import context_figures
 from kerple.compare.figures import figures, loss_and_gain, save
 from kerple.compare.findings import findings
 from kerple.compare.finished_runs import Runs
 from kerple.compare.inconsistencies import inconsistencies, only_positions_differ, public_configs
+from kerple.compare.measure_tables import analyses
 from kerple.compare.page_data import page_figures
 from kerple.compare.print_figures import write_print_figures
 from kerple.compare.statistics import in_tokens, summarise

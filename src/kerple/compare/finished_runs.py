@@ -12,7 +12,7 @@ from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
 from kerple.compare.flat_configuration import configured_length, flat
 from kerple.compare.statistics import CELL, LOGARITHMIC
-from kerple.measure import results_file
+from kerple.measure import results_table
 
 RUN_KEYS = ["strategy", "seed"]
 REPORT_TABLES = ("results", "summary", "costs")  # CSV files of a report, whose names an analysis cannot have
@@ -82,7 +82,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         UserError: If a file is missing or damaged, a run has no results, or two runs have the same strategy and seed,
             and results for the same metric, protocol and length.
     """
-    tables = {run: results_file.read(run.folder) for run in runs}
+    tables = {run: results_table.read(run.folder) for run in runs}
     names = {(run.part, protocol) for run, (table, _) in tables.items() for protocol in table["protocol"].unique()}
     number_of_parts = Counter(protocol for _, protocol in names)
     cells: list[pd.DataFrame] = []
@@ -101,7 +101,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
             # an accuracy's protocol is the name of its task, which needs the part only if several parts have the task
             prefixed = table["metric"].isin(LOGARITHMIC) | (table["protocol"].map(number_of_parts) > 1)
             table["protocol"] = table["protocol"].where(~prefixed, run.part + " " + table["protocol"])
-        totals = results_file.totals(table)
+        totals = results_table.totals(table)
         if totals.empty:
             advice = "add full to the protocols of Extrapolation, and test again"
             raise UserError(f"{run.folder}: got no results except losses by position; {advice}")
@@ -193,7 +193,7 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
         UserError: If a table cannot be read, or has the name of a table of the report.
     """
     for path in sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]):
-        if path.name != results_file.TABLE:
+        if path.name != results_table.TABLE:
             if (name := path.name.split(".")[0]) in REPORT_TABLES:
                 raise UserError(f"{path}: a table of the report has the name {name}; give the analysis another name")
             try:

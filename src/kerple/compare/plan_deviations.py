@@ -12,7 +12,7 @@ from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.flat_configuration import differences
 from kerple.compare.job import Job
-from kerple.measure import results_file
+from kerple.measure import results_table
 
 DIVERGED = 1.5  # ratio of a run's loss to the median of its strategy above which the run has diverged
 
@@ -67,7 +67,7 @@ def diverged(jobs: Iterable[Job]) -> list[str]:
     """
     losses: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for job in jobs:
-        totals = results_file.totals(results_file.read(job.test_folder)[0])
+        totals = results_table.totals(results_table.read(job.test_folder)[0])
         first = totals[totals["metric"] == "ppl"].sort_values("length", kind="stable").head(1)
         for total, count in zip(first["sum"], first["count"], strict=True):
             losses[job.part, job.label][job.name] = total / count

@@ -24,11 +24,11 @@ import kerple
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
-from kerple.base.run_folder_locks import lock
+from kerple.base.run_folder_choice import lock
 from kerple.base.user_code_digests import own_classes
 from kerple.compare import committed_records
 from kerple.compare.job import Job
-from kerple.measure import results_file
+from kerple.measure import results_table
 
 SOURCES = Path(kerple.__file__).parents[1]
 # program of the commands `fit` and `test`: run.py in a checkout, __main__.py in an installed package
@@ -126,7 +126,7 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
     resumed = job.checkpoint.is_file()
     # without a complete test, even a finished fit is resumed; it then ends immediately
     tested_before = resumed and any(
-        committed_records.described(path.parent) for path in job.directory.glob(f"*/{results_file.ABOUT}")
+        committed_records.described(path.parent) for path in job.directory.glob(f"*/{results_table.ABOUT}")
     )
     if job.config and not tested_before:
         if not resumed:
@@ -136,7 +136,7 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
         checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
         _call(main, "fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
     # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
-    if (job.test_folder / results_file.ABOUT).exists() and committed_records.described(job.test_folder) is None:
+    if (job.test_folder / results_table.ABOUT).exists() and committed_records.described(job.test_folder) is None:
         job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
     remove(job.test_folder)
     model, options = f"--ckpt_path={job.checkpoint}", job.test

@@ -21,7 +21,7 @@ from kerple.measure.measure import (
     require_positive,
     skipped_lengths,
 )
-from kerple.measure.protocol_loss_sums import ProtocolLosses
+from kerple.measure.protocol_result import ProtocolLosses
 from kerple.measure.protocols import Protocol, ProtocolName, full
 from kerple.measure.result import Result
 from kerple.model.network import Network, Windows

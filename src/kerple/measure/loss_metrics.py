@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from kerple.measure.results_file import Row
+from kerple.measure.results_table import Row
 
 BINS = 64  # least number of bins in a context gain; in a segment of fewer positions, each position is a bin
 

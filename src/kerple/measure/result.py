@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from kerple.measure import results_file
-from kerple.measure.results_file import Row
+from kerple.measure import results_table
+from kerple.measure.results_table import Row
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Result:
         """Write tables, figures and sums into a folder. Sums of other measurements in this folder are kept."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.about:
-            results_file.add_to_results(folder, self.name, self.sums, self.about)
+            results_table.add_to_results(folder, self.name, self.sums, self.about)
         for name, rows in self.tables.items():
             if rows:
                 with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:

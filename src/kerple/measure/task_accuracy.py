@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.measure import results_file
+from kerple.measure import results_table
 from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import Measure, length_limit, require_capabilities
 from kerple.measure.plotting import panel
 from kerple.measure.result import Result
-from kerple.measure.results_file import ROW_COLUMNS, Row
+from kerple.measure.results_table import ROW_COLUMNS, Row
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
 from kerple.tasks.sampling import Examples, HeldOutProblems
@@ -127,7 +127,7 @@ class TaskAccuracy(Measure):
         for protocol, table in tables.items():
             rows = result_rows(task.name if protocol == TEACHER_FORCED else f"{task.name} generated", table)
             result.sums += rows
-            for cell in results_file.totals(pd.DataFrame(rows, columns=ROW_COLUMNS)).to_dict("records"):
+            for cell in results_table.totals(pd.DataFrame(rows, columns=ROW_COLUMNS)).to_dict("records"):
                 result.scalars[f"{cell['metric']}/{protocol}/{cell['length']}"] = cell["value"]
         answers = tables[TEACHER_FORCED]
         untested = sorted(set(text.lengths) - set(answers["length"]))

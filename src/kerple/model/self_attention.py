@@ -13,7 +13,7 @@ from kerple.attention.spec import Modified
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
-from kerple.model.kept_first_tokens import FirstTokens, check_distances, is_separable
+from kerple.model.first_token_scores import FirstTokens, check_distances, is_separable
 from kerple.positions import Position, QueryKeyBlock, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 

@@ -14,8 +14,8 @@ from kerple.model.architecture import Architecture
 from kerple.model.attention_probabilities import attention_probabilities
 from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
+from kerple.model.first_token_scores import new_layer_cache
 from kerple.model.generation import generate
-from kerple.model.kept_first_tokens import new_layer_cache
 from kerple.model.loss import cap_logits, row_losses, target_losses
 from kerple.model.network import AttentionInside, Embedding, Generation, Limited, Offset, Windows
 from kerple.model.self_attention import PositionContext, SelfAttention, prepare_context

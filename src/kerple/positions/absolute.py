@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kerple.positions.angles import angles, exact_dtype
 from kerple.positions.base import Position, Shape
 from kerple.positions.precise_products import precise
-from kerple.positions.token_positions import TokenPositions
+from kerple.positions.query_key_positions import TokenPositions
 
 
 class NoPE(Position):

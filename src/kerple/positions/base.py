@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.positions.constrained_parameters import Constrained
-from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
+from kerple.positions.query_key_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
 
 @dataclass(frozen=True)

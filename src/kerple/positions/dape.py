@@ -8,7 +8,7 @@ from kerple.positions.base import Position, Shape, StrategyBuilder, is_distance_
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.pair_network import pair_network
 from kerple.positions.precise_products import product
-from kerple.positions.token_positions import QueryKeyBlock
+from kerple.positions.query_key_positions import QueryKeyBlock
 
 
 class DAPE(Position):

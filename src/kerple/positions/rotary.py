@@ -7,8 +7,8 @@ from torch import Tensor
 
 from kerple.positions.base import Position, Shape
 from kerple.positions.precise_products import precise
+from kerple.positions.query_key_positions import TokenPositions
 from kerple.positions.rotary_scaling import RotaryFrequencies, Scaling
-from kerple.positions.token_positions import TokenPositions
 
 Layout = Literal["half", "interleaved"]
 

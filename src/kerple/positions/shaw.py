@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from kerple.positions.base import Position, Shape
 from kerple.positions.precise_products import precise, product
-from kerple.positions.token_positions import QueryKeyBlock
+from kerple.positions.query_key_positions import QueryKeyBlock
 
 
 class Shaw(Position):

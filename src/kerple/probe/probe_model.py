@@ -18,7 +18,7 @@ from kerple.base.errors import UserError
 from kerple.base.templates import render_template
 from kerple.measure.result import Result
 from kerple.probe.invariances import Invariance, measure_invariances
-from kerple.probe.measured_positions import Verdict, measure_layers
+from kerple.probe.layer_checks import Verdict, measure_layers
 
 
 @dataclass

@@ -22,7 +22,7 @@ from kerple.data.evaluation_text import ShardText
 from kerple.data.manifest import token_dtype
 from kerple.data.prepare import build
 from kerple.data.prepare.corpora import find_corpus
-from kerple.data.prepare.document_splits import split_of
+from kerple.data.prepare.corpus_reader import split_of
 from kerple.data.shards import BLOCK, Folder, TokenStream, verify
 from tests.data.conftest import contents, small_build, write_lines
 

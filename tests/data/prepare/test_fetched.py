@@ -12,7 +12,7 @@ import pytest
 from kerple.base.errors import UserError
 from kerple.data.prepare import rfc, wheels
 from kerple.data.prepare.corpora import CORPORA, Corpus
-from kerple.data.prepare.document_splits import CorpusReader
+from kerple.data.prepare.corpus_reader import CorpusReader
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.rfc import read_rfcs, without_pages
 from kerple.data.prepare.wheels import is_generated, read_list, read_wheels

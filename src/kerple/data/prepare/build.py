@@ -28,7 +28,7 @@ from kerple.data.datamodule_options import HUB, ShardOptions
 from kerple.data.file_opening import is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
 from kerple.data.prepare.corpora import Corpus, find_corpus
-from kerple.data.prepare.document_splits import CorpusReader, cut_into_parts
+from kerple.data.prepare.corpus_reader import CorpusReader, cut_into_parts
 from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.workers import Encoder, tokenise_parts

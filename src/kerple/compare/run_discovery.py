@@ -16,7 +16,7 @@ from zipfile import BadZipFile, ZipFile
 
 from kerple.base.errors import UserError
 from kerple.compare.finished_runs import Run
-from kerple.measure import results_file
+from kerple.measure import results_table
 
 PACKED = "records.zip"  # name of the archive of records in the folder of a report
 
@@ -56,7 +56,7 @@ def _unpacked(path: Path, content: bytes) -> Path:
 def recorded_runs(report: Path) -> list[Run]:
     """The runs with records in a report. If a run is in ``runs`` and in the archive, the record in ``runs`` is used."""
     folders = record_folders(report)[::-1]
-    found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results_file.ABOUT)}
+    found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results_table.ABOUT)}
     runs = []
     for about, folder in sorted(found.items()):
         *part, label, seed, _ = about.parts
@@ -79,9 +79,9 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
     """
     runs = []
     for folder in folders:
-        tests = sorted({path.parent for path in folder.rglob(f"{test}/{results_file.ABOUT}")})
+        tests = sorted({path.parent for path in folder.rglob(f"{test}/{results_table.ABOUT}")})
         if not tests:
-            expected = f"a folder with runs that have {test}/{results_file.ABOUT}"
+            expected = f"a folder with runs that have {test}/{results_table.ABOUT}"
             raise UserError(f"compare: directories: got {folder}, expected {expected}")
         for path in tests:
             run = path.parent.resolve()

@@ -7,8 +7,8 @@ import yaml
 from kerple.base.auto_precision import SAFE, emulated
 from kerple.base.errors import UserError
 from kerple.cli.allowed_classes import allowed_classes
-from kerple.cli.command_line import split_options
 from kerple.cli.lightning import CLI
+from kerple.cli.option_parsing import split_options
 from kerple.cli.torch_settings import configure_torch
 from kerple.positions import names
 from kerple.training.language_model import LanguageModel

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from kerple.base.errors import UserError
 from kerple.base.user_code_digests import source_digests
-from kerple.cli.command_line import parse
+from kerple.cli.option_parsing import parse
 from kerple.compare import committed_records
 from kerple.compare.flat_configuration import flat
 from kerple.compare.job import Job
@@ -46,7 +46,7 @@ def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any]
 
     Runs that differ only in their strategy have the same flags, so the configurations are resolved only once.
     """
-    from kerple.cli.fit_and_test import insert_stored_config
+    from kerple.cli.lightning_commands import insert_stored_config
     from kerple.cli.run_options import fit_parser
 
     parser = fit_parser()

@@ -11,8 +11,8 @@ from subprocess import PIPE
 import pytest
 
 from kerple.base.errors import UserError
-from kerple.base.run_folder_locks import fit_directory, unlock
-from kerple.base.run_folder_locks import test_directory as folder_of_a_test
+from kerple.base.run_folder_choice import fit_directory, unlock
+from kerple.base.run_folder_choice import test_directory as folder_of_a_test
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_a_test_writes_to_a_folder_inside_its_run(tmp_path):
 FIT = """
 import sys
 from pathlib import Path
-from kerple.base.run_folder_locks import fit_directory
+from kerple.base.run_folder_choice import fit_directory
 print(fit_directory(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None), flush=True)
 sys.stdin.read()
 """

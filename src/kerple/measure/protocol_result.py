@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kerple.measure.protocols import Protocol
-from kerple.measure.results_file import Row
+from kerple.measure.results_table import Row
 
 if TYPE_CHECKING:
     from kerple.measure.loss_metrics import TokenLoss  # imports torchmetrics, which takes seconds
