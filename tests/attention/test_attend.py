@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kerple.attention import AttentionSpec, attend, query_blocks
 from kerple.attention.backend_selection import FEW_KEYS
-from kerple.attention.query_blocks import attend_blocks
+from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}

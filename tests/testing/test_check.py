@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kerple.attention import query_blocks
+from kerple.attention import query_block_attention
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.positions import FoX, Position, QueryKeyBlock, Shape
@@ -179,7 +179,7 @@ def test_a_wrong_strategy_is_detected(wrong, test: Property, message: str) -> No
 def test_rounded_scores_are_detected(monkeypatch) -> None:
     """Scores q·k are rounded to bf16 and cast to fp32."""
     fp32_computation.error_in_bf16(Subject(FoX))
-    products = query_blocks._products
+    products = query_block_attention._products
     monkeypatch.setattr(query_blocks, "_products", lambda *args: products(*args).bfloat16().float())
     with pytest.raises(AssertionError, match=r"relative error in bf16 0.00\d+, of fused attention 0.00\d+"):
         fp32_computation.error_in_bf16(Subject(FoX))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kerple.attention.backend_selection import FEW_KEYS, AttentionOption, select
 from kerple.attention.cpu import table_attention
-from kerple.attention.query_blocks import attend_blocks
+from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec, repeat_for_query_heads, sink_of_queries
 

@@ -6,7 +6,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from kerple.attention import query_blocks
+from kerple.attention import query_block_attention
 from kerple.positions.base import Position
 from kerple.positions.visibility import Visibility
 from kerple.testing.subject import (
@@ -162,16 +162,16 @@ def block_size(subject: Subject, length: int) -> None:
 
     Attention is computed in blocks of queries. The default size is compared with two other sizes.
     """
-    network, ids, default = subject.network(length), tokens(2, length), query_blocks.QUERIES_AT_ONCE
+    network, ids, default = subject.network(length), tokens(2, length), query_block_attention.QUERIES_AT_ONCE
     for window in (None, length // 4):
         expected = network(ids, Visibility(window))
         try:
-            for query_blocks.QUERIES_AT_ONCE in (max(3, length // 7), length):
+            for query_block_attention.QUERIES_AT_ONCE in (max(3, length // 7), length):
                 got = network(ids, Visibility(window))
-                block = f"blocks of {query_blocks.QUERIES_AT_ONCE}"
+                block = f"blocks of {query_block_attention.QUERIES_AT_ONCE}"
                 same(got, expected, f"logits in {block}, window {window}, {length} tokens")
         finally:
-            query_blocks.QUERIES_AT_ONCE = default
+            query_block_attention.QUERIES_AT_ONCE = default
 
 
 @holds_at_lengths
