@@ -31,8 +31,8 @@ q and k are (B, H, T, δ), and x are the hidden states (B, T, D)."""
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query_blocks, "QUERIES_AT_ONCE", 5)
-    monkeypatch.setattr(query_blocks, "LARGEST_STORED", 0)  # hooks are called again in the backward pass
+    monkeypatch.setattr(query_block_attention, "QUERIES_AT_ONCE", 5)
+    monkeypatch.setattr(query_block_attention, "LARGEST_STORED", 0)  # hooks are called again in the backward pass
 
 
 def compare_with_loops(

@@ -180,6 +180,6 @@ def test_rounded_scores_are_detected(monkeypatch) -> None:
     """Scores q·k are rounded to bf16 and cast to fp32."""
     fp32_computation.error_in_bf16(Subject(FoX))
     products = query_block_attention._products
-    monkeypatch.setattr(query_blocks, "_products", lambda *args: products(*args).bfloat16().float())
+    monkeypatch.setattr(query_block_attention, "_products", lambda *args: products(*args).bfloat16().float())
     with pytest.raises(AssertionError, match=r"relative error in bf16 0.00\d+, of fused attention 0.00\d+"):
         fp32_computation.error_in_bf16(Subject(FoX))

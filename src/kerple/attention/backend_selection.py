@@ -29,7 +29,8 @@ class AttentionBackend:
     - ``tiles``: On the CPU, torch's fused kernel with table and window as its mask, and a backward pass in tiles
       (`kerple.attention.cpu`).
     - ``flex``: On GPUs, FlexAttention, and a kernel for the gradient of the table (`kerple.attention.cuda`).
-    - ``blocks``: On any device, explicit scores for one block of queries at a time (`kerple.attention.query_block_attention`).
+    - ``blocks``: On any device, explicit scores for one block of queries at a time
+      (`kerple.attention.query_block_attention`).
     - ``reference``: On any device, explicit scores of all queries and keys (`kerple.attention.reference`).
     """
 
