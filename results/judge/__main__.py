@@ -212,8 +212,8 @@ def plan_progress(root: Path) -> str:
             if absent:
                 all_seeds = len(absent) == len(seeds) > 1
                 listed = f"{seeds[0]} to {seeds[-1]}" if all_seeds else ", ".join(map(str, absent))
-                missing.append(f"{strategy}{' on rfc' * (name != 'main')} {listed}")
-    last = f" Missing are {'; '.join(missing)}." if missing else ""
+                missing.append(f"`{strategy}`{' on rfc' * (name != 'main')} {listed}")
+    last = f" Missing seeds: {'; '.join(missing)}." if missing else ""
     first = f"Of the {planned} runs of [PLAN.md](PLAN.md), {finished} are finished."
     return f"{first} Their results are not analysed before all runs of a comparison are finished.{last}"
 

@@ -13,6 +13,7 @@ from torch.library import opcheck
 from torch.nn import functional as F
 
 from kerple import positions
+from kerple.attention import query_block_attention
 from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.architecture import Architecture
