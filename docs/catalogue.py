@@ -22,11 +22,18 @@ WRITTEN = "<!-- written by docs/catalogue.py from here on -->\n"
 KINDS = {  # title and hooks of each table; a strategy is listed in the first table with one of its hooks
     "Functions of distance and head": ("bias", "score_scale"),
     "Transformations of queries and keys": ("transform_qk",),
-    "Factors of the output": ("transform_output",),
+    "Gates on the output of attention": ("transform_output",),
     "Additions to the embeddings": ("embed",),
     "Functions of pairs of tokens": ("modify_scores", "add_to_output"),
     "No positions, or an additional logit": (),
     "Wrappers and combinations of other strategies": (),
+}
+VARIANTS = {  # what was measured under a label that is not the name of a strategy
+    "KerpleLog per layer": "with parameters per layer",
+    "RoPE in bf16": "with angles rounded to bf16",
+    "SSMax": "SSMax and KerpleLog",
+    "Sink": "RoPE and Sink",
+    "RNoPE": "RNoPE-SWA without windows",
 }
 
 
@@ -87,8 +94,10 @@ def extrapolation() -> dict[str, list[str]]:
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
             curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
             times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]
-            result = f"{'' if label == classes[label] else label} {times}×".strip()
-            comparisons[classes[label], result].append(f"[{comparison}](../results/earlier/{comparison}/table.md)")
+            variant = "" if label == classes[label] else VARIANTS.get(label, label)
+            for name in {classes[label]: None, label: None} if classes[label] == "Combined" else [classes[label]]:
+                link = f"[{comparison}](../results/earlier/{comparison}/table.md)"
+                comparisons[name, f"{variant} {times}×".strip()].append(link)
     phrases = defaultdict(list)
     for (name, result), links in comparisons.items():
         phrases[name].append(f"{result} ({', '.join(links)})")

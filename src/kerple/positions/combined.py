@@ -17,12 +17,13 @@ from kerple.positions.temperature import SSMax
 
 
 class Combined(Position):
-    """Combination of strategies: biases and additions to the output are summed, score scales are multiplied.
+    """Combination of strategies: biases and additions to the output are summed, and factors of the scores are
+    multiplied.
 
     `remap_positions`, `embed`, `transform_qk`, `modify_scores` and `transform_output` of the parts are applied in the
     order of the parts. The logits of several sinks are merged by their log-sum-exp.
 
-    Parameters: `0`, and those of the parts; one set per layer if this is the default of a part.
+    Parameters: `0`, and those of the parts. One set per layer if this is the default of any part.
     Cost: that of the parts. If one part needs explicit scores, all parts use them.
 
     Args:

@@ -9,15 +9,16 @@ from kerple.positions.query_key_positions import QueryKeyBlock
 
 
 class CoPE(Position):
-    """Contextual positions: ``q_m·e[p_mn]`` is added to the score of query m and key n (Golovneva et al. 2024, arXiv
-    2405.18719, section 4).
+    """Contextual positions: ``q_m·e[p_mn]`` is added to the score of query m and key n, with learned vectors e and a
+    sum p_mn of gates of the keys n to m (Golovneva et al. 2024, arXiv 2405.18719, section 4).
 
-    ``p_mn = Σ_{n <= l <= m} σ(q_m·k_l / √δ)``, at most rows - 1, is a sum of gates, where δ is the head dimension. Each
-    row of e is a learned vector. For p_mn between two integers, the vectors of both are interpolated. As in the
-    published code q_m·e is not divided by √δ, and e is initialised to 0.
+    ``p_mn = Σ_{n <= l <= m} σ(q_m·k_l / √δ)`` is at most rows - 1, and δ is the head dimension. For p_mn between two
+    integers, the vectors of both are interpolated. As in the published code q_m·e is not divided by √δ, and e is
+    initialised to 0.
 
     Parameters: `rows * δ`, shared by heads, one set per layer by default.
-    Cost: explicit scores, their cumulative sum, ``rows`` products per query, and look-ups among these per score.
+    Cost: explicit scores, a cumulative sum of their gates, ``rows`` inner products per query, and two look-ups among
+    them per score.
 
     Args:
         shape: Sizes of the model.

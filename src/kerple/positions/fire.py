@@ -11,16 +11,16 @@ from kerple.positions.query_key_positions import QueryKeyBlock, heads_after_batc
 
 
 class FIRE(Position):
-    """Bias ``MLP(ψ(d) / ψ(max(τ, m)))``, ``ψ(x) = log(c·x + 1)``, of a query at position m and a key at distance d (Li
-    et al. 2024, arXiv 2310.04418, section 3.3).
+    """Bias ``MLP(ψ(d) / ψ(max(τ, m)))`` of a query at position m and a key at distance d, with ``ψ(x) = log(c·x + 1)``
+    and learned c and τ (Li et al. 2024, arXiv 2310.04418, section 3.3).
 
-    The MLP has one input, ``hidden`` ReLU units and H outputs, one per head. The threshold τ (L in Li et al.) and c are
-    learned. c is initialised to 0.1. `constrain_` keeps c >= 0.001 and τ >= 1. For m > τ the bias also depends on m, so
-    that a constant added to all positions changes the logits.
+    The MLP has one input, ``hidden`` ReLU units and H outputs, one per head. The threshold τ is L in Li et al. c is
+    initialised to 0.1. `constrain_` keeps c >= 0.001 and τ >= 1. For m > τ the bias also depends on m, so that a
+    constant added to all positions changes the logits.
 
     Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer by default.
-    Cost: explicit scores. The MLP is a piecewise linear function. Each score needs a search among its ``hidden`` + 1
-    pieces, and look-ups of a slope and an intercept.
+    Cost: explicit scores, and for each pair of query and key a search among the ``hidden`` + 1 linear pieces of the
+    MLP.
 
     Args:
         shape: Sizes of the model.

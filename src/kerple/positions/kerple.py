@@ -50,7 +50,7 @@ class KerpleKernel(Position):
 
 
 class KerpleLog(KerpleKernel):
-    """Bias ``-r1_h · log(1 + r2_h · d)``, r1, r2 >= floor: the best kernel of Chi et al.
+    """Bias ``-r1_h · log(1 + r2_h · d)``: the best kernel of Chi et al.
 
     Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
@@ -72,7 +72,7 @@ class KerpleLog(KerpleKernel):
 
 
 class KerplePower(KerpleKernel):
-    """Bias ``-r1_h · d^r2_h``, r1, r2 >= floor, r2 <= 2. ALiBi is r2 = 1.
+    """Bias ``-r1_h · d^r2_h``. With ``r2 = 1`` it is ALiBi.
 
     Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
@@ -94,7 +94,7 @@ class KerplePower(KerpleKernel):
 
 
 class KerpleLog3(KerpleKernel):
-    """Bias ``-r1_h · log(1 + r2_h · d^r3_h)``, all >= floor, r3 <= 2 (3-para-log in Chi et al.).
+    """Bias ``-r1_h · log(1 + r2_h · d^r3_h)`` (3-para-log in Chi et al.).
 
     Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
@@ -118,7 +118,7 @@ class KerpleLog3(KerpleKernel):
 
 
 class KerpleBias2(KerpleKernel):
-    """Bias ``r1_h · exp(-r2_h · d²)``, r1, r2 >= floor (2-para-bias in Chi et al.).
+    """Bias ``r1_h · exp(-r2_h · d²)`` (2-para-bias in Chi et al.).
 
     The bias approaches 0 at large distances. In Chi et al., perplexity explodes beyond twice the training length.
 
@@ -143,7 +143,7 @@ class KerpleBias2(KerpleKernel):
 
 
 class KerpleBias3(KerpleKernel):
-    """Bias ``r1_h · exp(-r2_h · d^r3_h)``, all >= floor, r3 <= 2 (3-para-bias in Chi et al.).
+    """Bias ``r1_h · exp(-r2_h · d^r3_h)`` (3-para-bias in Chi et al.).
 
     The bias approaches 0 at large distances. In Chi et al., perplexity explodes beyond twice the training length.
 
@@ -168,7 +168,7 @@ class KerpleBias3(KerpleKernel):
 
 
 class KerpleWeight1(KerpleKernel):
-    """Weight ``exp(-r1_h · d²)``, r1 >= floor (1-para-wht in Chi et al.).
+    """Factor ``exp(-r1_h · d²)`` of the scaled score (1-para-wht in Chi et al.).
 
     Parameters: `1 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table per forward pass.
 
@@ -189,7 +189,7 @@ class KerpleWeight1(KerpleKernel):
 
 
 class KerpleWeight2(KerpleKernel):
-    """Weight ``exp(-r1_h · d^r2_h)``, r1, r2 >= floor, r2 <= 2 (2-para-wht in Chi et al.).
+    """Factor ``exp(-r1_h · d^r2_h)`` of the scaled score (2-para-wht in Chi et al.).
 
     Parameters: `2 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table per forward pass.
 
@@ -211,7 +211,8 @@ class KerpleWeight2(KerpleKernel):
 
 
 class KerpleBiasWeight(KerpleKernel):
-    """Bias ``-r1_h · d^r2_h`` and weight ``exp(-r3_h · d^r4_h)``, all >= floor, r2, r4 <= 2 (bias+wht in Chi et al.).
+    """Bias ``-r1_h · d^r2_h``, and factor ``exp(-r3_h · d^r4_h)`` of the scaled score before the bias is added
+    (bias+wht in Chi et al.).
 
     Parameters: `4 * H`, shared by all layers. Cost: explicit scores, and two (H, T) tables per forward pass.
 

@@ -8,7 +8,7 @@ from kerple.positions.base import Position, Shape
 
 
 class OutputGate(Position):
-    """``o · σ(W_g x)``: the output o of attention, before the output projection, is multiplied by a gate (Qiu et al.
+    """The output o of attention is multiplied by a gate before the output projection: ``o · σ(W_g x)`` (Qiu et al.
     2025, arXiv 2505.06708, section 2.2).
 
     x is the hidden state of the token after the block's norm. W_g is initialised to 0, so that every gate is 1/2 at
@@ -16,7 +16,7 @@ class OutputGate(Position):
     precision of the linear layers.
 
     Parameters: `D * (D if elementwise else H)`, one set per layer by default.
-    Cost: the product W_g x of each token. Attention keeps its fused kernels.
+    Cost: the product W_g x for each token. Attention keeps its fused kernels.
 
     Args:
         shape: Sizes of the model.

@@ -14,8 +14,8 @@ KEYS_AT_ONCE = 64  # number of keys whose transformations are multiplied into on
 
 
 class PaTH(Position):
-    """Score ``k_nᵀ · (H_{n+1} · H_{n+2} · … · H_m) · q_m / √δ``, ``H_t = I - β_t w_t w_tᵀ`` (Yang et al. 2025, arXiv
-    2505.16381, section 3).
+    """Score ``k_nᵀ · (H_{n+1} · H_{n+2} · … · H_m) · q_m / √δ`` with a matrix ``H_t = I - β_t w_t w_tᵀ`` for each token
+    t (Yang et al. 2025, arXiv 2505.16381, section 3).
 
     In each head, w_t is a normalised low-rank projection of the hidden state of token t, and β_t in (0, 2) its gate.
     H_t keeps the component along w_t (β_t near 0), removes it (near 1) or reflects it (near 2). Yang et al. also
@@ -23,7 +23,7 @@ class PaTH(Position):
     tokens outside a window.
 
     Parameters: `2 * D * rank + H * D + H`, one set per layer by default.
-    Cost: explicit scores, and additional products for each block of `KEYS_AT_ONCE` keys (section 3.3).
+    Cost: explicit scores, and additional matrix products for each block of 64 keys (section 3.3).
 
     Args:
         shape: Sizes of the model.

@@ -13,14 +13,14 @@ from kerple.positions.query_key_positions import TokenPositions
 
 
 class PoPE(Position):
-    """Score ``Σ_c softplus(q_c) · softplus(k_c) · cos(d·θ_c + φ_hc) / √δ`` at distance d, ``θ_c = base^(-c/δ)``
-    (Gopalakrishnan et al. 2025, arXiv 2509.10534, section 3).
+    """Score ``Σ_c softplus(q_c) · softplus(k_c) · cos(d·θ_c + φ_hc) / √δ`` at distance d, with ``θ_c = base^(-c/δ)``
+    and learned φ (Gopalakrishnan et al. 2025, arXiv 2509.10534, section 3).
 
     The sum is over the dimensions c = 0..δ-1 of head h, and φ is learned. In RoPE the angle between a query and a key
     depends on content and position. In PoPE it depends only on the position, and the content determines magnitudes.
     `constrain_` keeps -2π <= φ <= 0.
 
-    Parameters: `H * δ`, shared by all layers. Cost: queries and keys of twice the width, in fused attention.
+    Parameters: `H * δ`, shared by all layers. Cost: fused attention with queries and keys of twice the width.
 
     Args:
         shape: Sizes of the model.

@@ -92,10 +92,10 @@ class PlaceEmbedding(Resampled):
 
 
 class Coupled(PlaceEmbedding):
-    """Position coupling: the vector of a token's place is added to its embedding. Tokens that belong together in the
-    task have the same place (Cho et al. 2024, arXiv 2405.20671).
+    """Position coupling: a learned vector for the place of a token is added to its embedding. The task gives the same
+    place to tokens that belong together (Cho et al. 2024, arXiv 2405.20671).
 
-    Parameters: `rows * D`, and those of ``position``.
+    Parameters: `rows * D`, and those of the strategy ``position``.
     Cost: one (B, T, D) look-up per forward pass.
 
     Args:
@@ -117,10 +117,10 @@ class Coupled(PlaceEmbedding):
 
 
 class Abacus(PlaceEmbedding):
-    """Abacus embeddings: the vector of a digit's place is added to its embedding. The i-th digit of every number has
-    place i (McLeish et al. 2024, arXiv 2405.17399).
+    """Abacus embeddings: a learned vector for the place of a digit is added to its embedding. The i-th digit of every
+    number has place i (McLeish et al. 2024, arXiv 2405.17399).
 
-    Parameters: `rows * D`, and those of ``position``.
+    Parameters: `rows * D`, and those of the strategy ``position``.
     Cost: one (B, T, D) look-up per forward pass.
 
     The options are those of `Coupled`. McLeish et al. use `FIRE` or `NoPE` as ``position``.

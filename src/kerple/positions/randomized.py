@@ -12,7 +12,7 @@ from kerple.positions.wrapper import Resampled
 
 
 class RandomizedPositions(Resampled):
-    """Ordered random positions, in training and in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
+    """Random positions in ascending order, in training and in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     The positions of an input of T tokens are T numbers drawn without repetition from 0..max_positions-1, and sorted.
     Distances in training are therefore as large as in tests. In training all inputs of a step share the draw, as in the
@@ -21,7 +21,7 @@ class RandomizedPositions(Resampled):
     tokens, and generation uses no cache.
 
     Parameters: `0`, and those of the wrapped strategy.
-    Cost: that of the wrapped strategy; functions of distance are computed for each of the T × T pairs.
+    Cost: that of the wrapped strategy. A bias by distance needs explicit scores.
 
     Args:
         shape: Sizes of the model.

@@ -53,12 +53,11 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 class RoPE(Position):
-    """Rotary embedding: at position t, pair i of the dimensions of queries and keys is rotated by the angle
-    ``t · base^(-2i/r)`` (Su et al. 2021, arXiv 2104.09864, § 3.2).
+    """Rotary embedding: at position t, pair i of the first r = ``rotary_fraction`` · δ dimensions of queries and keys
+    is rotated by the angle ``t · base^(-2i/r)`` (Su et al. 2021, arXiv 2104.09864, § 3.2).
 
-    The r/2 pairs are made of the first r = rotary_fraction · δ dimensions of each head, where δ is the head dimension.
-    Other dimensions, and the values, are unchanged. Let L be the training length, and s the ``factor``. A scaling
-    changes the angles, in most cases to extend the context length without training:
+    δ is the head dimension. Other dimensions, and the values, are unchanged. Let L be the training length, and s the
+    ``factor``. A scaling changes the angles, in most cases to extend the context length without training:
 
     - ``pi``: angles are divided by s (Chen et al. 2023, arXiv 2306.15595).
     - ``ntk``: the base is multiplied by s^(r/(r-2)). The largest frequency stays, and the smallest is divided by s.

@@ -17,16 +17,16 @@ from kerple.positions.wrapper import Wrapper
 
 
 class SelfExtend(Wrapper):
-    """Distance ``m - n`` for the last w keys, and ``⌊m/g⌋ - ⌊n/g⌋ + w - ⌊w/g⌋`` for earlier keys (Jin et al. 2024,
-    arXiv 2401.01325, section 3).
+    """Only for tests: distance ``m - n`` for the last w = ``neighbor_window`` keys, and ``⌊m/g⌋ - ⌊n/g⌋ + w - ⌊w/g⌋``
+    with g = ``group`` for earlier keys (Jin et al. 2024, arXiv 2401.01325, section 3).
 
     w is the neighbor window, a number of keys, and g the group size. If g divides w, distances in an input of up to
     w + (L - w) · g tokens stay below L. SelfExtend is only for tests of models that were trained with the wrapped
     strategy; `fit` refuses it.
 
     Parameters: `0`, and those of the wrapped strategy.
-    Cost: three times that of the wrapped strategy, and keys in a cache are twice as wide. Fused attention is called
-    once for near and once for far keys. Both calls together compute as many scores as one call for all keys.
+    Cost: three times that of the wrapped strategy, two calls of fused attention, for near and for far keys, and keys of
+    twice the width in a cache.
 
     Args:
         shape: Sizes of the model.
@@ -78,7 +78,7 @@ class SelfExtend(Wrapper):
 
 
 class ReRoPE(SelfExtend):
-    """Distance ``min(m - n, w)``: exact for the last w keys, and w for earlier keys (Su 2023,
+    """Only for tests: distance ``min(m - n, w)`` with w = ``neighbor_window`` (Su 2023,
     https://kexue.fm/archives/9708).
 
     ReRoPE is `SelfExtend` with one group of all far positions. Distances stay below L for inputs of any length if

@@ -16,7 +16,7 @@ class Shaw(Position):
     initialised by `torch.nn.init.xavier_uniform_`.
 
     Parameters: `2 * (clip + 1) * δ`, shared by heads, one set per layer by default.
-    Cost: explicit scores, clip + 1 products per query, and a look-up among them per score.
+    Cost: explicit scores, ``clip`` + 1 inner products per query, and a look-up among these products per score.
 
     Args:
         shape: Sizes of the model.

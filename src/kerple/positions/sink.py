@@ -8,15 +8,15 @@ from kerple.positions.query_key_positions import TokenPositions
 
 
 class Sink(Position):
-    """Probability ``exp(s_n) / (exp(σ_h) + Σ_l exp(s_l))`` of key n in head h. The logit σ_h is learned, as in GPT-OSS
-    (OpenAI 2025, arXiv 2508.10925), or 0 for all heads (softmax off by one, Miller 2023).
+    """Probability ``exp(s_n) / (exp(σ_h) + Σ_l exp(s_l))`` of key n with score s_n in head h. The logit σ_h is learned,
+    as in GPT-OSS (OpenAI 2025, arXiv 2508.10925), or 0 for all heads (softmax off by one, Miller 2023).
 
-    s are the scores. The remaining probability, that of the sink, has no value vector. Models without a sink often give
-    it to the first token (Xiao et al. 2024, arXiv 2309.17453). The sink does not depend on positions; use `Combined` to
-    add a strategy with positions.
+    The remaining probability, that of the sink, has no value vector. Models without a sink often give it to the first
+    token (Xiao et al. 2024, arXiv 2309.17453). The sink does not depend on positions; use `Combined` to add a strategy
+    with positions.
 
     Parameters: `H * learnable`, one set per layer by default.
-    Cost: the log-sum-exp of the scores, an output of fused attention with a table.
+    Cost: fused attention as with a table, which returns the log-sum-exp of the scores.
 
     Args:
         shape: Sizes of the model.

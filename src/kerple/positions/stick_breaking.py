@@ -14,14 +14,14 @@ HIDDEN_SCORE = -1e4  # its sigmoid is 0 in fp32 and fp64
 
 
 class StickBreaking(Position):
-    """Attention weights ``A_mn = σ(z_mn) · Π_{n < l < m} (1 - σ(z_ml))`` of query m and keys n < m (Tan et al. 2025,
-    arXiv 2410.17980, section 2).
+    """Attention weights ``A_mn = σ(z_mn) · Π_{n < l < m} (1 - σ(z_ml))`` of query m and keys n < m with scores z (Tan
+    et al. 2025, arXiv 2410.17980, section 2).
 
     z = q·k / √δ are the scores, where δ is the head dimension. From the key before the query backwards, each key takes
     the fraction σ(z) of the remaining weight. With ``rest`` the final remainder is the weight of the query's own value,
     as in the appendix of Tan et al. By default the final remainder is discarded, and the weights sum to less than 1.
 
-    Parameters: `0`. Cost: explicit scores, and a logarithm and a cumulative sum for each of them.
+    Parameters: `0`. Cost: explicit scores, a logarithm for each of them, and a cumulative sum over the keys.
 
     Args:
         shape: Sizes of the model.

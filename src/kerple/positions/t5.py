@@ -9,7 +9,8 @@ from kerple.positions.base import Position, Shape
 
 
 class T5(Position):
-    """Learned bias ``b_h[bucket(d)]`` of head h at distance d (Raffel et al. 2020, arXiv 1910.10683, § 2.1).
+    """Learned bias ``b_h[bucket(d)]`` of head h for each bucket of distances d (Raffel et al. 2020, arXiv 1910.10683, §
+    2.1).
 
     Buckets in the first half contain one distance each. The sizes of the other buckets grow geometrically up to
     ``max_distance``, and the last bucket contains all larger distances. Biases are initialised from N(0, 0.02²). As for

@@ -57,7 +57,8 @@ class SSMax(Position):
 
 
 class Temperature(Position):
-    """Factor of the scores that grows with the number n of keys that a query sees, by a published rule.
+    """Factor of the scores that grows, by a published ``rule``, with the number n of keys that a query sees. The rule
+    of Llama 4 is ``1 + scale · log(1 + ⌊n / length⌋)``. arXiv 2504.08719 has another rule.
 
     With n₀ = ``length`` and a = ``scale``, the factor of each ``rule`` is
 

@@ -10,15 +10,16 @@ from kerple.positions.query_key_positions import QueryKeyBlock, shift_rows
 
 
 class TransformerXL(Position):
-    """Relative scores with a projected sinusoid of the distance (Dai et al. 2019, arXiv 1901.02860, section 3.3).
+    """Scores with learned vectors u and v, and a learned projection W_R of the sinusoid r_d of the distance d (Dai et
+    al. 2019, arXiv 1901.02860, section 3.3).
 
     At distance d the score is ``((q + u)·k + (q + v)·W_R r_d) / √δ``, where δ is the head dimension, ``r_d = [sin(d·ω),
     cos(d·ω)]`` and ``ω_i = 10000^(-2i/D)`` for i = 0..D/2-1. Each head has its own u, v and W_R. They are initialised
     from N(0, 0.02²).
 
     Parameters: `2 * D + D * D`, one set per layer by default.
-    Cost: explicit scores, and a second product of queries with one vector W_R r_d per distance. If positions have gaps,
-    this product has H times as many multiplications.
+    Cost: explicit scores, and a second inner product for each, of width δ, or D if positions have gaps
+    (`RandomizedPositions`).
 
     Args:
         shape: Sizes of the model; its width D must be even.
