@@ -28,13 +28,6 @@ KINDS = {  # title and hooks of each table; a strategy is listed in the first ta
     "No positions, or an additional logit": (),
     "Wrappers and combinations of other strategies": (),
 }
-VARIANTS = {  # what was measured under a label that is not the name of a strategy
-    "KerpleLog per layer": "with parameters per layer",
-    "RoPE in bf16": "with angles rounded to bf16",
-    "SSMax": "SSMax and KerpleLog",
-    "Sink": "RoPE and Sink",
-    "RNoPE": "RNoPE-SWA without windows",
-}
 
 
 def draw(strategy: type[Position], path: Path) -> None:
@@ -94,10 +87,8 @@ def extrapolation() -> dict[str, list[str]]:
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
             curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
             times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]
-            variant = "" if label == classes[label] else VARIANTS.get(label, label)
-            for name in {classes[label]: None, label: None} if classes[label] == "Combined" else [classes[label]]:
-                link = f"[{comparison}](../results/earlier/{comparison}/table.md)"
-                comparisons[name, f"{variant} {times}×".strip()].append(link)
+            result = f"{'' if label == classes[label] else label} {times}×".strip()
+            comparisons[classes[label], result].append(f"[{comparison}](../results/earlier/{comparison}/table.md)")
     phrases = defaultdict(list)
     for (name, result), links in comparisons.items():
         phrases[name].append(f"{result} ({', '.join(links)})")
