@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.attention import AttentionSpec, attend, query_blocks
+from kerple.attention import AttentionSpec, attend, query_block_attention
 from kerple.attention.backend_selection import FEW_KEYS
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
@@ -61,7 +61,7 @@ def compare(
 def test_gradients_are_those_of_explicit_attention(
     implementation, dtype, window, batch, heads, queries, keys, monkeypatch
 ) -> None:
-    monkeypatch.setattr(query_blocks, "LARGEST_STORED", 0)  # blocks are computed again in the backward pass
+    monkeypatch.setattr(query_block_attention, "LARGEST_STORED", 0)  # blocks are computed again in the backward pass
     compare(implementation, dtype, batch, heads, queries, keys, window)
 
 

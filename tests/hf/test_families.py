@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from kerple.cli.allowed_classes import allowed_classes
 from kerple.hf.exporter import export
 from kerple.hf.pretrained_model_reader import read_stored_model
-from kerple.hf.translation import read_family, read_options
+from kerple.hf.translation_from_transformers import read_family, read_options
 from kerple.model.options_and_weights import build_transformer, copy_weights
 from kerple.positions import ALiBi
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, text, tiny

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kerple.data.tokenizer import train_tokenizer
-from kerple.hf.translation import read_family
+from kerple.hf.translation_from_transformers import read_family
 from kerple.model import Transformer
 from kerple.model.options_and_weights import build_transformer, copy_weights
 

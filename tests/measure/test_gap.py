@@ -7,7 +7,7 @@ import torch
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text
 from kerple.hf.adapter import hugging_face_network
-from kerple.hf.translation import read_family
+from kerple.hf.translation_from_transformers import read_family
 from kerple.measure.gap import GapCurve, _remaining_fraction
 from kerple.model.options_and_weights import build_transformer, copy_weights
 from tests.hf.tiny import LENGTH, VOCABULARY, tiny

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
-from kerple.hf.translation import parameters
+from kerple.hf.translation_from_transformers import parameters
 from kerple.hf.translation_tables import LLAMA
 from kerple.model.architecture import Architecture
 from kerple.model.options_and_weights import StoredModel, Weights

@@ -11,7 +11,7 @@ from kerple.base.untrusted_checkpoints import Classes
 from kerple.hf.adapter import config_length, hugging_face_network
 from kerple.hf.pretrained_files import bos_token, find_model, has_tokenizer, read_model, read_model_config
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
-from kerple.hf.translation import read_family
+from kerple.hf.translation_from_transformers import read_family
 from kerple.model.options_and_weights import StoredModel, build_transformer, copy_weights, read_checkpoint
 from kerple.positions import StrategyBuilder
 
