@@ -1,4 +1,4 @@
-"""The table of published model families that `translation_from_transformers` can translate to our own `Transformer`.
+"""The table of published model families that `translation_from_transformers` can translate to our own `Transformer`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
