@@ -18,14 +18,14 @@ from kerple.cli import PROGRAM
 
 DEMO = ["compare", "--config", "configs/compare/demo.yaml", "--parallel", "2"]
 COMMANDS = {
-    "demo": "train four strategies for a minute or two each, and compare them beyond the training length",
+    "demo": "train four models, one per positional strategy, in minutes, and compare them beyond the training length",
     "prepare": "build the token shards of a configuration",
     "fit": "train a model",
     "test": "measure a checkpoint or a pretrained model: perplexity at each length, accuracies, analyses",
     "validate": "compute the validation loss of a checkpoint",
     "probe": "check the position encoding of a pretrained model or a checkpoint",
-    "compare": "train and test strategies × seeds, and write one report",
-    "extend": "select an extension of the context of a pretrained model",
+    "compare": "train and test several positional strategies with several seeds, and write one report",
+    "extend": "select a method, such as YaRN, that extends the context length of a pretrained model",
     "export": "export a checkpoint as a model of Hugging Face transformers, as a Llama if possible",
     "predict": "continue a prompt with a trained model",
     "plan": "compute parameters, FLOPs, memory and hours of a fit before it runs",
@@ -34,7 +34,7 @@ COMMANDS = {
 }
 PRINTING = {"predict", "inspect", "plan", "check"}  # their output is their result, so a failed write is an error
 LIGHTNING = ("fit", "test", "validate")
-MODULES = {"check": "check_strategy", "inspect": "inspect_shards"}  # of the other commands, the name is the command
+MODULES = {"check": "check_strategy", "inspect": "inspect_shards"}  # all other modules are named like their commands
 DESCRIPTION = "Length extrapolation of transformers."
 COMMAND_LINES = "\n".join(f"  {name:9} {text}" for name, text in COMMANDS.items())
 HELP = f"""usage: {PROGRAM} COMMAND [options]
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _prepare_process() -> None:
-    """Use UTF-8. Ignore closed pipes and full disks, except in commands whose output is their result."""
+    """Use UTF-8. Ignore errors of writing output, except in commands whose output is their result."""
     if not sys.flags.utf8_mode and locale.getencoding().upper() != "UTF-8":
         # libraries would use the encoding of the locale, which cannot represent most characters
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})

@@ -56,8 +56,8 @@ class RunnerOptions:
 
     Args:
         accelerator: Device; ``auto`` is a GPU if one is available.
-        devices: ``auto`` or 1, because each process uses one device. To use several, start several processes by
-            torchrun.
+        devices: ``auto`` or 1, because each process uses one device. To use several devices, start several processes
+            with torchrun.
         precision: Precision of arithmetic; ``auto`` selects it for the device.
         callbacks: The measurements.
         logger: Whether TensorBoard events are written.

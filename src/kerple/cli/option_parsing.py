@@ -16,8 +16,9 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.base.errors import UserError, unknown, user_location
 from kerple.cli import PROGRAM
 
-# Patterns for jsonargparse's messages. Their groups are: reason and value of a wrong strategy (STRATEGY), name of a
-# class that is not a strategy (NO_STRATEGY), name of an unknown option (OPTION), and name of a class (CLASS).
+# Patterns for jsonargparse's messages. STRATEGY has two groups: the reason why a value of model.position is wrong, and
+# this value. Each other pattern has one group: the name of an existing class that is not a strategy (NO_STRATEGY), of
+# an unknown option (OPTION), or of a class (CLASS).
 STRATEGY = re.compile(r'key "model\.position":.*?(?: class: (.*?)\. Got value| path string): (.*)')
 NO_STRATEGY = re.compile(r"Expected '([\w.]+)' to be a class that instantiates into")
 OPTION = re.compile(r"(?:accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I)
@@ -77,12 +78,12 @@ def split_options(arguments: list[str], *names: str) -> tuple[argparse.Namespace
 
 @contextmanager
 def name_in_errors(option: str) -> Iterator[None]:
-    """Context, or decorator of a function, in which errors about a model name the option that the user gave.
+    """Context or decorator that puts the name of the user's option at the beginning of error messages about a model.
 
-    Functions that read a model name the option ``model``, or ``ckpt_path`` if the model is a checkpoint.
+    Without it, these messages begin with ``model:``, or with ``ckpt_path:`` if the model is a checkpoint.
 
     Args:
-        option: The option with which the user names the model.
+        option: Name of the option with which the user has selected the model.
     """
     try:
         yield

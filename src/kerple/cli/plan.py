@@ -69,7 +69,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         efficiency: Fraction of a chip's peak FLOP/s that training reaches.
 
     Raises:
-        UserError: If an option that `plan` needs has no number, or a step has fewer segments than devices.
+        UserError: If an option that `plan` needs is not a number, or a step has fewer segments than devices.
     """
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
@@ -96,15 +96,15 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         "tokens a step": f"{step:,} = {data.batch_size} × {data.length} × {trainer.accumulate_grad_batches} "
         f"accumulated × {planned_devices} devices",
         "tokens": f"{tokens:,}",
-        "FLOPs a token": f"{work.training:,} = 3 × ({work.products:,} products + {work.attention:,} attention)",
+        "FLOPs a token": f"{work.training:,} = 3 × (linear layers {work.products:,} + attention {work.attention:,})",
         "FLOPs": f"{total:.3g}",
     }
     precision = AUTOCAST.get("bf16-mixed" if trainer.precision == "auto" else str(trainer.precision))
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
     sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
     sharding = ", if parameters were not sharded" if "shard" in str(trainer.strategy).lower() else ""
-    # DDP exchanges gradients during the backward pass. If all layers share a positional strategy with parameters, their
-    # gradients are complete only at its end. The estimate then adds the time of the whole exchange: an upper bound.
+    # DDP exchanges gradients during the backward pass. If all layers share one strategy, the gradients of its
+    # parameters are complete only at the end of this pass. The hours then include the whole exchange, an upper bound.
     overlap = len(model.network.positions) > 1 or not count.get("positions")
     return [
         _text("Work", rows),
@@ -154,5 +154,5 @@ def _hours(
             exchange = 2 * needed["gradients"] * (n - 1) / n / rate  # a ring sends (n - 1) / n of the gradients twice
             backward = overlap * compute * 2 / 3  # seconds of the backward pass in which the exchange costs no time
             hours.append(f"{steps * (compute + max(0.0, exchange - backward)) / 3600:.2f}")
-        table[f"{n} × = {-(-n // NODE)} node{'s' if n > NODE else ''}"] = hours
+        table[f"{n} device{'s' * (n > 1)} ({-(-n // NODE)} node{'s' * (n > NODE)})"] = hours
     return f"Hours, with tokens divided over all devices\n{table.to_string()}"

@@ -19,14 +19,15 @@ def main(arguments: list[str]) -> None:
     """
     parser = command_parser("probe", __doc__)
     invariances = "check that logits do not depend on shifts, later tokens, cache, padding, batch and attention kernel"
-    length = "length for --window, a multiple of the training length; null: twice the training length"
+    length = "evaluation length of --window, a multiple of the training length; null: twice the training length"
     parser.add_argument("model", type=str, help=f"model to check: a checkpoint of `fit`, {MODEL_FORMS}")
-    parser.add_argument("--layers", type=bool, default=True, help="compare configuration and forward pass of layers")
+    layers = "compare the forward pass of each layer with the configuration"
+    parser.add_argument("--layers", type=bool, default=True, help=layers)
     parser.add_argument("--invariances", type=bool, default=True, help=invariances)
-    parser.add_argument("--gap", type=bool, default=False, help="measure the loss after a jump of positions (a minute)")
+    parser.add_argument("--gap", type=bool, default=False, help="measure the loss after a position gap; takes a minute")
     parser.add_argument("--window", type=bool, default=False, help="measure up to which distance text lowers the loss")
     parser.add_argument("--length", type=int | None, default=None, help=length)
-    parser.add_argument("--blocks", type=int, default=4, help="number of documents for --window")
+    parser.add_argument("--blocks", type=int, default=4, help="number of documents for --window, one block of each")
     parser.add_argument("--text", type=str, default="modules", help="text for --gap and --window, as in data.corpus")
     parser.add_argument("--to", type=str, default="", help="folder of the results; default: logs/probe/<model>")
     parser.add_argument("--trust_remote_code", type=bool, default=False, help="run code in the model's folder")

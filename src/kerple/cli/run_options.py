@@ -49,14 +49,14 @@ def link_model_to_data(parser: LightningArgumentParser) -> None:
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run except model, data and trainer: those of its folder, ``trust`` and ``weights``."""
     add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
-    trust = "Further packages whose classes, and URLs whose files, a checkpoint may name: a,b,c."
+    trust = "More packages and URLs: a,b,c. A checkpoint may use classes of these packages and files below these URLs."
     parser.add_argument("--trust", default="", help=trust)
     weights = "For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file."
     parser.add_argument("--weights", type=str | None, help=weights)
 
 
 def as_user_error(error: Exception) -> UserError:
-    """Return the error itself if it is a UserError, or a UserError about the Trainer with its message."""
+    """Return a UserError unchanged, and any other error as a UserError about the Trainer with the same message."""
     return error if isinstance(error, UserError) else UserError(f"trainer: {error}")
 
 
@@ -75,8 +75,8 @@ def original_errors(parser: ArgumentParser) -> Iterator[None]:
             mistakes.append(error)
             raise
 
-    # All classes except the model: Lightning's own instantiators of data and model are more specific than `object`, and
-    # only that of the data is replaced.
+    # The first instantiator that fits a class builds the class. `LightningCLI`'s instantiator of the model stays
+    # the first. Its instantiator of the data is replaced. The one for `object` fits all other classes.
     for kind in (LightningDataModule, object):
         parser.add_instantiator(cast("Any", build), kind)
     try:

@@ -22,10 +22,10 @@ def configure_torch() -> None:
     Exact resuming needs deterministic matrix products. MKL provides them only in its reproducible mode, and only with a
     fixed number of threads. On ranks other than 0, this project logs only warnings.
     """
-    if torch.cuda.is_available():  # "high" allows TF32; on a CPU it is up to four times slower (at width 64)
+    if torch.cuda.is_available():  # on a CPU, "high" made a training step at width 64 up to four times slower
         torch.set_float32_matmul_precision("high")
     os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL reads it at the first product
-    torch.set_num_threads(torch.get_num_threads())  # MKL then does not choose a number for each product
+    torch.set_num_threads(torch.get_num_threads())  # MKL then does not choose a number of threads for each product
     # Lightning's tips are advertisements
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
     # a message for every checkpoint that contains more than weights

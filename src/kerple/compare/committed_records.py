@@ -31,7 +31,7 @@ from kerple.measure import results_table
 PRECISION = "trainer.precision"
 BEGUN = ".begun.json"  # suffix of the file next to a run's folder that contains digests of the fit's inputs and code
 OF_TEST = "test "  # prefix of the names of inputs that only the test reads
-MOST_ROWS = 10_000  # a record does not contain the table of an analysis with more rows
+MOST_ROWS = 10_000  # a record does not contain the `condensed` table of an analysis if it has more rows
 # errors on reading a record, which may be damaged or come from an untrusted person
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
 
@@ -66,7 +66,7 @@ def changed_fit(run: dict[str, Any], job: Job) -> list[str]:
     if job.data not in (None, run["data"]):
         # the corpus stdlib consists of files of the installed Python
         python = run.get("cost", {}).get("environment", {}).get("python", "unknown")
-        changed.append(f"its data has another checksum (with Python {python}; this is {platform.python_version()})")
+        changed.append(f"its data has another checksum (with Python {python}, now {platform.python_version()})")
     return changed + _changed_inputs(run, job)
 
 
@@ -186,7 +186,7 @@ def write_record(job: Job, folders: Iterable[Path]) -> None:
 
 
 def pack(report: Path) -> None:
-    """Move the records in the folder ``runs`` of a report into its archive. The same records give the same bytes."""
+    """Move the records in the folder ``runs`` of a report into its archive. The archive is deterministic."""
     if not (report / "runs").is_dir():
         return
     content = BytesIO()
@@ -200,9 +200,9 @@ def pack(report: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy the files of a run that a report reads, except tables of analyses with more than `MOST_ROWS` rows.
+    """Copy the files of a run that a report reads. results.json is copied last, because it marks a complete folder.
 
-    The other tables of analyses are `condensed`. results.json is copied last, because it marks a complete folder.
+    Tables of analyses are `condensed`. A table that then has more than `MOST_ROWS` rows is not copied.
     """
     for path in sorted([*source.glob("*.csv"), *source.glob("*.csv.gz")]):
         if path.name == results_table.TABLE:

@@ -12,7 +12,7 @@ from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.compare.job import Job
 from kerple.compare.run_discovery import record_folders
 
-SET_BY_COMPARE = {  # flags that a comparison sets for every run, and what the user does instead
+SET_BY_COMPARE = {  # flags that a comparison sets for every run, and advice for users who set them
     "run_dir": "use runs and test_folder",
     "ckpt_path": "leave it out: a stopped run is resumed, and the last checkpoint of each run is tested",
     "model.position": "use position and options of a strategy",
@@ -44,7 +44,7 @@ class Strategy:
 
 @dataclass
 class Comparison:
-    """Strategies × seeds whose runs share all other options.
+    """A run for each strategy, seed and part. Runs differ only in these, including the flags of strategies and parts.
 
     Args:
         name: Title of the report, and name of the default folders.
@@ -141,7 +141,7 @@ class Comparison:
         for where, values in flags.items():
             advice = SET_BY_COMPARE | dict.fromkeys([] if where == "test" else self.seeded, "use seeds")
             for key, flag in product(values, advice):
-                # the flag model.position also refuses model.position.floor and model.init_args.position
+                # the entry model.position of `advice` also forbids model.position.floor and model.init_args.position
                 if f"{key.replace('.init_args.', '.')}.".startswith(f"{flag}."):
                     raise UserError(f"compare: {where}: got {key}, which compare sets for every run; {advice[flag]}")
         configs = [(f"{where}: config", values["config"]) for where, values in flags.items() if "config" in values]

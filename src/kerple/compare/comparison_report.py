@@ -33,10 +33,10 @@ PROTOCOLS = {  # meaning of a protocol, by the beginning of its name
     "sliding": "context limited to the length; the window moves by s tokens, and only new targets are scored; the name "
     "contains s",
     "last": "full, but only the last k targets of each segment are scored; the name contains k",
-    "longppl": "full on the key tokens, which an evaluator model selects by their gain from a long context",
-    "far_": "the last k targets of each block, read after the block's own text of the length (own), after only its "
-    "last tokens, as many as the training length (none), or after these last tokens preceded by text of another "
-    "document (foreign); the name contains k",
+    "longppl": "full, but only key tokens are scored; an evaluator model selects them by their gain from long context",
+    "far_": "only the last k targets of each block are scored; own: the model reads the last L tokens of the block, "
+    "where L is the length; none: it reads only the last T tokens, where T is the training length; foreign: it reads "
+    "L - T tokens of another document, and then the last T tokens of the block; the name contains k",
     "niah": "retrieve a fact hidden in a text of the length",
 }
 
@@ -79,7 +79,7 @@ def write_comparison(
             digits = None if file == "results" else "%.8g"
             table.to_csv(folder / f"{file}.csv", index=False, float_format=digits)
 
-    # losses of far context are shown only as differences: they are over few targets, other protocols score all targets
+    # the protocols far_… score few targets, so their losses are not comparable with `full`; only differences are shown
     shown = summary[~summary["protocol"].str.contains(r"\bfar_")]
     summary = summary if shown.empty else shown
     if printed is not None:

@@ -1,4 +1,4 @@
-"""Figures of the loss by position in a long segment, and of the context gain by distance."""
+"""Figures of the loss by position, and of the context gain (windowed - full loss) by distance beyond the window."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,9 +23,9 @@ def context_figures(table: pd.DataFrame | None, strategies: pd.Series) -> Iterat
     Each part of the comparison, such as a corpus, has its own figures.
 
     Bands are 95% intervals over seeds and segments; a single seed has no band. Segments of one document are not
-    independent, so the bands are too narrow. For ALiBi in results/earlier/since-2023, the standard error over documents
-    is 1.7 times that over segments for the loss, and 0.8 to 1.5 times for the gain. The intervals in tables are over
-    documents.
+    independent, so a band can be too narrow. Intervals in tables are over documents. In results/earlier/since-2023,
+    the standard error of ALiBi's loss over documents is 1.7 times that over segments. For the gain, the ratio is 0.8 to
+    1.5, depending on the distance.
 
     Args:
         table: A row for each run and bin of positions, or None for no figures. Its columns are
@@ -56,7 +56,7 @@ def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[E
 
     For the loss, bins are merged into `POINTS` bins of equal width. For the gain, they are merged by distance beyond
     the window into `PER_OCTAVE` bins per octave. The standard error of a merged bin is set to the mean of the standard
-    errors of its bins. This is an upper bound for any correlation of the bins.
+    errors of its bins. Whatever the correlation of the bins, the true standard error is not larger.
 
     Args:
         table: The rows of the strategy, of all seeds, see `context_figures`.

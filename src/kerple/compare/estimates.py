@@ -45,7 +45,7 @@ class Estimate:
         """Degrees of freedom of `error`: those of Satterthwaite (1946) for the sum of the two variances.
 
         With two seeds, ``seed_freedom`` is used instead. The variance of two seeds is too uncertain for Satterthwaite's
-        formula: a test with it would reject a true hypothesis twice as often as its level.
+        formula: a test with it would reject a true null hypothesis twice as often as its level.
         """
         if self.seeds == 2:
             return self.seed_freedom
@@ -59,10 +59,10 @@ class Estimate:
         return self.mean - half, self.mean + half
 
     def above(self, bound: float = 0.0) -> float:
-        """One-sided p-value p of the alternative that the mean exceeds the bound; NaN if `error` is NaN.
+        """One-sided p-value p: a small p is evidence that the mean exceeds the bound. NaN if `error` is NaN.
 
-        The p-value of the alternative that the mean is below the bound is 1 - p. If the error is 0, p is 0 above the
-        bound, 1 below it and 0.5 at it.
+        The null hypothesis is that the mean is at most the bound. The p-value of the null hypothesis that the
+        mean is at least the bound is 1 - p. If the error is 0, p is 0 above the bound, 1 below it and 0.5 at it.
         """
         if not self.error >= 0:
             return math.nan
@@ -87,16 +87,17 @@ def satterthwaite(variances: ArrayLike, freedoms: ArrayLike) -> float:
 
 
 def estimate(*strategies: Sums) -> Estimate:
-    """Estimate the sum over strategies of the mean over seeds of ``Σ sums / Σ counts``, with its variances.
+    """Estimate the mean of a strategy, or the sum of the means of several strategies, with its variances.
 
-    A mean depends on two random samples: the seeds of training and the text of the test.
+    The mean of a seed is ``Σ sums / Σ counts`` over all blocks. The mean of a strategy is the mean over its seeds. It
+    depends on two random samples: the seeds of training and the text of the test.
 
     - Seeds: all seeds of a strategy were tested on the same blocks, and the spread of their means gives a variance.
       Seeds of two strategies are independent, so these variances are added, as in Welch's test (1947). For a quantity
       of the same runs, such as the context gain, the caller subtracts first and passes one strategy.
-    - Text: all strategies were tested on the same blocks. The spread over blocks of the sum of the means gives a
-      variance. The quotient ``Σ sums / Σ counts`` is linearised. The unit is a block because tokens in a block are not
-      independent; it is a document if the test has documents.
+    - Text: all strategies were tested on the same blocks. The contributions of one block to the means of all strategies
+      are added, and the spread of these totals over the blocks gives a variance. ``Σ sums / Σ counts`` is linearised.
+      The unit is a block because tokens in a block are not independent; it is a document if the test has documents.
 
     The two variances are added. An interaction of seeds and text is part of both, so the sum is conservative. The
     degrees of freedom of the text are Kish's (1965) effective number of blocks less one, (Σ counts)² / Σ counts² - 1.

@@ -54,8 +54,8 @@ def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator
 def interruptible() -> Iterator[None]:
     """Return a context in which SIGINT, SIGTERM and SIGHUP are only appended to `signals`.
 
-    The handler raises no exception, because `execute` would not stop a process that has started but is not yet in its
-    dict ``running``. A signal that is ignored, such as SIGHUP under nohup, stays ignored.
+    An exception in the handler could come between the start of a process and its entry in `execute`'s dict ``running``.
+    `execute` would then not stop the process. A signal that is ignored, such as SIGHUP under nohup, stays ignored.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signals.clear()

@@ -57,21 +57,22 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
     row: Any = rows.loc[best]
     sentence = f"{where} {best} has the {'lowest' if lower else 'highest'} {name}, {format_mean(row['mean'])}"
     if row["difference_low"] <= row["difference_high"]:  # both are NaN for the baseline, and with one seed
-        effect, digits, word = ("ratio", ".3f", "times") if metric in LOGARITHMIC else ("difference", "+.3f", "from")
+        effect, digits, word = ("ratio", ".3f", "to") if metric in LOGARITHMIC else ("difference", "+.3f", "from")
         middle, low, high = (f"{row[effect + end]:{digits}}" for end in ("", "_low", "_high"))
-        sentence += f", {middle} {word} {baseline}'s, 95% interval {low} to {high}"
+        sentence += f" ({effect} {word} {baseline}: {middle}, 95% interval {low} to {high})"
     yield f"{sentence}."
     others = rows[rows["fewest_seeds"] > 0]
     if others["p_holm"].isna().all():
         one_seed = rows["seeds"].max() == 1
-        reason = "there is only one seed" if one_seed else f"{baseline} has no result at this length"
-        yield f"There is no test, because {reason}: the ranking may not be reproducible."
+        fewer = f"{baseline}, or each other strategy, has fewer than two seeds at this length"
+        reason = "there is only one seed" if one_seed else fewer
+        yield f"No difference was tested for significance, because {reason}; the ranking may not be reproducible."
         return
     significant, better = others["significant"].astype(bool), (others["difference"] < 0) == lower
     yield (
         f"Against {baseline}, over {int(rows['seeds'].max())} seeds, {_are(others.index[significant & better])} better "
         f"and {_are(others.index[significant & ~better])} worse (p < 0.05 after Holm's correction); "
-        f"the difference of {', '.join(others.index[~significant]) or 'none'} is not significant."
+        f"strategies without a significant difference: {', '.join(others.index[~significant]) or 'none'}."
     )
 
 

@@ -49,8 +49,8 @@ class Runs:
     Args:
         results: Columns metric, protocol, length, value, sum and count.
         blocks: Columns metric, protocol, length, block, sum and count. Empty if the runs have no sums by block. A block
-            is the largest unit of text that the test names: a group of documents (such as a package), a document, or a
-            block of tokens. For tasks it is a problem.
+            is a group of documents (such as a package) if the test has groups, else a document if the test has
+            documents, else a sequence of a fixed number of tokens. For tasks it is a problem.
         costs: Cost of training: a row for each run with a known cost, and a column part if runs have parts.
         analyses: The tables of the analyses by name, with a column part if runs have parts.
         configs: The resolved configuration of each run, with dotted keys.
@@ -103,7 +103,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
             table["protocol"] = table["protocol"].where(~prefixed, run.part + " " + table["protocol"])
         totals = results_table.totals(table)
         if totals.empty:
-            advice = "add full to the protocols of Extrapolation, and test again"
+            advice = "add `full` to the option protocols of the callback Extrapolation, and test again"
             raise UserError(f"{run.folder}: got no results except losses by position; {advice}")
         for protocol in totals["protocol"].unique():
             lengths[protocol].add(configured_length(configs[run]))

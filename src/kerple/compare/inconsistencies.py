@@ -11,7 +11,7 @@ from kerple.compare.flat_configuration import LOCATIONS
 from kerple.compare.statistics import CELL
 
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # only pretrained models have scaling and factor
-PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # options with another value in each run
+PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # options whose values may differ between runs
 
 
 def inconsistencies(runs: Runs) -> list[str]:

@@ -17,8 +17,9 @@ DASHES = {"-": [], "--": [8, 4], ":": [2, 3], "-.": [10, 3, 2, 3]}  # lengths of
 def page_figures(summary: pd.DataFrame, runs: Runs) -> list[dict[str, Any]]:
     """Data of the figures in their order: the first metric against length, the context gain, and the other metrics.
 
-    Each figure has a name, its vertical axes (``AXES`` of page.js), whether lower is better, whether the page shows it
-    unfolded, and its protocols. A protocol has the values of each strategy at each length; a missing value is None.
+    Each figure has a name, the vertical axes that a reader can select (``AXES`` of page.js), whether lower is better,
+    whether the page shows it unfolded, and its protocols. A protocol has the values of each strategy at each length;
+    a missing value is None.
 
     Args:
         summary: Result of `kerple.compare.statistics.summarise`.

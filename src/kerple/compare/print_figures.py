@@ -22,7 +22,7 @@ STYLE: Any = {"pdf.fonttype": 42, "font.size": 7}  # 42: TrueType fonts, which p
 def write_print_figures(
     summary: pd.DataFrame, runs: Runs, strategies: Sequence[str], baseline: str, folder: Path
 ) -> None:
-    """Write the figures of the report for print as ``<folder>/<figure>.pdf``. The same runs give the same bytes.
+    """Write the figures of the report for print as ``<folder>/<figure>.pdf``. The files are deterministic.
 
     Args:
         summary: Result of `kerple.compare.statistics.summarise`.
@@ -55,8 +55,8 @@ def write_print_figures(
 def _narrow(figure: Figure) -> None:
     """Fit a figure of one panel into a column: put its legend below, and remove its title, which a caption replaces.
 
-    Line width and marker size decrease in each group of three curves, and the thinner curve is on top, so that up to
-    three identical curves stay visible.
+    Within each group of three curves, line width and marker size decrease, and the thinner curve is on top. Up to three
+    identical curves therefore stay visible.
     """
     (ax,) = figure.axes
     title = figure.legends[0].get_title().get_text().replace("\n", " ")

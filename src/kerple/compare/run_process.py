@@ -107,9 +107,8 @@ def work(main: Callable[[list[str]], None]) -> None:
     content = read_mapping(Path(sys.argv[1]))
     job = Job(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
     with locked(job):
-        if not committed_records.finished(
-            job
-        ):  # another comparison may have finished it while this one waited for the lock
+        # another comparison may have finished the run while this process waited for the lock
+        if not committed_records.finished(job):
             _finish(job, main)
 
 
@@ -132,7 +131,7 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
         if not resumed:
             remove(job.directory)
         committed_records.begin(job, resumed)
-        # not --ckpt_path=last, which would read the newest version of the folder, such as a seed-1_v1 of the user
+        # not --ckpt_path=last, which prefers the newest numbered sibling folder, such as seed-1_v1 of a user's own fit
         checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
         _call(main, "fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
     # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
