@@ -1,9 +1,10 @@
-"""Statistics of a comparison whose runs have the same data, budget and targets, and differ in strategy and seed.
+"""Statistics of a comparison, whose runs differ in positional strategy and seed.
 
-A *result* is a row (strategy, seed, metric, protocol, length, value); a *cell* is a (metric, protocol, length).
-Strategies are compared with the baseline within a cell, over all seeds of both and on the same text. Runs are not
-paired by seed: the losses of two strategies with the same seed have a correlation of only 0.06 to 0.16, and pairing
-would exclude seeds that only one strategy has.
+Compared runs have equal training data, training budget and test targets. A *result* is a row (strategy, seed, metric,
+protocol, length, value). A *protocol* is a way of scoring a text, such as ``windowed64``, or the name of a task. A
+*cell* is a (metric, protocol, length). In each cell, a strategy is compared with the baseline over all seeds of both,
+on the same test text. Runs are not paired by seed: the losses of two strategies with the same seed have a correlation
+of only 0.06 to 0.16, and pairing would exclude seeds that only one strategy has.
 """
 
 import math
@@ -29,7 +30,7 @@ LOGARITHMIC = ("ppl", "bits_per_byte")  # metrics that are compared by differenc
 
 
 def in_tokens(metric: str, protocol: str) -> bool:
-    """Whether the length of a cell is a number of tokens, as for perplexity and needles, and not a problem's length."""
+    """Whether lengths are in tokens (losses, needle in a haystack); if not, they are lengths of a task's problems."""
     return lower_is_better(metric) or "niah" in protocol
 
 
@@ -70,19 +71,20 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
     Args:
         results: Columns strategy, seed, metric, protocol, length, value; a row for each combination.
         baseline: The strategy with which the others are compared. Cells without it are left out.
-        blocks: Sums by block of the same cells: columns strategy, seed, metric, protocol, length, block, sum, count. If
-            both strategies have the same blocks in a cell, the test is over seeds and text, otherwise only over seeds.
+        blocks: Sums of losses (nats) or of correct answers in each block of test text, with the columns strategy, seed,
+            metric, protocol, length, block, sum and count; see `kerple.compare.finished_runs.Runs`. If both strategies
+            have the same blocks in a cell, Welch's variance over seeds is increased by the variance over blocks.
 
     Returns:
         One row for each cell and each strategy except the baseline, with the columns
 
         - ``fewest_seeds``: the smaller number of seeds of the two strategies,
         - ``blocks``: number of blocks of text; 1 if the test is only over seeds,
-        - ``difference``: mean over seeds minus that of the baseline, of logarithms for logarithmic metrics,
+        - ``difference``: mean over seeds minus the baseline's mean; for `LOGARITHMIC` metrics, means of logarithms,
         - ``difference_low`` and ``difference_high``: 95% interval of the difference,
         - ``t``, ``p``, and ``p_holm`` after Holm's correction.
 
-        If one of the two has one seed, the interval, t and p are NaN. If all values of both are equal, t and p are NaN.
+        If either strategy has one seed, the interval, t and p are NaN. If all values of both are equal, t and p are.
 
     Raises:
         UserError: If the baseline has no results.
@@ -99,7 +101,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         values = {strategy: of.set_index("seed")["value"] for strategy, of in group.groupby("strategy")}
         if baseline not in values:
             continue
-        # bits per byte and perplexity have the same losses, and sums by block are stored for perplexity
+        # bits per byte are computed from the losses of perplexity, and only perplexity has sums by block
         losses = ("ppl", *cell[1:]) if cell[0] == "bits_per_byte" else cell
         for strategy in (s for s in strategies if s != baseline and s in values):
             pair = [(by_cell.get((name, *losses)), values[name].index) for name in (strategy, baseline)]
@@ -129,11 +131,11 @@ def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None 
     Returns:
         One row for each strategy and cell, in the order of the results, with the columns of `against_baseline` and
 
-        - ``seeds`` (their number n), ``mean`` and ``std`` (n - 1 in the denominator; NaN for one seed),
-        - ``best``: whether the mean is the best of its cell. Ties are all best, unless all strategies tie,
+        - ``seeds`` (number n of seeds), ``mean`` and ``std`` (n - 1 in the denominator; NaN for one seed),
+        - ``best``: whether the mean is the best of its cell. Strategies that tie are all best, unless all of them tie,
         - ``significant``: whether p_holm < 0.05,
         - ``ratio``, ``ratio_low`` and ``ratio_high``: geometric mean over seeds divided by that of the baseline, and
-            its 95% interval; NaN if the metric is not logarithmic.
+            the 95% interval of this ratio; NaN if the metric is not logarithmic.
 
     Raises:
         UserError: If a metric is unknown, or the baseline is missing.

@@ -1,4 +1,4 @@
-"""Tables of a comparison with a row per strategy and a column per length, as Table 3 of Chi et al. (2022)."""
+"""Tables of a comparison. Most have a row per strategy and a column per length, as Table 3 of Chi et al. (2022)."""
 
 import math
 import re
@@ -72,19 +72,21 @@ def ratio_table(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tab
 def difference_tables(
     blocks: pd.DataFrame, strategies: pd.Series, protocol: str, trained: int | None
 ) -> Iterator[Table]:
-    """Yield the tables of differences of losses on the same targets that belong to a protocol.
+    """Yield the tables of loss differences of a protocol: the loss in one context minus the loss in another context.
 
-    These are the context gain for ``windowed``; gain, content and disturbance for ``far_own``; and none for other
-    protocols. A table is left out if no strategy has both protocols.
+    A ``windowed`` protocol has one table: its loss, with attention limited to a window, minus the loss of ``full``. A
+    ``far_own`` protocol, which reads distant text of the same document, has a table for each quantity in `FAR_CONTEXT`.
+    Other protocols have none. Both losses are of the same targets. A table is left out if no strategy has both losses.
 
     Args:
-        blocks: Sums by block of the runs.
+        blocks: Sums of losses by block, see `kerple.compare.finished_runs.Runs`.
         strategies: Labels of the strategies, in the order of the rows.
-        protocol: Name of the protocol, such as ``windowed64``, or ``code windowed64`` for the part ``code``.
+        protocol: Name of the protocol, such as ``windowed64``. If the comparison has several parts (corpora or tasks),
+            the name begins with the part, as in ``code windowed64``.
         trained: Training length, or None if it is not known.
     """
     part, _, name = protocol.rpartition(" ")
-    contrasts = []  # title, first protocol, subtracted protocol, meaning of a positive difference
+    contrasts = []  # title, protocol of the first loss and of the subtracted loss, meaning of a positive difference
     if name.startswith("windowed"):
         title = f"Context gain beyond {name.removeprefix('windowed')} tokens"
         contrasts = [(title, protocol, f"{part} full".strip(), "text farther away than the window helps")]
@@ -112,8 +114,8 @@ def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
     window of a windowed protocol, which are 0.
 
     Args:
-        blocks: Sums by block of the runs.
-        first: Name of the first protocol, such as ``windowed64``, or ``code windowed64`` for the part ``code``.
+        blocks: Sums of losses by block, see `kerple.compare.finished_runs.Runs`.
+        first: Name of the first protocol, such as ``windowed64`` or ``code windowed64``, see `difference_tables`.
         second: Name of the protocol that is subtracted, such as ``full``.
     """
     losses = blocks[(blocks["metric"] == "ppl") & blocks["protocol"].isin([first, second])]
@@ -131,8 +133,8 @@ def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
 def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
     """Table of the mean accuracy beyond the training length by strategy and task, and of the mean reciprocal rank.
 
-    None if the metric is not an accuracy, if there is only one task, or if no task has a length that all its
-    strategies have. If the training length of any task is not known, the means of all tasks are over all lengths.
+    None if the metric is not an accuracy, if there is only one task, or if no task has a length with results of all its
+    strategies. If the training length of any task is not known, the means of all tasks are over all lengths.
 
     Args:
         results: Results of the runs, see `kerple.compare.finished_runs.Runs`.
@@ -154,7 +156,7 @@ def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | N
     scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
     scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
     complete = not scores.isna().any(axis=None)
-    if complete:  # a task that lacks a strategy would have ranks among fewer strategies
+    if complete:  # if a task lacks results of a strategy, its ranks would be among fewer strategies
         scores["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
     best = (scores == scores.max()) & (scores > scores.min())
     texts = scores.map(lambda value: "–" if math.isnan(value) else f"{value:.3f}")
@@ -170,9 +172,9 @@ def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | N
 
 
 def cost_table(measured: pd.DataFrame) -> Table | None:
-    """Table of parameters, training speed and peak memory of each part and strategy; None without measurements.
+    """Table of parameters, speed and peak memory by part (corpus or task) and strategy; None without measurements.
 
-    The speed is left out if several runs were trained at a time.
+    The speed is left out if several runs were trained at the same time.
 
     Args:
         measured: Cost of training of the runs, see `kerple.compare.finished_runs.Runs`.

@@ -73,11 +73,11 @@ class TokenShards(ShardOptions, LightningDataModule):
 
         The checksum depends neither on the path of the folder nor on the division of the tokens into shards. The hashed
         text has a line "tokenizer split tokens" for each split, where tokenizer and tokens are the checksums in the
-        manifest. All lines occur twice.
+        manifest. The same lines then follow once more, as in records of earlier versions.
         """
         lines = [f"{self.manifest.tokenizer} {name} {self.manifest.splits[name].sha256}\n" for name in SPLITS]
-        # In earlier versions, training and test could use different folders, and each folder had its lines. With each
-        # line twice, the checksum equals that in records of earlier versions.
+        # In earlier versions, training and test could use different folders, and the text had the lines of both. With
+        # the lines of one folder twice, the checksum equals that in records of earlier versions.
         return hashlib.sha256("".join(lines * 2).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, str]:
@@ -92,7 +92,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         """
         state = state if isinstance(state, dict) else {}  # a damaged checkpoint may have anything here
         if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
-            expected = "expected shards with the tokenizer of the checkpoint; give the folder on which it was trained"
+            expected = "expected shards with the tokenizer of the checkpoint; give the folder of the training data"
             raise UserError(f"data.directory: got {self.location}, {expected}")
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if fitting and state.get("training", self._training_checksum) != self._training_checksum:
@@ -103,7 +103,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Return the loader of this rank's training batches, {"tokens": (batch_size, length + 1) int64}.
 
         Raises:
-            UserError: The training split is too short for a sample, or an epoch for a batch.
+            UserError: The training split has too few tokens for a sample, or an epoch too few samples for a batch.
         """
         stream = TokenStream(self.folder, "train")
         order = Order(len(stream), self.length, self.seed, 0)  # with the 0, the order is that of earlier versions
@@ -128,16 +128,16 @@ class TokenShards(ShardOptions, LightningDataModule):
         return BlockBatches(blocks, min(self.batch_size, len(blocks)), *rank_and_world_size(self))
 
     def test_dataloader(self) -> BlockBatches:
-        """Return a single test block for this rank, because Lightning skips a test without batches.
+        """Return a loader of one test block for this rank, because Lightning skips a test without batches.
 
-        Callbacks that measure on text do not use this block. They read the split through `text`.
+        Callbacks that measure a model on text do not use this block. They read the split through `text`.
         """
         rank, world_size = rank_and_world_size(self)
         blocks = self.text("test").blocks(self.length, world_size, fewer=True)
         return BlockBatches(blocks, 1, rank, world_size)
 
     def text(self, split: str) -> ShardText:
-        """Return the text of a split, for measures; the same object in every call."""
+        """Return the text of a split, which callbacks of `kerple.measure` read. Every call returns the same object."""
         return self._texts[split]
 
     @cached_property

@@ -24,10 +24,10 @@ class ShardOptions:
             file, folder, glob pattern or URL of text files, JSON lines (.jsonl), tar files of both, or Parquet files.
             All but Parquet files may be compressed (.gz, .zst). With null, the shards in `directory` are used, and
             nothing is prepared or compared with a corpus.
-        tokenizer: `bpe` trains a byte-level BPE on the training split. For `code`, `code-demo` and `rfc` with 2048 or
-            8192 entries, the trained tokenizer is part of the package. Other values are a tokenizer.json, a folder with
-            one, a name on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or
-            name.
+        tokenizer: `bpe` is a byte-level BPE that is trained on the training split. For `code`, `code-demo` and `rfc`
+            with 2048 or 8192 entries, kerple contains the trained BPE, and no training is needed. Other values are a
+            tokenizer.json, a folder with one, a name on the Hugging Face hub such as gpt2, or `hf:` and a pretrained
+            model's folder, GGUF file or name.
         vocabulary: Number of entries of a tokenizer that is trained, and of rows of the model's embedding. A loaded
             tokenizer may have fewer entries.
         directory: Folder of the shards. With null, data/<corpus>-<tokenizer>.

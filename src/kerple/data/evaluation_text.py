@@ -71,8 +71,8 @@ class Text:
     table: pd.DataFrame | None = None
     """One row for each document, as in `Folder.test_documents`; None if groups and overlaps are not known.
 
-    Columns: ``document`` is its name, ``group`` the name of its group (such as its package), and ``overlap`` the
-    fraction of its runs of 32 tokens that also occur in the training text.
+    Columns: ``document`` is the document's name, ``group`` the name of its group (such as its package), and ``overlap``
+    the fraction of the document's 32-grams (32 consecutive tokens) that also occur in the training text.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class Text:
         Args:
             length: Number of targets in a block.
             limit: Number of blocks; None for all.
-            fewer: Whether fewer than ``limit`` blocks, but at least one, are accepted.
+            fewer: Whether a text with fewer than ``limit`` blocks is accepted. All its blocks are then returned.
 
         Raises:
-            UserError: The text has fewer than ``limit`` blocks, or none.
+            UserError: The text has no block, or has fewer than ``limit`` blocks and ``fewer`` is false.
         """
         available = max(len(self.stream) - 1, 0) // length
         needed = 1 if fewer else limit or 1
@@ -171,16 +171,16 @@ class Text:
 
         Args:
             length: Number of targets in a block. Documents of at most ``length`` tokens are left out.
-            limit: Number of blocks, the first in the order of the text; None for all. With ``per_group`` there may be
-                fewer.
+            limit: Largest number of blocks, the first in the order of the text; None for all. The result has fewer
+                only if ``per_group`` leaves fewer.
             overlap: Documents with a larger overlap with the training text (see `table`) are left out.
             per_group: Number of blocks of each group of documents, the first ones of the group; None for all. A text
                 without a `table` is one group.
             per_document: Largest number of blocks of each document, the first ones of the document; None for all.
 
         Raises:
-            UserError: Documents are not known, a group has fewer than ``per_group`` blocks, or all groups together have
-                fewer than ``limit`` blocks, or none.
+            UserError: Documents are not known, a group has fewer than ``per_group`` blocks, or the text has no block or
+                fewer than ``limit`` blocks before ``per_group`` is applied.
         """
         if (begins := self.begins) is None:
             given = f"got true, but the documents of {self.name} are not known"
@@ -244,7 +244,7 @@ class ShardText(Text):
 
 
 def shuffled(count: int, chosen: int, seed: int) -> list[int]:
-    """Return the first ``chosen`` entries of the random permutation of 0 .. count - 1 that the seed determines.
+    """Return the first ``chosen`` entries of a random permutation of 0 .. count - 1, which the seed determines.
 
     Raises:
         UserError: ``chosen`` is larger than ``count``.

@@ -85,9 +85,9 @@ class TrainingLoader:
     steps.
 
     The state holds two numbers of samples that all ranks together have received: before this epoch, and in this epoch.
-    Batches that workers have only loaded ahead do not count. A run can therefore resume with another number of ranks,
-    workers or accumulation steps, unlike with torchdata's `StatefulDataLoader`. This class is not a `DataLoader`,
-    because Lightning would replace the order of the samples.
+    Batches that workers have only loaded ahead do not count. A run can resume with another number of ranks, workers or
+    accumulation steps if the new W·B divides both numbers. torchdata's `StatefulDataLoader` does not allow this. This
+    class is not a `DataLoader`, because Lightning would replace the order of the samples.
 
     Args:
         read: Returns the batch of the samples with the given indices. The indices of an epoch follow those of the
@@ -110,7 +110,7 @@ class TrainingLoader:
 
     def __post_init__(self) -> None:
         self.samples = self.batch_size * self.world_size  # number of samples in a micro-batch
-        self.start = self.done = 0  # micro-batches before this epoch, and in it
+        self.start = self.done = 0  # numbers of micro-batches received before this epoch, and in it
         self.resumed = False  # whether the next epoch continues an interrupted one
 
     def __len__(self) -> int:
@@ -144,13 +144,13 @@ class TrainingLoader:
         """Continue after the numbers of samples in ``state``, which `state_dict` of an earlier run has returned.
 
         Raises:
-            UserError: One of the numbers is not a multiple of the number of samples in a batch of all ranks.
+            UserError: One of the numbers is not a multiple of the number of samples in a micro-batch of all ranks.
         """
         before, inside = (state[f"samples_{when}_epoch"] for when in ("before", "in"))
         if before % self.samples or inside % self.samples:
-            given = f"got {self.samples} samples per step of all devices, expected a divisor of {before} and {inside}"
-            reason = "the samples read before the checkpoint's epoch and since its start"
-            raise UserError(f"data.batch_size: {given}, {reason}; use the earlier batch_size and devices")
+            given = f"got {self.samples} samples per micro-batch of all devices"
+            expected = f"a divisor of {before} and {inside}, the samples read before and in the checkpoint's epoch"
+            raise UserError(f"data.batch_size: {given}, expected {expected}; use the earlier batch_size and devices")
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
 
 

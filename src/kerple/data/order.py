@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kerple.base.errors import UserError
 
-ROUNDS = 8  # of the Feistel network
+ROUNDS = 8  # number of rounds of the Feistel network
 
 Indices = NDArray[np.int64]
 
@@ -28,7 +28,7 @@ class Permutation:
 
     Args:
         size: Number of entries, at least 1.
-        key: Integers that choose the permutation, such as the seed and the epoch.
+        key: Integers that choose the permutation, such as a seed and the number of a pass.
     """
 
     def __init__(self, size: int, *key: int) -> None:
@@ -53,10 +53,10 @@ class Permutation:
 class Order:
     """The position of sample k in a token stream.
 
-    A sample is `length` + 1 consecutive tokens. In each epoch, samples lie one after the other in the stream. The first
-    one begins at an offset below `length`, which depends on the epoch. Two neighbours share one token: the last target
-    of the first and the first input of the second. A permutation for each epoch determines the order in which samples
-    are read.
+    A sample is `length` + 1 consecutive tokens. The samples of one pass over the stream lie one after the other. The
+    first one begins at an offset below `length`, which depends on the pass. Two neighbours share one token: the last
+    target of the first and the first input of the second. A permutation for each pass determines the order in which its
+    samples are read. A pass is not an epoch of `TokenShards`, which may have fewer or more samples.
 
     Args:
         tokens: Number of tokens in the stream.
@@ -64,7 +64,7 @@ class Order:
         key: Integers that determine the order, such as the seed.
 
     Attributes:
-        samples (int): Number of samples in an epoch. Sample k belongs to epoch k // samples.
+        samples (int): Number of samples in a pass. Sample k belongs to pass k // samples.
 
     Raises:
         UserError: The stream is shorter than 2 · length, so that with some offsets no sample fits.
@@ -84,12 +84,12 @@ class Order:
         Args:
             samples: Indices k of samples, (n,) int64, from 0.
         """
-        epochs, entries = np.divmod(samples, self.samples)
+        passes, entries = np.divmod(samples, self.samples)
         starts = np.empty_like(entries)
-        for epoch in np.unique(epochs):
-            offset = hash_integers(*self.key, int(epoch)) % self.length
-            inside = epochs == epoch
-            shuffle = Permutation(self.samples, *self.key, int(epoch))
+        for number in np.unique(passes):
+            offset = hash_integers(*self.key, int(number)) % self.length
+            inside = passes == number
+            shuffle = Permutation(self.samples, *self.key, int(number))
             starts[inside] = offset + self.length * shuffle(entries[inside])
         return starts
 
@@ -101,7 +101,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-@lru_cache(maxsize=4096)  # each batch makes the permutation of its epoch again, from the same hashes
+@lru_cache(maxsize=4096)  # each batch makes the permutation of its pass again, from the same hashes
 def hash_integers(*values: int) -> int:
     """Return a hash of integers, 0 .. 2⁶⁴ - 1, the same on every machine. Integers are first reduced modulo 2⁶⁴."""
     state = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)

@@ -26,7 +26,7 @@ from kerple.base.errors import UserError
 from kerple.data.manifest import TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
 
-VERIFIED = ".verified"  # folder with a file for each shard whose checksum was correct: the shard's ctime and sha256
+VERIFIED = ".verified"  # folder with a record (ctime and sha256) of each shard file whose checksum was correct
 BLOCK = 512  # bytes of a header in a tar file; the size of a member is padded to a multiple of it
 
 Tokens = NDArray[np.integer[Any]]
@@ -80,8 +80,8 @@ class Folder:
     def shard(self, split: str, number: int, recheck: bool = False) -> Path:
         """Return the path of a shard, after comparing its size and checksum with the manifest.
 
-        The checksum of a file is compared once, and again after the file has changed: a correct one is recorded in the
-        folder `VERIFIED`. If the record cannot be written, each process compares again.
+        The checksum of a file is compared once, and again after the file has changed. A file with the
+        correct checksum is recorded in the folder `VERIFIED`. If this is not possible, each process compares again.
 
         Args:
             split: Name of the split.
@@ -113,7 +113,7 @@ class Folder:
         """Return a table with one row for each document of the test split, in order.
 
         The columns are the name of the document (``document``), the name of its group (``group``, such as its package)
-        and the fraction of its runs of 32 tokens that also occur in the training text (``overlap``).
+        and the fraction of its 32-grams (32 consecutive tokens) that also occur in the training text (``overlap``).
 
         Raises:
             UserError: The table is missing, or its checksum differs from the manifest.
@@ -204,11 +204,11 @@ def token_checksum(directory: Path, split: str, shards: Iterable[Shard], dtype: 
 
 
 def verify(folder: Folder) -> None:
-    """Compare all files of a folder, and the token ids in the shards, with the manifest.
+    """Compare all files of a folder with the manifest, and check that the vocabulary contains all token ids.
 
     Raises:
-        UserError: A file, a token id, or the checksum or number of documents of a split differs from the manifest. The
-            message names the first difference.
+        UserError: A file, or the checksum or number of documents of a split, differs from the manifest, or a token id
+            is outside the vocabulary. The message names the first fault.
     """
     folder.tokenizer()
     folder.test_documents()

@@ -12,7 +12,7 @@ END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"  # value of data.tokenizer for a tokenizer that the preparation trains
 MODEL_PREFIX = "hf:"  # prefix of pretrained models in data.tokenizer
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # the token of a single byte in SentencePiece vocabularies
-LONGEST_RUN = 256  # largest number of bytes of a pre-token in training; those of ordinary text are shorter
+LONGEST_RUN = 256  # largest number of bytes of a pre-token in training; pre-tokens of ordinary text are shorter
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
@@ -74,7 +74,7 @@ def load_tokenizer(source: str) -> Tokenizer:
 
 
 def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
-    """Disable the truncation and padding that the file of a tokenizer may enable. The same tokenizer is returned."""
+    """Disable the truncation and padding that a tokenizer's file may enable, and return the same tokenizer object."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -106,8 +106,8 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
     """Return the number of bytes of text of each token id, from 0 to the largest; 0 for special tokens and gaps.
 
     The numbers are exact for byte-level vocabularies, in which a token may be part of a character, and for byte tokens
-    and added tokens of other vocabularies. For any other token, the number is that of the UTF-8 bytes that are added to
-    the text if the token follows the tokens of "a".
+    and added tokens of other vocabularies. Any other token is decoded after the tokens of "a". Its number is the number
+    of UTF-8 bytes by which the decoded text is longer than "a".
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()

@@ -1,4 +1,4 @@
-"""Comparison of the best method of a search with the second-best and with the unchanged model, on test text."""
+"""Comparison on test text of the best context-extension method with the second-best, and with the unchanged model."""
 
 from dataclasses import asdict
 from functools import partial
@@ -12,7 +12,7 @@ from kerple.positions.visibility import EVERYTHING
 
 
 def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]:
-    """Compare the best method with the second-best, and with the unchanged model.
+    """Compare the best method of a search with the second-best, and with the unchanged model.
 
     Let N be the target length and L the training length of the search. Each effect is a mean difference of losses in
     nats per target, with its 95% interval (mean, low, high):
@@ -22,12 +22,12 @@ def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str,
     - ``next``: the best method at N, minus the second-best at N. It is missing if there is only one method.
     - ``rise``: the best method at L, minus the unchanged model at L.
     - ``gain``: the best method at L, minus the same method at N.
-    - ``content``: the best method at N after foreign text, minus the same method at N. All inputs before the last L are
-      then from another document.
+    - ``content``: the best method at N with all inputs before the last L from another document, minus the same method
+      at N.
 
     Args:
         search: The search.
-        ranked: The methods that `Search.choose` returns.
+        ranked: The methods that `Search.choose` returns, the best first.
         blocks: Number of blocks of test text.
 
     Returns:
@@ -39,7 +39,7 @@ def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str,
         - ``best``: the fields of the best method.
         - ``next``: the label of the second-best method, or None.
         - ``losses``: mean losses in nats per target, by label and length.
-        - ``gap``: the report of `GapCurve`. It is missing if the best method hides keys from some queries.
+        - ``gap``: the report of `GapCurve`, with a gap between context and targets. A window method has none.
     """
     unchanged, best, short, long = search.methods[0], ranked[0], search.length, search.target
     losses = partial(search.losses, split=TEST, blocks=blocks)

@@ -21,11 +21,11 @@ class Method:
     """A way to read N tokens with a model that was trained at L < N tokens.
 
     Args:
-        label: Name of the method in the report.
+        label: Name of the method in the report. `Visibility` explains the words ``distances capped`` and ``cache``.
         scaling: Scaling of RoPE, see `kerple.hf.rope.scaled`; None for the model's own.
         factor: Scaling factor; None without a scaling.
         rope_options: Further entries of ``rope_parameters``, such as ``beta_fast``.
-        position: Strategy in place of the model's own, as ``class_path`` and ``init_args``; None for the model's own.
+        position: Positional strategy that replaces the model's own, as ``class_path`` and ``init_args``, or None.
         visibility: The keys that a query sees.
         as_trained: Whether the logits of inputs of up to L tokens are those of the unchanged model.
     """
@@ -61,11 +61,11 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk")
 
     def on_transformer(visibility: Visibility = EVERYTHING, neighbors: int = 0) -> Method:
-        """Return a method for the model in this project's `Transformer`.
+        """Return a method for which the model is translated to this project's `Transformer`.
 
         Args:
             visibility: The keys that a query sees.
-            neighbors: Number of near keys with exact distances in Self-Extend; 0 for the model's own strategy.
+            neighbors: Number of near keys with exact distances in Self-Extend; 0 for a method without Self-Extend.
         """
         model = read_options(config)
         position, label = model["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"

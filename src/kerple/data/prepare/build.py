@@ -1,8 +1,8 @@
 """`prepare`: tokenises a corpus in parallel and writes its shards.
 
 One process reads the documents and divides them into parts. The boundaries of the parts depend only on the corpus, so
-that the shards do not depend on the number of workers. Each part is tokenised by one worker, and the documents of part
-n become shard n of their split. If a preparation is interrupted, the next one reads the whole corpus again, but
+that the shards do not depend on the number of workers. Each part is tokenised by one worker. In each split, the
+documents of part n become shard n. If a preparation is interrupted, the next one reads the whole corpus again, but
 tokenises only the missing parts.
 """
 
@@ -56,7 +56,7 @@ def prepare(options: ShardOptions) -> Manifest:
     directory = Path(options.location)
     # a finished folder is not locked, because a lock needs permission to write
     if (directory / MANIFEST_FILE).exists():
-        shutil.rmtree(directory / PARTS, ignore_errors=True)  # left by a process that was killed before it deleted it
+        shutil.rmtree(directory / PARTS, ignore_errors=True)  # a process that was killed may have left this folder
         return check_prepared(options)
     assert options.corpus is not None
     if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):

@@ -95,7 +95,7 @@ CORPORA: dict[str, Callable[[Path], Corpus]] = {
 
 
 def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache") -> Corpus:
-    """Return the corpus of a name.
+    """Return the corpus that a name, path or URL denotes.
 
     Args:
         name: One of `CORPORA`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.

@@ -10,7 +10,7 @@ from kerple.data.prepare.readers import Document, Fault
 
 
 def part_size(number: int) -> int:
-    """Return the smallest number of characters of part ``number``. The document that reaches it is the part's last.
+    """Return the size in characters at which part ``number`` ends. The document that reaches this size is included.
 
     The first parts are small, so that a small corpus has enough parts for all cores.
     """
@@ -85,7 +85,7 @@ class CorpusReader:
 
 
 def cut_into_parts(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield the documents in parts of at least `part_size` characters, except the last part."""
+    """Yield the documents in parts of at least `part_size` characters. The last part may be smaller."""
     number, part, size = 0, list[Document](), 0
     for document in documents:
         part.append(document)

@@ -40,7 +40,7 @@ def run_downloader(command: list[str], folder: Path, advice: str) -> None:
         advice: What the user can do if there is no network, for the error message.
 
     Raises:
-        UserError: The exit status of the program is not 0. The message has the first error that the program printed.
+        UserError: The exit status is not 0. The message has the program's first error, or else the last line of stderr.
     """
     process = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace")
     if process.returncode:

@@ -91,7 +91,7 @@ def list_files(corpus: str) -> list[str]:
         paths = system.glob(inner) if pattern else system.find(inner)
     except Exception as error:  # each file system raises other errors
         raise UserError(f"data.corpus: {corpus} cannot be read ({error!r}); check its address") from error
-    root_length = len(inner.rpartition("/")[0]) if pattern else len(inner)  # the corpus may be in a hidden folder
+    root_length = len(inner.rpartition("/")[0]) if pattern else len(inner)  # folders above the corpus may be hidden
     return [system.unstrip_protocol(path) for path in sorted(set(paths)) if "/." not in f"/{path[root_length:]}"]
 
 
@@ -179,7 +179,7 @@ def as_document(content: bytes | Any, name: str) -> Document | Fault:
 
 
 def read_lines(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
-    """Yield the document of each line, a JSON object. If the file is damaged, the last item is a fault."""
+    """Yield the document in each line. A line is a JSON object. If the file is damaged, the last item is a fault."""
     number = size = 0
     try:
         for number, line in enumerate(file, 1):
@@ -255,12 +255,12 @@ def dataset(name: str, text_field: str) -> Callable[[], Iterator[Document | Faul
     """Open a dataset of the Hugging Face hub, and return a function that streams its documents.
 
     Args:
-        name: `NAME`, `NAME:CONFIG` or `NAME:CONFIG:SPLIT`. Without `SPLIT`, it is the dataset's split `train`.
+        name: `NAME`, `NAME:CONFIG` or `NAME:CONFIG:SPLIT`. Without `SPLIT`, the dataset's split `train` is read.
         text_field: Name of the column with the text.
 
     Raises:
-        UserError: The dataset cannot be opened. The returned function raises it too, if the dataset cannot be read or
-            has no such column.
+        UserError: The dataset cannot be opened. The returned function raises a UserError if the dataset cannot be read
+            or has no such column.
         ModuleNotFoundError: `datasets` is not installed.
     """
     import datasets

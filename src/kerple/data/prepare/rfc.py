@@ -3,10 +3,10 @@
 apt fetches the packages into a separate folder. It uses a copy of the machine's package sources, with the component
 non-free added. The system is not changed, and only the texts of the packages are used.
 
-RFCs that obsolete each other, directly or through others, are a family. It has the name of its first RFC. The file
-rfc.txt beside this module lists the RFCs. Each of its lines has the name of an RFC, the first 16 hexadecimal digits of
-the sha256 of its text after `without_pages`, and the name of its family if it is not the first RFC of its family. The
-families were computed from rfc-index.txt in Debian's package doc-rfc-std, version 20230121-1.
+If one RFC replaces another, both are in the same family. A family has the name of its first RFC. The file rfc.txt
+beside this module lists the RFCs. Each line has the name of an RFC and the first 16 hexadecimal digits of the sha256 of
+its text after `without_pages`. If the RFC is not the first of its family, the name of the family follows. The families
+were computed from rfc-index.txt in Debian's package doc-rfc-std, version 20230121-1.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""`code` and `code-demo`: the .py files of a fixed list of packages, the same bytes on every machine.
+"""`code` and `code-demo`: the .py files of a fixed list of packages, with the same content on every machine.
 
 code.txt lists the packages. pip downloads their wheels from the user's index and compares their sha256. The packages
 are not built, installed or run: files are read from the wheels. Generated files are left out, see `is_generated`.
@@ -99,8 +99,8 @@ def is_generated(name: str, text: str) -> bool:
     - files whose first 2,000 characters say that they are generated or must not be edited (`GENERATED`),
     - files with a line of more than 5,000 characters,
     - tables: files of 4,000 characters or more in which fewer than half of the non-space characters are letters, or in
-      which fewer than a fifth of the lines are different after removal of numbers, constants and strings. Lines of at
-      most three characters do not count.
+      which the number of distinct lines, without their numbers, constants and strings, is less than a fifth of the
+      number of lines. Lines of at most three characters do not count as lines.
     """
     if VENDORED.search(name) or GENERATED.search(text[:2000]) or max(map(len, text.split("\n"))) > 5000:
         return True

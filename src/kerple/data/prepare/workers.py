@@ -37,7 +37,7 @@ class Encoder(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The tokens (n,) of some documents of a split, the number of these documents, and their UTF-8 bytes."""
+    """The tokens (n,) of some documents of a split, the number of these documents, and the number of UTF-8 bytes."""
 
     tokens: Tokens
     documents: int
@@ -86,7 +86,7 @@ def tokenise_parts(
         parts: A key and the documents of each part; the key is returned with the result.
 
     Raises:
-        UserError: A process has ended unexpectedly, or `tokenise` raises it.
+        UserError: A process has ended unexpectedly, or `tokenise` raises a UserError.
     """
     workers = workers or cores()
     if workers == 1:
