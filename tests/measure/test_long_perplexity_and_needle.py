@@ -113,7 +113,7 @@ def test_blocks_above_the_training_length_of_the_evaluator_are_an_error(
     with pytest.raises(SystemExit):
         totals("evaluator", "--data.directory", "shards", "--trainer.callbacks.evaluator", "short")
     assert (
-        "got 48 tokens, which are 48 tokens of short, expected at most its training length, 32"
+        "got 48 tokens, or 48 with the tokenizer of short, expected at most the evaluator's training length, 32"
         in capsys.readouterr().err
     )
 

@@ -48,8 +48,8 @@ class Search:
 
     Attributes:
         effects: Comparisons that `choose` has made, by label of the method and length. ``effect``: mean difference of
-            the losses and its 95% interval. ``against``: label of the method of reference. ``blocks``: number of
-            blocks. ``dropped``: whether the method was dropped.
+            the losses and its 95% interval. ``against``: label of the method that is subtracted. ``blocks``: number
+            of blocks. ``dropped``: whether the method was dropped.
     """
 
     path: str
@@ -70,9 +70,10 @@ class Search:
 
     @cached_property
     def blocks(self) -> dict[str, tuple[TextBlocks, list[int]]]:
-        """Up to 32 random blocks of each text, and for each block the index of the block that supplies foreign text.
+        """Up to 32 random blocks of each text, and for each block the index of its counterpart.
 
-        The foreign text is from another group of documents (`document_groups`), such as another package. Documents that
+        The counterpart is a block from another group of documents (`document_groups`), such as another package. With
+        ``context="foreign"``, `losses` replaces distant inputs of a block by inputs of the counterpart. Documents that
         overlap with the training text by more than half are not used.
 
         Raises:
@@ -96,12 +97,13 @@ class Search:
             split: ``validation`` or ``test``.
             length: Number of inputs ℓ.
             blocks: Number of blocks.
-            context: ``own`` to read the block, or ``foreign`` to replace all inputs before the last L by those of
-                another block.
+            context: ``own`` to read the block, or ``foreign`` to replace all inputs before the last L by inputs of the
+                block's counterpart.
 
         Raises:
             UserError: If a loss is not finite.
         """
+        # up to L, these methods have the losses of the unchanged model, which are measured only once
         method = self.methods[0] if method.as_trained and length <= self.length else method
         path, (all_blocks, counterpart) = self._record_path(method, split, length, context), self.blocks[split]
         record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}
@@ -125,8 +127,8 @@ class Search:
 
         The number is at least `FEWEST`. It is at most `MOST`, and at most the number of blocks of each text. The
         unchanged model is timed at L. The estimate assumes that time grows with the square of the length, which is an
-        upper bound, and that half of the methods are dropped before N. It includes `compare_best`, which reads four
-        inputs of N tokens and three of L tokens per block.
+        upper bound, and that half of the methods are dropped before N. It includes the final comparison on test text
+        (`kerple.extend.best_method_test.compare_best`): four inputs of N tokens and three of L tokens per block.
         """
         self.losses(self.methods[0], VALIDATION, self.length, 1)
         measured = read_mapping(self._record_path(self.methods[0], VALIDATION, self.length))["seconds"][0]
@@ -138,13 +140,13 @@ class Search:
     def choose(self, blocks: int) -> list[Method]:
         """Return the methods that meet the bound at L and are not significantly worse than the best at longer lengths.
 
-        The unchanged model is not among them. They are sorted by their loss at N, the best first. Each length is read
-        with `FEWEST` blocks first, and then with more: ``blocks`` at N, and up to twice as many at shorter lengths. A
-        method is dropped
+        The unchanged model is not among them. They are sorted by their loss at N, the best first. At each length, a
+        method is measured on `FEWEST` blocks first, and then on more: ``blocks`` at N, and up to twice as many at
+        shorter lengths. A method is dropped
 
-        - at L, after `FEWEST` blocks, if the 95% interval of the rise of its loss is above the bound;
+        - at L, after `FEWEST` blocks, if the whole 95% interval of the rise of its loss is above the bound;
         - at L, after all blocks, if the mean rise is above the bound;
-        - beyond L, if the 95% interval of its loss minus the lowest loss, paired by block, is above 0.
+        - beyond L, if its paired difference to the method with the lowest mean loss has a 95% interval above 0.
 
         Raises:
             UserError: If no method meets the bound.
@@ -173,7 +175,7 @@ class Search:
         return remaining
 
     def network(self, method: Method) -> Any:
-        """Return the model with the scaling and the strategy of a method; `losses` passes the method's ``visibility``.
+        """Return the model with the RoPE scaling and the positional strategy of a method, but without its visibility.
 
         Only the network of the last call stays in memory.
         """

@@ -1,7 +1,7 @@
 """Models of the library transformers: evaluation, translation to our own `Transformer`, and export of our networks.
 
-These need the optional packages of the group ``hf`` (transformers, accelerate, gguf). Checkpoints of `fit` are read
-without them.
+This package needs the optional packages of the group ``hf`` (transformers, accelerate, gguf). The project reads
+checkpoints of `fit` without them.
 """
 
 from importlib.util import find_spec

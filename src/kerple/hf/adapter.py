@@ -20,7 +20,7 @@ from kerple.positions.visibility import EVERYTHING, Visibility
 def hugging_face_network(
     model: Any, length: int | None = None, name: str | None = None, bos: int | None = None
 ) -> "HuggingFaceNetwork":
-    """Wrap a model of transformers. The network has the capability `Offset` if the model takes ``position_ids``.
+    """Wrap a model of transformers. The result has the base class `Offset` if the model takes ``position_ids``.
 
     The arguments and errors are those of `HuggingFaceNetwork`.
     """
@@ -37,7 +37,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
 
     Args:
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
-        length: Training length in tokens; None for the length in the model's configuration, which may lack it.
+        length: Training length in tokens; None for the length in the model's configuration, if it has one.
         name: Name of the positional strategy in results; None to derive it from the configuration.
         bos: Id of a token that is added before every input; None for no such token. Every query sees this token, also
             with a window. Lengths in tokens do not count it.
@@ -68,7 +68,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
 
         Raises:
             UserError: If a position is not in the table of learned positions, the attention of the model cannot be
-                limited to the window of ``visibility``, or ``visibility.distances`` is not ``true``.
+                limited to the window of ``visibility``, or ``visibility.distances`` is not the string ``"true"``.
         """
         return self._run(self.model, tokens, visibility, offset)
 

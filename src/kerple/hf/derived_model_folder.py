@@ -1,4 +1,4 @@
-"""Folders that transformers loads: a model with another configuration, or the safetensors of a GGUF file."""
+"""Functions that make a folder for transformers: a model with a changed configuration, or a converted GGUF file."""
 
 import shutil
 from pathlib import Path
@@ -26,9 +26,9 @@ def link(model: str, config: Any, folder: Path) -> None:
 
 
 def unpack(source: ModelSource, config: Any, folder: Path) -> str:
-    """Write the model of a GGUF file and its tokenizer to a folder, as safetensors; return the path of the folder.
+    """Convert the model of a GGUF file to safetensors, write it and its tokenizer to a folder, and return its path.
 
-    Nothing is written if the folder is complete.
+    Nothing is written if an earlier call has completed the folder.
 
     Args:
         source: The GGUF file.

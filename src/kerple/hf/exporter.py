@@ -62,7 +62,7 @@ def export(
         Name of the model's class.
 
     Raises:
-        UserError: If the folder is not empty, or the strategy needs the places that a task assigns to tokens.
+        UserError: If the folder is not empty, or `hugging_face_model` raises an error.
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
@@ -93,7 +93,7 @@ def hugging_face_model(stored: StoredModel) -> Any:
     (``qkv_bias``), it becomes a Qwen2. All other networks become a `KerpleForCausalLM`.
 
     Raises:
-        UserError: If the strategy needs the places that a task assigns to tokens.
+        UserError: If the strategy needs places from a task, such as the places of digits in numbers (`PlaceEmbedding`).
     """
     position = stored.model["position"]
     position = {"class_path": position} if isinstance(position, str) else position
@@ -118,7 +118,7 @@ def _kerple(stored: StoredModel, external: list[type[Position]]) -> KerpleForCau
     exported = model_class(config_class({**options, "vocabulary": rows}))
     for module in exported.network.modules():
         if isinstance(module, PlaceEmbedding):
-            reason = "which needs the places that a task assigns to tokens, but models of transformers read only tokens"
+            reason = "which needs the places that a task assigns, such as digit places; transformers passes only tokens"
             raise UserError(f"model.position: got {type(module).__name__}, {reason}; use `python run.py predict`")
     exported.network.load_state_dict(stored.weights)
     network = json.dumps(exported.config.network)
@@ -130,7 +130,7 @@ def _kerple(stored: StoredModel, external: list[type[Position]]) -> KerpleForCau
 
 
 def _llama(stored: StoredModel, base: float) -> Any:
-    """Return the network as a Llama, or as a Qwen2 if it has ``qkv_bias``; ``base`` is that of its RoPE."""
+    """Return the network as a Llama, or as a Qwen2 if it has ``qkv_bias``; ``base`` is the base of its RoPE."""
     model, weights = stored.model, stored.weights
     heads, dim = model["heads"], model["dim"]
     kv_heads = model.get("kv_heads") or heads

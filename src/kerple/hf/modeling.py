@@ -48,7 +48,8 @@ class KerpleConfig(PreTrainedConfig):
 class KerpleCache(DynamicCache):
     """Cache of transformers' `generate` that holds a `kerple.model.cache.Cache`."""
 
-    # DynamicCache has one entry per layer; this cache has no such layers, and `generate` takes no entry for no keys
+    # If ``all(is_linear)``, `generate` passes all earlier tokens again. DynamicCache would return an entry for each of
+    # its layers. This cache does not use these layers, and `all` of an empty list is True.
     is_linear = (False,)  # type: ignore[assignment,unused-ignore]
     is_croppable = False
 
@@ -182,7 +183,7 @@ def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[Kerpl
         # a part of the module's dotted name may begin with a digit, which the parser of options rejects
         name = REMOTE_PACKAGE + strategy.__module__.removeprefix(REMOTE_PACKAGE).replace(".", "_")
         sys.modules[name], strategy.__module__ = sys.modules[strategy.__module__], name
-    # transformers makes a dataclass of a configuration without an ``__init__`` of its own
+    # transformers makes every configuration class a dataclass, which gets a new ``__init__`` unless it defines one
     names = {"model_type": "kerple_remote", "__module__": module, "__init__": KerpleConfig.__init__}
     config = type("KerpleRemoteConfig", (KerpleConfig,), names)
     attributes = {"config_class": config, "remote": strategies, "__module__": module}

@@ -66,7 +66,7 @@ def _is_hub_reachable() -> bool:
 
 
 def find_model(name: str) -> ModelSource:
-    """Find a model. Only the names of files are looked at, and no file is read.
+    """Find a model by the names of files, without reading any file.
 
     Args:
         name: A folder with config.json and safetensors, a .gguf file, a folder with one .gguf file, ``smollm2-135m``
@@ -119,7 +119,7 @@ def _pickle_error(name: str, folder: Path | str) -> UserError:
 
 
 def model_name(path: str) -> str:
-    """Return the last part of a model's path, or of its name on the hub, without .gguf."""
+    """Return the last part of a model's path, or of its name on the hub, without the suffix .gguf."""
     return Path(path).name.removesuffix(".gguf")
 
 
@@ -248,8 +248,8 @@ def _read_tokenizer(source: ModelSource) -> Any:
 def bos_token(source: ModelSource) -> int | None:
     """Return the id of the token that the model's tokenizer adds before a text, or None.
 
-    transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json. This function reads
-    ``add_bos_token``, because the model was probably trained with this token.
+    transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json. This function uses
+    ``add_bos_token``, because a model for which it is true was probably trained with a BOS token.
 
     Raises:
         UserError: If the model has no tokenizer.

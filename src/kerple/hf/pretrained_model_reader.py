@@ -34,8 +34,8 @@ def read_network(
         length: Training length in tokens; None for the length in the model's configuration.
         scaling: Scaling of RoPE, see `kerple.hf.rope.scaled`; None for the model's own.
         factor: Scaling factor; None with the scaling ``none`` or None.
-        position: Function that builds another strategy from the shape; None for the model's own. With another strategy,
-            the model is translated to our `Transformer`, in fp32.
+        position: Function that builds another strategy from a `kerple.positions.Shape`; None for the model's own. With
+            another strategy, the model is translated to our `Transformer`, in fp32.
         dtype: Dtype of the weights in memory, if the model is not translated.
         trust_remote_code: Whether code that is stored with the model may run.
         bos: Whether the network reads a BOS token before every input, if the model's tokenizer adds one.
@@ -69,7 +69,7 @@ def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
 
     Args:
         path: A name for `find_model`, or a checkpoint that `fit` has written.
-        classes: The classes that a checkpoint may name; None if ``path`` is not a checkpoint.
+        classes: The only classes that a checkpoint is allowed to use; None if ``path`` is not a checkpoint.
 
     Raises:
         UserError: If the model cannot be read, its family has no translation, or the checkpoint contains no model.

@@ -21,7 +21,7 @@ OPTIONS |= {"short_factor": "short_factors", "long_factor": "long_factors"}
 NO_ROPE_IN_FULL_LAYERS = {"cohere2", "cohere2_moe", "afmoe", "flint"}
 """Families whose layers with full attention (without window or chunks) have no positional encoding."""
 NO_ROPE_WITH_WINDOWS = {"exaone4", "exaone_moe"}
-"""Families whose layers with full attention have none if the model also has layers with a window."""
+"""Families whose layers with full attention have no positional encoding if other layers have a window."""
 
 
 def layer_rope(config: Any, i: int, kind: str) -> Mapping[str, Any]:
@@ -96,7 +96,8 @@ def scaled(
         rope_options: Further entries of ``rope_parameters``, such as ``beta_fast``.
 
     Raises:
-        UserError: If the model has no RoPE, its RoPE differs between layers, or the factor does not fit the scaling.
+        UserError: If the model has no RoPE or its RoPE differs between layers. Also if the factor is below 1, missing
+            although there is a scaling, or given without one.
     """
     config = deepcopy(config)
     if (scaling in (None, "none")) != (factor is None) or (factor is not None and not factor >= 1):
@@ -121,7 +122,7 @@ def scaled(
         "llama3": {"rope_type": "llama3", "factor": s, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original},
     }
     if scaling == "dynamic_ntk":
-        config.max_position_embeddings = length  # transformers scales RoPE for longer inputs only
+        config.max_position_embeddings = length  # transformers scales RoPE only for inputs above this
     unscaled = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
     config.rope_parameters = unscaled | changes[scaling] | dict(rope_options)
     return config

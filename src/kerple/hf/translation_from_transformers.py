@@ -38,7 +38,7 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
 
 
 def read_options(config: Any) -> dict[str, Any]:
-    """Return the options of our `Transformer` that give the model of a configuration.
+    """Translate the configuration of a model to options of our `Transformer`.
 
     Raises:
         UserError: If the model is not of one of `FAMILIES`, or has an option that our `Transformer` lacks.
@@ -118,7 +118,7 @@ def _rope_strategy(family: Family, config: Any, length: int) -> tuple[dict[str, 
 
 
 def _read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> Weights:
-    """Return the weights of a model by their names in our `Transformer`, without parameters that the model lacks."""
+    """Return a model's weights by their names in our `Transformer`. Parameters that the model lacks are left out."""
     weights: Weights = {}
     heads, scalar = config.num_attention_heads, getattr(config, "query_pre_attn_scalar", None)
     for ours, theirs in parameters(family, config.num_hidden_layers):

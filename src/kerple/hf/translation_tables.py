@@ -12,14 +12,14 @@ class Family:
     Args:
         modules: Modules outside the layers: from the name in our `Transformer` to the name in transformers.
         layers: Name of the list of layers in transformers.
-        layer_modules: Modules inside a layer: from the name in our `Transformer` to the name in transformers. The value
+        layer_modules: Modules inside a layer: from the name in our `Transformer` to the name in transformers. A string
             may have several names, separated by spaces. Our weight then has the rows of all these modules, in this
             order. ``[0]`` or ``[1]`` after a name selects the first or the second half of the module's rows. An empty
-            name stands for a module that the family lacks.
+            string means that the family lacks the module.
         position: Class name of the positional strategy.
         options: Options of our `Transformer` that have the same value in the whole family.
-        expected: Values that entries of the configuration must have, if they exist. Our `Transformer` supports no other
-            values.
+        expected: Required values of entries of the configuration. Our `Transformer` supports no other values. An entry
+            that is missing is accepted.
         partial_rotary: Whether RoPE rotates only the fraction ``partial_rotary_factor`` of the channels.
         layout: Pairs of channels that RoPE rotates, see `kerple.positions.RoPE`.
         norm_plus_one: Whether norms multiply by 1 + w, where w is the stored weight.

@@ -53,8 +53,8 @@ class Extrapolation(Measure):
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest.
-        protocols: Some of full, windowed, keep_first, sliding, last, per_position. ``per_position`` is ``full`` with a
-            separate sum of losses for each position in the segment.
+        protocols: Some of full, windowed, keep_first, sliding, last, per_position. ``full`` uses full attention
+            in each segment. ``per_position`` also does, with a separate sum of losses for each position in the segment.
         block_length: Number of targets in a block, a multiple of the longest length; None for the longest length.
         blocks: Number of blocks, from the beginning of the text; None for all.
         window: Number of keys that a query sees in ``windowed`` and ``keep_first``; None for the training length.
@@ -62,19 +62,19 @@ class Extrapolation(Measure):
             at most the shortest length.
         stride: Number of new targets in each step of ``sliding``; at most the shortest length.
         skip: Number of targets at the start of a block that ``sliding`` does not score. 0 scores all targets. Any other
-            number must be at least the longest length minus ``stride``. Every scored target then has more than
-            ``length - stride`` tokens of context.
+            number must be at least the longest length minus ``stride``. At each length L, every scored target then has
+            more than L - ``stride`` tokens of context.
         k: Number of targets that ``last`` scores at the end of each segment; at most the shortest length.
         sampling: ``blocks`` scores the same targets at every length. ``paper`` scores randomly chosen segments at each
-            length, as the code of Chi et al. (2022) does. The text then differs between lengths, so this is only for
-            comparison with their tables.
+            length, as the code of Chi et al. (2022) does. The text then differs between lengths, so ``paper`` is only
+            for comparison with their tables.
         segments: Number of segments at each length with ``sampling: paper``.
         seed: Seed of the choice of segments with ``sampling: paper``.
         documents: Whether each block lies inside one document. The first block of a document begins with its first
             token, and documents shorter than a block are left out. Reports then treat documents as independent samples.
-        overlap: With ``documents``, the largest fraction of a document's runs of 32 tokens that may also occur in the
-            training text. Documents with a larger fraction are left out, and reports give their number. The fractions
-            are stored with the test split of `TokenShards`; in other text no document is left out.
+        overlap: With ``documents``, the largest fraction of a document's 32-grams (32 consecutive tokens) that may also
+            occur in the training text. Documents with a larger fraction are left out, and reports give their number.
+            The fractions are stored with the test split of `TokenShards`; in other text no document is left out.
         blocks_per_group: With ``documents``, the number of blocks that are taken from the beginning of each group of
             documents, such as the files of a Python package. Fewer blocks in a group are an error. None for all blocks.
         blocks_per_document: With ``documents``, the largest number of blocks that are taken from the beginning of each
@@ -154,7 +154,7 @@ class Extrapolation(Measure):
         title, gains = f"{network.name}: perplexity by evaluation length", [] if gain is None else gain.compute()
         figures = {self.name: perplexity_figure(measurements, self.lengths, training_length, title)}
         if any(row["first"] >= row["window"] for row in gains):
-            figures["context_gain"] = context_gain_figure(gains, f"{network.name}: context gain by distance")
+            figures["context_gain"] = context_gain_figure(gains, f"{network.name}: context gain beyond the window")
         rows, report = [row for m in measurements for row in m.rows()], perplexity_table(measurements, training_length)
         report += "".join(f"\n{e['protocol']} at {e['length']:,}: skipped, {e['reason']}" for e in skipped)
         return Result(self.name, {"context_gain": gains}, figures, rows, about, _scalars(measurements), report)
@@ -215,7 +215,7 @@ class Extrapolation(Measure):
     def _blocks(self, text: Text) -> list[tuple[TextBlocks, Sequence[int]]]:
         """Return pairs of blocks and the lengths at which they are scored; one pair unless ``sampling`` is paper."""
         if self.sampling == "paper":
-            segments = [text.blocks(length) for length in reversed(self.lengths)]  # so that errors name the longest
+            segments = [text.blocks(length) for length in reversed(self.lengths)]  # errors then name the longest
             chosen = [blocks.chosen(shuffled(len(blocks), self.segments, self.seed)) for blocks in segments]
             return [(blocks, [blocks.length]) for blocks in reversed(chosen)]
         if self.documents:
@@ -261,7 +261,7 @@ def _measurements(
             groups = length if protocol.name == "per_position" else len(blocks)
             measurements.append(ProtocolLosses(protocol, length, runner.losses(groups)))
     for i, tokens in runner.blocks(blocks):  # (1, N+1)
-        full_losses = cache(partial(full, network, tokens))  # several protocols use them at the same length
+        full_losses = cache(partial(full, network, tokens))  # several protocols use the same losses of full
         with runner.autocast():
             for m in measurements:
                 losses = m.protocol(network, tokens, m.length, full_losses)  # (1, scored targets)

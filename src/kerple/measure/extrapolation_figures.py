@@ -29,7 +29,7 @@ def perplexity_figure(
     Args:
         measurements: The measurements. There is a curve for each protocol.
         lengths: Ticks of the axis in tokens.
-        training_length: Position of a vertical line in tokens.
+        training_length: Training length in tokens, marked by a vertical line.
         title: Title of the figure.
     """
     figure, axes = panel(6.4, 4.2)
@@ -49,16 +49,15 @@ def context_gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     """Draw the context gain at the positions beyond the window.
 
     Args:
-        rows: Rows of `kerple.measure.loss_metrics.ContextGain`. At least one has a first position of ``window`` or
-            more.
+        rows: Rows of `kerple.measure.loss_metrics.ContextGain`. In at least one row, ``first`` is at least ``window``.
         title: Title of the figure.
     """
     beyond = [row for row in rows if row["first"] >= row["window"]]
     figure, axes = panel(6.4, 4.2)
-    distances = [row["first"] - row["window"] for row in beyond]
+    positions = [row["first"] - row["window"] for row in beyond]
     gains, errors = ([row[name] for row in beyond] for name in ("gain", "gain_error"))
     axes.errorbar(
-        distances, gains, errors, marker="o", markersize=3, elinewidth=0.8, label="± standard error over segments"
+        positions, gains, errors, marker="o", markersize=3, elinewidth=0.8, label="± standard error over segments"
     )
     axes.axhline(0, color="black", linewidth=0.8)
     xlabel = f"position minus the window of {beyond[0]['window']:,} tokens"

@@ -1,6 +1,6 @@
-"""`FarContext`: the gain from distant text, measured by replacing the distant text before the same targets.
+"""`FarContext`: the gain from distant text, measured by removing or replacing this text in the context of a target.
 
-Attention is not changed, so every network can be measured. Gains are averaged over the blocks of each document first.
+Attention is not changed, so every network can be measured. Gains are first averaged over the blocks of each document.
 Intervals are over documents, because blocks of one document depend on each other.
 """
 
@@ -64,8 +64,8 @@ def counterparts(groups: Sequence[Any]) -> list[int]:
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
     if len(members) < 2:
-        given = "got one document with as many tokens as the longest length, expected two or more"
-        raise UserError(f"data: {given}; use a longer text or shorter lengths")
+        given = "got blocks of only one document, expected two or more with more tokens than the longest length"
+        raise UserError(f"data: {given}; use a longer text, shorter lengths or more blocks")
     first, *others = members.values()
     counterpart: dict[int, int] = {}
     for blocks, next_blocks in pairwise([first, *others, first]):
@@ -112,7 +112,7 @@ class FarContext(Measure):
 
     Effects are differences of losses in nats per target: *gain* = none - own, *content* = foreign - own, and
     *disturbance* = foreign - none. Distant text is used if the 95% intervals of both gain and content are above 0.
-    Content above 0 is not sufficient, because foreign text may harm a model that own distant text does not help.
+    Content above 0 is not sufficient: foreign text may raise the loss of a model even if *own* does not lower it.
 
     The foreign text comes from a block of the next group of documents, such as a package. With fewer than two groups,
     it comes from the next document.
@@ -125,8 +125,8 @@ class FarContext(Measure):
             that the network cannot read are skipped.
         k: Number of targets, less than the training length; None for half of it.
         blocks: Number of blocks, from the beginning of the text; None for all. Each block lies inside one document.
-        overlap: Largest fraction of a document's runs of 32 tokens that may also occur in the training text. Documents
-            with a larger fraction are left out.
+        overlap: Largest fraction of a document's 32-grams (32 consecutive tokens) that may also occur in the training
+            text. Documents with a larger fraction are left out.
         blocks_per_group: Number of blocks that are taken from the beginning of each group of documents; None for all.
         blocks_per_document: Largest number of blocks that are taken from the beginning of each document; None for all.
 
@@ -186,7 +186,7 @@ class FarContext(Measure):
             values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (_, low, high) in at_length.items())
             conclusion = verdict(at_length["gain"][1:], at_length["content"][1:])
             lines.append(f"far context at {length:,} tokens: {conclusion} (95% intervals in nats per target: {values})")
-        lines += [f"far context at {n:,}: skipped, only {limit} positions" for n in self.lengths if n not in lengths]
+        lines += [f"far context at {n:,}: skipped (limit {limit} tokens)" for n in self.lengths if n not in lengths]
         scalars = {f"far_context/{name}/{n}": effects[n][name][0] for n in lengths for name in ("gain", "content")}
         loss_rows = [row for (n, context), loss in losses.items() for row in loss.rows(f"far_{context}{k}", n)]
         about = {"strategy": network.name, "training_length": training_length, "split": text.split, "k": k}
@@ -235,7 +235,7 @@ def _document_table(
 def _figure(effects: dict[int, dict[str, tuple[float, float, float]]], training_length: int, title: str) -> Figure:
     """Draw the effects (mean, low, high) with their 95% intervals against length."""
     figure, axes = panel(6.4, 4.2)
-    for shift, name in zip((0.97, 1.0, 1.03), EFFECTS, strict=True):  # so that intervals do not overlap
+    for shift, name in zip((0.97, 1.0, 1.03), EFFECTS, strict=True):  # so that their bars are side by side
         mean, _, high = np.array([at_length[name] for at_length in effects.values()]).T
         x = np.array(list(effects)) * shift
         axes.errorbar(x, mean, high - mean, marker="o", markersize=4, capsize=2, label=name)

@@ -1,7 +1,7 @@
 """`FourTerms`: the attention scores of the first layer as a sum of four terms, for absolute positional encodings.
 
 The terms are word-word, word-position, position-word and position-position (Ke et al. 2021, arXiv 2006.15595, eq. 6).
-In the name of a term, the part of the query is first.
+The first part of a term's name belongs to the query, the second to the key.
 """
 
 from dataclasses import dataclass
@@ -109,7 +109,7 @@ class FourTerms(BlockMeasure):
 
     The result has a figure of the four matrices, as means over heads and blocks, and ``four_terms.csv`` (head, term,
     standard deviation). The standard deviation of a term over the keys that a query sees measures its influence on the
-    softmax. The term ``rest`` has the contributions of biases.
+    softmax. The term ``rest`` has the products with biases and with the shift of the norm.
 
     The measurement is skipped if the strategy does not add to the embeddings, if it also changes attention in another
     way, or if the model has ``qk_norm``.

@@ -29,7 +29,7 @@ class GapCurve(Measure):
     inputs after the gap.
 
     The inputs are short at every gap. The measurement therefore tests the positional encoding at large distances, but
-    not whether a model finds something in a long text. Layers with a window use positions without the gap, see
+    not retrieval from a long text. Layers with a window use positions without the gap, see
     `kerple.model.network.Offset`.
 
     The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. The intervals of the fractions
@@ -129,7 +129,7 @@ def _remaining_fraction(none: NDArray[Any], near: NDArray[Any], far: NDArray[Any
     fraction = 1 - lost.sum() / gain.sum()
     if n < 2:
         return float(fraction), -np.inf, np.inf
-    # the fraction without each document in turn
+    # element i is the fraction of all documents except document i
     without = 1 - (lost.sum() - lost) / (gain.sum() - gain)
     half = stats.t.ppf(0.975, n - 1) * np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
     return float(fraction), float(fraction - half), float(fraction + half)
@@ -148,7 +148,7 @@ def _figure(curve: list[tuple[int, float, float, float]], network: Network, docu
     errors = fractions - low, high - fractions
     axes.errorbar(gaps, fractions, errors, marker="o", markersize=4, capsize=2, label=network.name)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_yscale("symlog", linthresh=1)  # beyond the training length the harm may be many times the gain
+    axes.set_yscale("symlog", linthresh=1)  # beyond the training length, fractions may be far below -1
     title = f"{network.name}: fraction of the context's gain at a gap, {documents} documents"
     labels = {"xlabel": "gap (tokens)", "ylabel": "fraction of the gain, 95% intervals", "title": title}
     label_axes(axes, network.training_length, gaps.astype(int), **labels)

@@ -26,13 +26,13 @@ KernelTables = tuple[str, Position, dict[str, Tensor | None]]
 class KernelCurves(Measure):
     """Tabulates and draws the bias of each head against the distance from query to key. It reads no text.
 
-    Some strategies also multiply the attention score by a weight that depends on the distance. It is tabulated, too.
+    Some strategies also multiply the attention score by a weight that depends on the distance.
     The result has ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. The measurement is skipped if the
     strategy has neither a bias nor a weight that is a function of the distance.
 
     Args:
-        length: Number of distances, 0..length-1; None for 32 × the training length. The table has at most 201 of them,
-            in logarithmic steps.
+        length: Number of distances, 0..length-1; None for 32 × the training length. The table has at most 201
+            distances, in logarithmic steps.
 
     Raises:
         UserError: If ``length`` is below 2.
@@ -90,7 +90,7 @@ def _figure(curves: list[KernelTables], distances: list[int], training_length: i
     Args:
         curves: The results of `kernel_tables`. Of more than four layers, the first, the middle and the last are drawn.
         distances: Distances to draw.
-        training_length: Position of a vertical line in tokens.
+        training_length: Training length in tokens, marked by a vertical line.
         strategy: Name of the strategy, for the titles.
     """
     drawn = curves if len(curves) <= 4 else [curves[0], curves[len(curves) // 2], curves[-1]]

@@ -47,8 +47,9 @@ def key_targets(
         short: Number of tokens in the short context, less than N.
         stride: Number of tokens by which the short context moves. The short context of every target after the first
             ``short`` has more than ``short - stride`` tokens.
-        gain: Lower bound of the gain of a key token in log-probability from the whole context, in nats, exclusive.
-        likely: Lower bound of the log-probability of a key token with the whole context, in nats, exclusive.
+        gain: A key token's log-probability with the whole context exceeds that with the short one by more than this, in
+            nats.
+        likely: A key token's log-probability with the whole context is more than this, in nats.
     """
     whole_losses = full(evaluator, tokens, tokens.shape[1] - 1)
     short_losses = sliding(evaluator, tokens, short, stride=stride)
@@ -58,7 +59,7 @@ def key_targets(
 
 
 def carry_over(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: Sequence[bool]) -> list[bool]:
-    """Find the key tokens of another tokenisation of the same text: tokens that share a byte with a key token.
+    """Find the key tokens of another tokenisation: the tokens that share a byte with a key token of the evaluator.
 
     Args:
         sizes: Number of bytes of each token of the other tokenisation.
@@ -116,9 +117,10 @@ class LongPerplexity(Measure):
         stride: Number of tokens by which the short context moves; the paper uses 1,024.
         blocks: Number of blocks, from the beginning of the text.
         evaluator: A pretrained model: a folder, a GGUF file, a name on the Hugging Face hub, or ``smollm2-135m``.
-        gain: Lower bound of the gain of a key token in log-probability, in nats.
+        gain: Lower bound of the rise of a key token's log-probability, in nats.
         likely: Lower bound of the log-probability of a key token with the whole context, in nats.
-        keys: Folder in which the key tokens are stored. A value that a checkpoint contains is ignored.
+        keys: Folder in which the key tokens are stored. The folder in a checkpoint's configuration is ignored, because
+            a checkpoint must not determine where files are written.
 
     Raises:
         UserError: If an option is out of range, the evaluator cannot be loaded or cannot read such long blocks, or the
@@ -172,7 +174,7 @@ class LongPerplexity(Measure):
         return Result(self.name, sums=rows, about=about | self.criterion, report="\n".join(lines))
 
     def _keys(self, text: Text) -> list[list[int]]:
-        """Return the indices of the key tokens among the targets of each block. The first call stores them."""
+        """Return the indices of the key tokens among each block's targets. The first call stores them in a file."""
         from kerple.hf.pretrained_files import find_model, source_digest  # needs optional packages
 
         source = find_model(self.evaluator)
@@ -226,7 +228,7 @@ class LongPerplexity(Measure):
         """Return whether each target is a key token, for tokens (N+1,) int64 of the evaluator's tokenizer."""
         limit = network.training_length or 0
         if limit < len(tokens) - 1:
-            given = f"got {self.lengths[-1]} tokens, which are {len(tokens) - 1} tokens of {self.evaluator}"
-            expected = f"expected at most its training length, {limit or 'which is not known'}"
+            given = f"got {self.lengths[-1]} tokens, or {len(tokens) - 1} with the tokenizer of {self.evaluator}"
+            expected = f"expected at most the evaluator's training length, {limit or 'which is not known'}"
             raise UserError(f"LongPerplexity: lengths: {given}, {expected}; use shorter lengths or another evaluator")
         return key_targets(network, tokens[None], **self.criterion)[0].tolist()

@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 from kerple.measure.results_table import Row
 
-BINS = 64  # least number of bins in a context gain; in a segment of fewer positions, each position is a bin
+BINS = 64  # smallest number of bins of a context gain; if a segment has fewer positions, each position is a bin
 
 
 class TokenLoss(Metric):
@@ -57,7 +57,7 @@ class TokenLoss(Metric):
         """Return the perplexity of the targets in the sums of this device, () fp64; NaN without targets."""
         return (self.nll.sum() / self.targets.sum()).exp()
 
-    compute = perplexity  # which torchmetrics replaces in each instance by the perplexity of all devices
+    compute = perplexity  # in each instance, torchmetrics wraps `compute` to return the perplexity over all devices
 
     def bits_per_byte(self) -> Tensor:
         """Return the bits of loss per byte of text, () fp64, which can be compared between tokenizers."""
@@ -77,8 +77,8 @@ class ContextGain(Metric):
     """The loss with full attention, and the gain (loss with a window - full loss), in nats per target by position.
 
     Positions are divided into bins. Each segment contributes one mean to each bin. Standard errors are over segments,
-    because the targets inside a segment depend on each other. Segments of one document also depend on each other a
-    little, see `kerple.compare.context_gain_figures`.
+    because the targets inside a segment depend on each other. Segments of one document are not independent either, so
+    standard errors may be too small, see `kerple.compare.context_gain_figures`.
 
     Args:
         length: Number of targets L in a segment.
