@@ -13,7 +13,7 @@ AttentionOption = Literal["auto", "fused", "blocks", "reference"]
 """Values of the option `model.attention`; see `kerple.model.architecture.Architecture`."""
 
 FEW_KEYS = 16  # attention to at most this number of keys is computed in fp32, because bf16 would save no time
-HEAD_DIMS = (16, 128)  # FlexAttention raises below 16, and its kernels exceed the chip's shared memory above 128
+HEAD_DIMS = (16, 128)  # FlexAttention refuses smaller ones, and for larger ones its kernels exceed shared memory
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ backends_used: dict[AttentionBackend, None] = {}
 """Backends in the order of their first use. After ``clear()`` each is logged again at its next use."""
 
 
-# arguments instead of a dataclass, which torch.compile cannot pass to a function marked as constant (see below)
+# separate arguments, because torch.compile cannot pass a dataclass to a function marked as constant (see below)
 def select(
     option: AttentionOption,
     *,
@@ -68,21 +68,23 @@ def select(
         dims: Head dimension of q and k, and head dimension of v.
         queries: Which tokens are queries: ``all``, ``one`` (only the last token) or ``last`` (several last tokens).
         few_keys: Whether there are at most `FEW_KEYS` keys.
-        table: Whether the kernel must add a bias by distance. True as well if it must return the log-sum-exp.
+        table: Whether a kernel for tables is needed: to add a bias by distance, or to return the log-sum-exp, which
+            ``sdpa`` does not return.
         window: Whether a window hides some keys.
         explicit_scores: Whether the strategy needs what no fused kernel supports: scores multiplied by a function of
             distance, replaced scores, additional terms of the output, additional keys, or queries that see the
             first tokens of the input although these are outside the window.
 
     Raises:
-        UserError: If the option is ``fused``, and no fused implementation is possible.
+        UserError: If the option is ``fused``, the backend is ``blocks``, ``queries`` is ``all``, and there are more
+            than `FEW_KEYS` keys.
     """
-    # not for several last tokens, because the causal mask of torch's kernel assumes that queries are the first tokens
+    # not if ``queries`` is ``last``, because the causal mask of torch's kernel treats queries as the first tokens
     plain = not table and not window and queries in ("all", "one")
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
     elif explicit_scores:
-        reason = "no fused kernel can modify scores by more than a bias, add to the output, or add keys to a window"
+        reason = "no fused kernel can scale or replace scores, add outputs or keys, or see first tokens beyond a window"
         backend = AttentionBackend("blocks", reason)
     elif plain:
         backend = AttentionBackend("sdpa", "torch's fused kernel does causal attention without a table")

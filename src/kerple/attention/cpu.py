@@ -19,7 +19,7 @@ def forward_block(queries: int, window: int | None) -> int:
     """Return the number of queries per call of the fused kernel: 768 for long inputs and windows, and 256 for others.
 
     The kernel divides 768 or more queries into larger tiles, which are faster. A larger block also computes more scores
-    that causal mask and window hide, which costs more than it saves if input or window is short.
+    of hidden keys. This costs more time than the larger tiles save if the input or the window is short.
     """
     return 768 if queries >= 2048 and (window is None or window >= 4096) else 256
 

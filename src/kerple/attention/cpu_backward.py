@@ -6,7 +6,7 @@ O is the output, and lse the log-sum-exp of the scores. D is the sum of each row
     dV = Pᵀ·dO               dP = dO·Vᵀ           dS = P ∘ (dP - D)
     dQ = scale·dS·K          dK = scale·dSᵀ·Q     dtable[h, d] = sum of dS over the batch and all pairs with m - n = d
 
-Source: Dao et al. 2022, arXiv 2205.14135, appendix B.2. The bias and the gradient of lse are added here. A tile
+Source: Dao et al. 2022, arXiv 2205.14135, appendix B.2. Its formulas have no bias and no gradient of lse. A tile
 contains a block of queries, a block of keys, and as many heads and batch elements as fit the processor's cache.
 
 Letters in shapes: B is the batch size, H the number of heads and δ the head dimension. Tq queries belong to the last Tq
@@ -60,7 +60,7 @@ class TiledBackward:
         _, heads_per_tile, queries_per_tile, keys_per_tile = self.tile_shape
         for heads in slices(0, self.q.shape[1], heads_per_tile):
             for keys in slices(0, self.length, keys_per_tile):
-                # blocks of queries, of which at least one query sees at least one of the keys
+                # blocks of queries in which at least one query sees at least one of the keys
                 begin = self.first_query + max(0, keys.start - self.first_query) // queries_per_tile * queries_per_tile
                 end = self.length if self.window is None else min(self.length, keys.stop - 1 + self.window)
                 for rows in reversed(slices(begin, end, queries_per_tile, self.length)):
@@ -117,9 +117,9 @@ class TiledBackward:
 
 
 def choose_tile_shape(q: Tensor, length: int, window: int | None) -> tuple[int, int, int, int]:
-    """Return the largest numbers of batch elements, heads, queries and keys in a tile.
+    """Return the upper limits of the numbers of batch elements, heads, queries and keys in a tile.
 
-    These numbers are the fastest of twenty choices, timed with two threads on cores with 2 MB of cache each.
+    The constants below were the fastest of twenty choices, timed with two threads on cores with 2 MB of cache each.
     """
     batch, heads, queries, _ = q.shape
     scores = (512 if q.dtype.itemsize > 2 or length <= 256 else 1024) * 1024
@@ -151,8 +151,8 @@ def add_by_distance(padded: Tensor, total: Tensor, first_distance: int) -> None:
 
     Entry (row, column) of the tile (H, height, width) has the distance ``first_distance`` + row - column. Entries at
     negative distances are 0. In ``padded`` (H, height + 1, height + width), each row of the tile follows ``height``
-    zeros, and the last row is zero. If the flattened tensor is divided into rows that are one entry longer, the
-    diagonals become columns. One sum over rows is then enough, without atomic additions.
+    zeros, and the last row is zero. If the flattened tensor is divided into rows of height + width + 1 entries, each
+    diagonal of the tile becomes a column. One sum over rows is then enough, without atomic additions.
     """
     height, columns = padded.shape[1] - 1, padded.shape[2]
     skewed = padded.flatten(1)[:, : height * (columns + 1)].unflatten(1, (height, columns + 1))

@@ -1,7 +1,7 @@
 """Attention with a table of biases by distance on a GPU: FlexAttention, and a separate kernel for the table's gradient.
 
-FlexAttention's own gradient of a captured table needs one atomic addition per score. Here FlexAttention gets the
-detached table and returns the log-sum-exp. `AddTableGradient` adds the gradient of the table
+FlexAttention's own gradient of a table that ``score_mod`` reads needs one atomic addition per score. Here FlexAttention
+gets the detached table and returns the log-sum-exp. `AddTableGradient` adds the gradient of the table
 (`kerple.attention.cuda_table_gradient`). The speed of this implementation has not been measured.
 """
 
@@ -53,7 +53,7 @@ def attend_flex(
     T is padded to one of a few lengths (`padded_length`), so that FlexAttention is compiled for these lengths only.
 
     Args:
-        q: Queries (B, H, T, δ): batch, heads, tokens, head dimension. Autocast does not change the dtype of q, k and v.
+        q: Queries (B, H, T, δ): batch, heads, tokens, head dimension. This function switches autocast off.
         k: Keys (B, G, T, δ). G divides H. Consecutive query heads share a key head, which is not copied.
         v: Values (B, G, T, δv).
         table: Attention bias of each head at distance d = 0, 1, …, (H, >= T); None for no bias.
@@ -105,7 +105,7 @@ def flex(
         enable_gqa=q.shape[1] != k.shape[1], return_aux=AuxRequest(lse=True),
         kernel_options=tiles(shared_memory(q.device), max(q.shape[3], v.shape[3])),
     )  # fmt: skip
-    # detached here, because the compiled backward pass would otherwise get zeros as the gradient of the log-sum-exp
+    # detach saves time: without it, the compiled backward pass would subtract zeros, the gradient of the log-sum-exp
     return out, aux.lse if differentiable_lse else aux.lse.detach()
 
 

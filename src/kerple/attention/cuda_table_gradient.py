@@ -1,9 +1,9 @@
 """Gradient of a table of attention biases by distance, (H, T), on a GPU: a deterministic Triton kernel.
 
 Scores are divided into tiles of queries × keys. The tiles with the same difference of indices, query block minus key
-block, are a block diagonal and contain the same distances. One program of the kernel processes one head and part of the
-tiles that a block diagonal has in all sequences of the batch. It sums the gradient of the scores, dS = P ∘ (dP - Δ), of
-these tiles in registers, and writes one tile. The formula is that of `kerple.attention.cpu_backward`, where Δ is called
+block, are a block diagonal and contain the same distances. For each head and block diagonal, the tiles of all sequences
+of the batch are divided among one or more programs. A program sums the gradient of the scores, dS = P ∘ (dP - Δ), of
+its tiles in registers, and writes one tile. The formula is that of `kerple.attention.cpu_backward`, where Δ is called
 D. The written tiles are then summed along their diagonals, without atomic additions. The kernel reads q, k, v, the
 table, the log-sum-exp, Δ and the gradient of the output. It can therefore be combined with any kernel for the gradients
 of q, k and v.
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILES = 16  # about the smallest number of tiles per program on the longest diagonal; more splits mean more partial sums
+TILES = 16  # at most one program per 16 tiles of the longest diagonal, because each program writes a partial sum
 PROGRAMS = 1024  # target number of programs, enough for any chip; a constant, because it determines the order of sums
 
 
@@ -50,8 +50,8 @@ def diagonal_kernel(
 
     The grid of programs is (diagonals, heads, SPLITS). G is the gradient of the output, and DELTA is Δ. Arguments such
     as q_b, q_h and q_t are strides of batch, heads and tokens. GROUP query heads share a key head. DIM and V_DIM are
-    head dimensions, and WIDTH and V_WIDTH are these dimensions padded to powers of 2. EVEN says that the length is a
-    multiple of SIDE. Masks that are true because of a constant are removed by the compiler.
+    head dimensions, and WIDTH and V_WIDTH are these dimensions padded to powers of 2. EVEN is true if the length is
+    a multiple of SIDE. Masks that are true because of a constant are removed by the compiler.
     """
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.arange(0, SIDE)

@@ -55,8 +55,8 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
         k: Keys (B, H, keys, δ).
         v: Values (B, H, keys, δ').
         spec: Modifications for these queries.
-        rows: Rows of the queries.
-        columns: Rows of the keys.
+        rows: Indices of these queries among all Tk tokens.
+        columns: Indices of these keys among all Tk tokens.
     """
     queries, keys = q.shape[2], k.shape[2]
     seen = visible_keys(rows, columns, spec, q.device)
@@ -95,5 +95,5 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
     if k.dtype.itemsize > 2:
         return product(precise(q) * scale, k.mT)  # scaling q takes fewer multiplications than scaling the scores
-    with torch.autocast(q.device.type, enabled=False):  # without `product`, because TF32 does not round 16-bit numbers
+    with torch.autocast(q.device.type, enabled=False):  # `product` only avoids TF32, which is exact for 16-bit numbers
         return torch.matmul(q.float(), k.float().mT).mul_(scale)

@@ -31,7 +31,7 @@ class AttentionSpec:
         window: Queries see only keys at distance d < window; None for all.
         first: Number of first keys that every later query sees in addition to its window. It has no effect if
             ``window`` is None.
-        sink: Additional logit in the softmax, without a value, (H,) or (B, H, Tq).
+        sink: Additional logit in the softmax that belongs to no key and no value vector, (H,) or (B, H, Tq).
         modify_scores: Function ``f(s, q, k, rows, columns, seen)`` that changes the scores of a block of queries. It
             may be called again in the backward pass. ``s`` are the scores (B, H, queries, keys) after ``weight`` and
             ``table``. ``q`` are the queries, and ``k`` the keys, repeated for all query heads. ``rows`` and ``columns``
@@ -41,9 +41,9 @@ class AttentionSpec:
         add_to_output: Function ``f(p, v, rows, columns, seen)`` that returns a term (B, H, queries, δ'), which is added
             to the output of a block of queries. ``p`` are the probabilities (B, H, queries, keys), and ``v`` the values
             of these keys.
-        more_keys: Scores (B, H, Tq, F) of F additional keys, -inf for hidden keys, and their values (B, H, F, δ'). The
-            scores join the softmax after ``modify_scores``. They cannot be combined with ``add_to_output`` or with
-            `kerple.positions.AttentionWeights`.
+        more_keys: Scores (B, H, Tq, F) and values (B, H, F, δ') of F additional keys. The score of a hidden key is
+            -inf. The scores join the softmax after ``modify_scores``. Additional keys cannot be combined with
+            ``add_to_output`` or with `kerple.positions.AttentionWeights`.
         neighbor_window: Scores at distances below this number are products of the first halves of queries and keys.
             Scores at other distances are products of the second halves. None if queries and keys are not divided.
     """
@@ -51,7 +51,7 @@ class AttentionSpec:
     scale: float | None = None
     table: Tensor | None = None
     weight: Tensor | None = None
-    window: int | None = None  # not a `Visibility`, which torch.compile cannot construct
+    window: int | None = None
     first: int = 0
     sink: Tensor | None = None
     modify_scores: ModifyScores | None = None
@@ -107,7 +107,7 @@ def scores(
         spec: With ``neighbor_window``, the products are those of the halves that it defines.
         rows: Rows of the queries.
         columns: Rows of the keys.
-        product: Function that multiplies queries and keys of any equal last dimension.
+        product: Function that multiplies queries and keys: whole vectors, or halves with ``neighbor_window``.
     """
     if spec.neighbor_window is None:
         return product(q, k)

@@ -23,11 +23,11 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         durable: Whether the file also survives a power cut. If true, the function waits twice for the disk.
 
     Raises:
-        OSError: If the file cannot be written. The previous file is then intact, unless only the final
-            synchronisation of the folder failed.
+        OSError: If the file cannot be written. ``path`` is then unchanged. Only if the final synchronisation of the
+            folder failed, ``path`` is already the complete new file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # files that killed processes left behind; another process may still be writing a recent one
+    # remove temporary files of killed processes, but no recent file, because another process may still be writing it
     for other in path.parent.glob(f".{escape(path.name)}.*.part"):
         with suppress(FileNotFoundError):
             if time.time() - other.stat().st_mtime > STALE_AFTER:

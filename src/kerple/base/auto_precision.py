@@ -10,7 +10,7 @@ AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply
 INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF16", "sve_bf16": "SVE BF16"}
 # environment variable that limits the instructions of oneDNN, which multiplies matrices on the CPU
 LIMIT = "ONEDNN_MAX_CPU_ISA"
-# beginnings of its values that allow bf16 instructions
+# values of this variable that allow bf16 instructions begin with one of these strings
 LIMITS_WITH_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX10", "ALL", "DEFAULT")
 EMULATED = "this processor emulates bf16, and a step takes 1.7 to 10 times as long as in fp32"
 
@@ -19,10 +19,10 @@ def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
     """Choose the precision for a device. Return it and the reason in a few words.
 
     With several CUDA devices, the device with the lowest compute capability decides. On a CPU, bf16 is chosen only if
-    the processor has bf16 instructions. Without these instructions, bf16 is emulated. The time of a training step
-    of the demo in bf16, relative to fp32, was measured once on an AMD Zen 4, without a record. It was 0.54 to 0.63 with
-    AVX512-BF16, 1.7 with AVX-512, and 10 with AVX2. ``ONEDNN_MAX_CPU_ISA`` can switch bf16 instructions off;
-    ``ATEN_CPU_CAPABILITY`` cannot.
+    the processor has bf16 instructions. Without these instructions, bf16 is emulated. ``ONEDNN_MAX_CPU_ISA`` can switch
+    bf16 instructions off; ``ATEN_CPU_CAPABILITY`` cannot. On one AMD Zen 4, a training step of the demo was timed once
+    in bf16 and in fp32; the log was not kept. The time in bf16 was 0.54 to 0.63 of that in fp32 with AVX512-BF16. It
+    was 1.7 times that in fp32 if instructions were limited to AVX-512 without bf16, and 10 times if limited to AVX2.
 
     Args:
         accelerator: Value of ``trainer.accelerator``. With ``auto``, ``gpu`` and ``cuda``, CUDA devices are used if

@@ -10,7 +10,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # the disk, the user's quot
 
 NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR}  # a folder cannot be made
 
-# prefixes of the files that are not the user's: generated code, the standard library and this package
+# beginnings of the paths of files that the user did not write: generated code, the standard library and this package
 NOT_OF_THE_USER = ("<", str(Path(traceback.__file__).parent), str(Path(__file__).parents[1]))
 PACKAGES = {"site-packages", "dist-packages"}  # folders of installed packages
 

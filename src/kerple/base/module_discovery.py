@@ -1,4 +1,4 @@
-"""Import of all modules of a package, so that their classes have names on the command line."""
+"""Import of all modules of a package. Commands accept the short name of a class only if its module is imported."""
 
 from contextlib import suppress
 from importlib import import_module

@@ -26,7 +26,7 @@ _new_folders: set[Path] = set()  # the folders that this process has made
 
 
 def last_checkpoint(preferred: Path) -> Path | None:
-    """Return the path of ``last.ckpt`` in the newest version of a folder that has this file, or None."""
+    """Return the path of ``last.ckpt`` in the newest of a folder's versions (``…_v1``, …) that contains it, or None."""
     paths = (path / LAST for path in reversed(_versions(preferred)))
     return next(filter(Path.is_file, paths), None)
 
@@ -40,7 +40,8 @@ def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
     Args:
         preferred: The folder. If it is not empty, a new run gets a new version of it: ``…_v1``, ``…_v2``, …
         ckpt_path: ``last`` resumes in the newest version that has a last checkpoint. The path of a checkpoint inside
-            a version resumes in that version. Any other value starts a new run.
+            a version resumes in that version. In all other cases the folder is new, even if the fit resumes from a
+            checkpoint outside all versions.
 
     Returns:
         The folder to resume in, or a folder to which no run has written. It stays locked until `unlock`.
@@ -50,7 +51,7 @@ def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
     """
     checkpoint = (last_checkpoint(preferred) if ckpt_path == "last" else ckpt_path) or ""
     for path in _versions(preferred) if checkpoint else []:
-        # `checkpoints` or the folder may be a link, so both the written and the resolved paths are compared
+        # `checkpoints` or the folder may be a link, so paths are compared both with and without following links
         if any(Path(absolute(checkpoint)).is_relative_to(absolute(path)) for absolute in (abspath, realpath)):
             return resume_directory(path)
     return _new_version(preferred)
@@ -113,7 +114,7 @@ def resume_directory(path: Path) -> Path:
 
 
 def _new_version(preferred: Path) -> Path:
-    """Make and lock the first version of a folder that is empty and not locked by another process."""
+    """Make and lock the first of a folder's versions that is empty and that no other process has locked."""
     if not _is_first_process():
         return preferred
     for path in chain([preferred], (preferred.with_name(f"{preferred.name}_v{n}") for n in count(1))):
@@ -154,7 +155,7 @@ def _make_and_lock(path: Path) -> str | None:
 
 
 def lock(path: Path, wait: bool = False) -> TextIO | str:
-    """Lock a file, which is created if it is missing. It then names this process. Closing it releases the lock.
+    """Lock a file, and write the id of this process into it. A missing file is created. Closing the file unlocks it.
 
     The package `filelock` is not used, because it empties the file before it has the lock.
 

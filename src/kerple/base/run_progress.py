@@ -16,7 +16,7 @@ FILE = "progress.json"  # in the folder of a fit or a test
 
 
 class Progress:
-    """Prints the number of completed steps or blocks every few seconds, and writes it to a file.
+    """Prints the number of completed training steps, or blocks of a test, every few seconds, and writes it to a file.
 
     Args:
         path: The file, or None for no file.
@@ -60,7 +60,7 @@ class Progress:
             print(progress_line(state), flush=True)
 
     def count(self, items: Sequence[T]) -> Iterator[T]:
-        """Yield the blocks of a test and count them."""
+        """Yield the blocks of a test, which are blocks of text or batches of a task's examples, and count them."""
         self.begin("testing", len(items))
         for number, item in enumerate(items, 1):
             yield item

@@ -9,14 +9,14 @@ FILE_OPTIONS = ("--config", "-c", "--model", "--data", "--trainer")  # their val
 
 
 def config_path(path: str) -> str:
-    """Return ``path``, or the file of this package with this path if it begins with ``configs`` and does not exist.
+    """Return ``path``, or this path in the package if ``path`` begins with ``configs`` and does not exist.
 
     For example, ``configs/demo.yaml`` is the demo of this package in any folder without such a file.
     """
     if Path(path).exists() or Path(path).parts[:1] != ("configs",):
         return path
     package = Path(kerple.__file__).parent
-    files = (package / path, package.parents[1] / path)  # as installed, or as checked out
+    files = (package / path, package.parents[1] / path)  # of an installed package, or of a checkout
     return next((str(file) for file in files if file.is_file()), path)
 
 

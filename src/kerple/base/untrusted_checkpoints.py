@@ -5,7 +5,7 @@ mapping of numbers and strings, from which `test` and other commands build the m
 jsonargparse imports any class that a ``class_path`` names. For an option whose type is a class or a function, it also
 imports the name in a string, or opens the string as a file. It therefore gets a copy of the configuration, in which
 
-- a class is one of a fixed set of classes that are already imported, under its own full name,
+- every ``class_path`` is the full name of a class from a fixed set, or of a class in a package that the user trusts,
 - every option is one that the class has, and
 - the value of an option is a string only if strings and numbers are the only types of the option.
 """
@@ -152,13 +152,13 @@ class Classes:
         except (ImportError, AttributeError) as error:
             given = f"names {name!s:.100}, which cannot be imported ({error})"
             raise UserError(f"{option}: {given}; install the version of {package} that defines it") from error
-        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # not one that the package imports
+        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # no class, or one of another package
             expected = f"expected a class that {package} defines and not only imports"
             raise UserError(f"{option}: names {name!s:.100}, {expected}; add --trust for the package that defines it")
         return kind
 
     def options(self, owner: type, node: Any, option: str) -> dict[str, Any]:
-        """Return the options ``node`` of a class except `FOLDERS` and `REMOVED`. Each must be one that it has."""
+        """Return the mapping ``node`` of a class's options, without `FOLDERS` and `REMOVED`. Refuse unknown options."""
         if not isinstance(node, dict):
             raise UserError(f"{option}: got {node!r:.100}, expected a mapping of option names to values")
         types, node = _types(owner), {name: node[name] for name in node if name not in FOLDERS + REMOVED}

@@ -38,7 +38,7 @@ def source_digests(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _source(kind: type) -> str:
-    """Return the definitions that belong to a class; "" for `RECORDED_PACKAGES` and the standard library."""
+    """Return the definitions that belong to a class; "" for classes of `RECORDED_PACKAGES` and the standard library."""
     if kind.__module__.partition(".")[0] in {*RECORDED_PACKAGES, *sys.stdlib_module_names}:
         return ""
     definitions: dict[str, list[ast.stmt]] = {}

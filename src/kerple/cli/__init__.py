@@ -1,4 +1,4 @@
-"""The commands of `python run.py`, most of them modules of the same name, and modules that they share."""
+"""The commands of `python run.py`, most of them in a module with the command's name, and modules that they share."""
 
 import os.path
 import sys

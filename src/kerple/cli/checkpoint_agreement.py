@@ -82,8 +82,8 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
     before = content.get(SAMPLES_PER_STEP)
     if samples is not None and before is not None and samples != before:
         conflicts.append(f"samples per step over all devices: {before} -> {samples}")
-    # with sharding, Lightning expects the optimiser's moments in the order of the model's parameters; without it, they
-    # are stored in the order of the optimiser's groups
+    # with sharding, Lightning expects the optimiser's moments in the order of the model's parameters; without
+    # sharding, they are stored in the order of the optimiser's groups
     if ["ShardedBlocks" in str(each["trainer"]["strategy"]) for each in (content[CONFIG], config)] == [False, True]:
         conflicts.append("trainer.strategy: without sharding -> with sharding")
     if conflicts:
@@ -99,7 +99,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _with_options(before: Any, now: Any) -> Any:
-    """Return ``before``, with each class name replaced by the class and options in ``now`` if both are the same class.
+    """Return ``before``, but replace a class name by the mapping at the same key of ``now`` if that has the same class.
 
     A parser writes a default class as its name. When this configuration is read and written again, for example in a
     test, the class is a mapping with its options.

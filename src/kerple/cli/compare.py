@@ -172,14 +172,14 @@ def _parser() -> ArgumentParser:
 
 def _directories_parser() -> ArgumentParser:
     parser = command_parser("compare --report_only")
-    folders = "folders that are runs or contain runs; a run has the name of its folder, or of the one above seed-<n>"
+    folders = "folders that are runs or contain runs; the name of a run NAME/seed-<n> is NAME, of others their folder"
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
     parser.add_argument(
         "--test_folder",
         "--test-folder",
         type=str,
         default="test",
-        help="name of the folder in a run with the results of its test",
+        help="name of the folder with the results of a test, inside the folder of its run",
     )
     parser.add_argument("--baseline", type=str, required=True, help="strategy with which the others are compared")
     parser.add_argument("--output", type=str, required=True, help="folder of the report")

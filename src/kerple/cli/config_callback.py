@@ -22,7 +22,7 @@ class StoreConfig(SaveConfigCallback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        directory = log_directory(trainer)  # broadcasts, so every rank calls it
+        directory = log_directory(trainer)  # log_directory broadcasts, so every rank must call it
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True

@@ -42,15 +42,15 @@ def resolve(job: Job) -> Job:
 
 @cache
 def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Return the configurations of fit and test with these flags, and the strategy of the fit as one flag.
+    """Return the configurations of fit and test with these flags, and the strategy that the flags set, as one flag.
 
-    Runs that differ only in their strategy have the same flags, so the configurations are resolved only once.
+    The flags do not include `Job.position_flags`, so runs that differ only in strategy share one cached result.
     """
     from kerple.cli.lightning_commands import insert_stored_config
     from kerple.cli.run_options import fit_parser
 
     parser = fit_parser()
-    _, *arguments = insert_stored_config(["fit", f"{POSITION}=NoPE", *fit])  # for files without a strategy
+    _, *arguments = insert_stored_config(["fit", f"{POSITION}=NoPE", *fit])  # NoPE if no file sets a strategy
     config = _of_run(parser.dump(parse(parser, arguments), skip_none=False))
     position = parser.parse_args(arguments, defaults=False).model.position
     try:
@@ -63,7 +63,7 @@ def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any]
 
 @cache
 def _position(*flags: str) -> dict[str, Any]:
-    """Return the resolved strategy of these flags. A whole configuration takes ten times as long."""
+    """Return the resolved strategy of these flags. To resolve a whole configuration takes ten times as long."""
     from kerple.positions import StrategyBuilder
 
     parser = ArgumentParser(exit_on_error=False)

@@ -17,7 +17,8 @@ from kerple.hf import need
 CARD = """# {name}
 
 A language model of {parameters:,} parameters with the positional strategy {position}, for research on length
-extrapolation: {steps:,} steps at {length} tokens on {corpus}. Its weights are {dtype}, those of the strategy float32.
+extrapolation. It was trained on {corpus} for {steps:,} steps with a training length of {length} tokens. Its weights
+are {dtype}, but those of the strategy are float32.
 """
 
 
@@ -28,8 +29,8 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If the checkpoint cannot be read, the folder is not empty, or the strategy embeds places that a task
-            assigns to tokens.
+        UserError: If the checkpoint cannot be read, the folder is not empty, or the strategy embeds numbers that a task
+            assigns to tokens, such as the index of a digit (`kerple.positions.position_coupling`).
     """
     parser = command_parser("export", __doc__)
     add_checkpoint_arguments(parser)

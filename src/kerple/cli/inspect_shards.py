@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=200, help="number of tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="seed of the sample; default: a random one")
     parser.add_argument("--documents", action="store_true", help="list each test document and its overlap")
-    parser.add_argument("--no-verify", action="store_true", help="do not verify checksums, which reads all shards")
+    parser.add_argument("--no-verify", action="store_true", help="do not verify checksums (verifying reads all shards)")
     options = parse(parser, arguments)
     if options.tokens < 0:
         raise UserError(f"tokens: got {options.tokens}, expected 0 or more")
@@ -56,7 +56,7 @@ def show(folder: Folder) -> None:
         pd.DataFrame(rows, list(manifest.splits), names).to_string(),
         f"vocabulary {manifest.vocabulary}, {manifest.dtype}, end of text {manifest.end_of_text}",
         f"settings {manifest.settings}",
-        f"left out: {manifest.left_out or 'nothing'}",
+        f"documents left out of the shards: {manifest.left_out or 'none'}",
         f"sha256 of the text {manifest.text}",
         f"overlap (fraction of 32-token sequences that the training text contains): mean {test.overlap.mean():.2%}, "
         f"above 50% in {(test.overlap > 0.5).sum()} of {len(test)} test documents",

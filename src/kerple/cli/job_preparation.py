@@ -57,8 +57,8 @@ def prepare_jobs(
             for folder, report in folders.items():
                 if not (record := job.record(folder)).is_dir():
                     continue
-                # With report_only, a run with trainer.precision `auto` accepts records of any precision. Without it,
-                # other runs are trained in the precision of this machine, so records need the same precision.
+                # With report_only, a run with trainer.precision `auto` accepts records of any precision. If runs are
+                # trained, `auto` means the precision of this machine, and records must have the same precision.
                 objection = committed_records.reuse(job if report_only else with_precision(job), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
                 jobs_by_outcome.setdefault(outcome, []).append(job)

@@ -122,7 +122,7 @@ class CLI(LightningCLI):
             self.logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
         for logger in listed(trainer.logger):
             options = getattr(logger, "init_args", {})
-            # a relative save_dir is placed in the run's folder; a stored one already begins with that folder
+            # place a relative save_dir in the run's folder; in the config.yaml of a resumed run, it is already there
             if "save_dir" in options and not Path(save_dir := options["save_dir"] or "").is_relative_to(directory):
                 options["save_dir"] = str(directory / save_dir)
 
@@ -160,7 +160,7 @@ class CLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         directory, config = Path(self.trainer.default_root_dir), self.config[subcommand]
         last = directory / LAST
-        # Lightning's table of metrics is off after a test, because measures print tables
+        # Lightning's table of metrics is off after a test, because the measurements of a test print their own tables
         self.config_init[subcommand]["verbose"] = subcommand != "test"
         try:
             super()._run_subcommand(subcommand)
@@ -199,7 +199,7 @@ class CLI(LightningCLI):
         options["enable_model_summary"] = bool(trainer["enable_model_summary"])
         others = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
         if trainer["enable_progress_bar"] is not False:
-            # a file cannot show a bar, and Lightning's bar does not include measures
+            # output to a file cannot show a bar, and in a test Lightning's bar does not count the blocks of text
             if self.subcommand == "test" or not sys.stdout.isatty():
                 options["enable_progress_bar"] = False
                 callbacks = [*others, ProgressLines()]

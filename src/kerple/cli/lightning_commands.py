@@ -38,8 +38,8 @@ def run(arguments: list[str], description: str) -> None:
 def insert_stored_config(arguments: list[str]) -> list[str]:
     """Insert options that a stored model determines. Arguments of the user take precedence over them.
 
-    For `test` and `validate`, they are the configuration in the checkpoint ``--ckpt_path``. For `fit`, they are the
-    architecture of the model ``--weights``, if this option is given.
+    For `test` and `validate`, the inserted options are the configuration in the checkpoint ``--ckpt_path``. For `fit`,
+    they are the architecture of the model ``--weights``, if this option is given.
 
     Args:
         arguments: The command and its arguments.
