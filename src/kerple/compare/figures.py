@@ -80,7 +80,7 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
         ax.set_ylim(bottom=max(ax.get_ylim()[0], -max(points["gain"].max(), 0.01)))
         ax.set_xlim(right=min(ax.get_xlim()[1], points["loss"].min() + 0.4))
         ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")
-        ax.set(ylabel="gain from text farther away than the\ntraining length (nats per token); 0: far text is not used")
+        ax.set(ylabel="gain from far context (nats per token);\n0: the model does not use far context")
         plain(ax)
         figure.legend(title="one point per run;\nruns with a much larger loss\nare outside the axes", **LEGEND)
         yield f"loss-and-gain{part and f'-{part}'}", figure
