@@ -215,7 +215,7 @@ def plan_progress(root: Path) -> str:
                 missing.append(f"`{strategy}`{' on rfc' * (name != 'main')} {listed}")
     last = f" Missing seeds: {'; '.join(missing)}." if missing else ""
     first = f"Of the {planned} runs of [PLAN.md](PLAN.md), {finished} are finished."
-    return f"{first} Their results are not analysed before all runs of a comparison are finished.{last}"
+    return f"{first} Results on a corpus (`code` or `rfc`) are analysed only when all its runs are finished.{last}"
 
 
 def main(arguments: list[str]) -> None:
