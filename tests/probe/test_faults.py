@@ -119,7 +119,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "window too long by one": (WINDOWS, partial(change_window, 1)),
     "window too short by one": (WINDOWS, partial(change_window, -1)),
     "positions restarted inside a sequence": ([*OWN_ROTARY, "gpt2"], partial(change_positions, lambda ids: ids % 20)),
-    "a norm after the rotation": (OWN_ROTARY, build, norm_after_rotation),
+    "a norm with weights after the rotation": (OWN_ROTARY, build, norm_after_rotation),
     "positions restarted after a cache": (
         [*OWN_ROTARY, "gpt2"],
         partial(change_positions, lambda ids: ids - ids[..., :1]),
