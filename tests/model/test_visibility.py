@@ -108,7 +108,7 @@ def test_strategies_that_need_true_distances_are_refused(name: str) -> None:
     network, tokens = Transformer(Shape(16, 2, 8), 1, 30, positions.strategies()[name]), torch.randint(30, (1, 12))
     assert network.losses(tokens, visibility=Visibility(4, 2)).isfinite().all()
     for kind in ("capped", "cache"):
-        with pytest.raises(UserError, match=f"distances: got '{kind}', expected true for {name}"):
+        with pytest.raises(UserError, match=f"distances: got '{kind}', expected 'true' for {name}"):
             network.losses(tokens, visibility=Visibility(4, 2, kind))
 
 

@@ -55,7 +55,8 @@ class Measure(ABC):
         """
         require_capabilities(self, network, self.needs)
         if not isinstance(text, Text):
-            given = f"got {type(text).__name__}, expected the text of TokenShards or a kerple.data.evaluation_text.Text"
+            expected = "a kerple.data.evaluation_text.Text, such as a split of the data module TokenShards"
+            given = f"got {type(text).__name__}, expected {expected}"
             raise UserError(f"{type(self).__name__}: data: {given}; change data, or leave out {type(self).__name__}")
 
     def skip_reason(self, network: Network) -> str | None:
@@ -68,7 +69,7 @@ class Measure(ABC):
 
     @property
     def validates(self) -> bool:
-        """Whether `validate` is called after each validation of a fit."""
+        """Whether `validate` is called after each run over the validation split."""
         return False
 
     def validate(self, network: Any, text: Any, runner: Runner) -> dict[str, float]:
@@ -76,7 +77,7 @@ class Measure(ABC):
         return {}
 
     def check_validation(self, text: Any) -> None:  # noqa: B027 (most measurements have no validation)
-        """Raise a UserError if `validate` cannot use the text. It is called before a fit."""
+        """Raise a UserError if `validate` cannot use the text. It is called before the first validation."""
 
 
 @dataclass
@@ -125,12 +126,11 @@ class BlockMeasure(Measure):
 def require_capabilities(
     measure: Measure, network: Network, classes: Sequence[type], advice: str = "leave out this measure"
 ) -> None:
-    """Raise a UserError with this advice unless the network is an instance of all these classes."""
-    if missing := [each.__name__ for each in classes if not isinstance(network, each)]:
-        raise UserError(
-            f"{type(measure).__name__}: got a network {type(network).__name__}, expected one with "
-            f"{', '.join(missing)} (classes of kerple.model) as base classes; {advice}"
-        )
+    """Raise a UserError, which ends with ``advice``, unless the network is an instance of all these classes."""
+    if missing := [each for each in classes if not isinstance(network, each)]:
+        names, module = ", ".join(each.__name__ for each in missing), missing[0].__module__
+        given = f"got a network {type(network).__name__}, expected one with {names} as base classes (see {module})"
+        raise UserError(f"{type(measure).__name__}: {given}; {advice}")
 
 
 def require_positive(measure: Any, *names: str) -> None:

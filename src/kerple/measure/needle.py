@@ -100,7 +100,7 @@ def problem_tokens(
 
 @dataclass
 class Needle(Measure):
-    """Measures how many of the numbers that are hidden in a text the model repeats, at each depth and length.
+    """Measures the recall of numbers that are hidden in a text, at each depth and length.
 
     The model generates an answer greedily. Its recall is the fraction of the requested numbers that the answer
     contains. Only ``niah_multivalue`` requests more than one number.
@@ -114,10 +114,11 @@ class Needle(Measure):
     Args:
         kind: ``niah_single_1``, ``niah_single_2``, ``niah_multikey_1`` or ``niah_multivalue``, see `draw_problem`.
         lengths: Numbers of tokens. A length counts haystack, needles, question and answer.
-        depths: Depths of the needle that is asked for: fractions of the haystack before it, 0..1. With
-            ``niah_multivalue``, the depths of the first of four needles.
+        depths: Depths of the requested needle: fractions of the haystack before it, 0..1. With ``niah_multivalue``,
+            the depths of the first of four needles.
         problems: Number of problems at each depth and length.
-        seed: Seed of keys, numbers and depths, which are the same for every model.
+        seed: Seed of the keys, the numbers, the depths of the other needles, and the start of the haystack in the text.
+            Models with the same tokens get the same problems.
 
     Raises:
         UserError: If an option is out of range, or the text has no tokenizer or is too short.

@@ -31,7 +31,7 @@ def label_axes(
     Args:
         axes: Axes with labelled curves.
         training_length: The training length in tokens; None for no vertical line.
-        lengths: Ticks of the x axis in tokens, which becomes logarithmic; None to leave the axis unchanged.
+        lengths: Ticks of the x axis, in tokens. The axis is then logarithmic. None leaves the axis unchanged.
         **settings: Arguments of `Axes.set`, such as xlabel, ylabel and title.
     """
     if training_length is not None:

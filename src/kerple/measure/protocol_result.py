@@ -33,8 +33,8 @@ class ProtocolLosses:
     def rows(self) -> list[Row]:
         """Return rows of the results.
 
-        There is a row with the loss in nats for each block or position. If the numbers of bytes are known, there is
-        also a row with the loss in bits of all scored targets.
+        Each block or position has one row, with the sum of its losses in nats. If the number of bytes of the text is
+        known, one more row has the sum of all losses in bits.
         """
         rows = self.loss.rows(self.protocol.label, self.length, self.by_position)
         if self.loss.text_bytes.any():
@@ -43,7 +43,7 @@ class ProtocolLosses:
         return rows
 
     def scalars(self) -> dict[str, float]:
-        """Return the perplexity, and the bits per byte if numbers of bytes are known; nothing for ``per_position``."""
+        """Return the perplexity, and bits per byte if the bytes of the text are known; {} for ``per_position``."""
         if self.by_position:
             return {}
         name = f"{self.protocol.label}/{self.length}"

@@ -1,8 +1,8 @@
 """Evaluation protocols: ways to read a block of tokens and score its targets.
 
 Notation: B blocks, N targets in a block (N + 1 tokens), L evaluation length. Target t is token t + 1 of the block,
-t = 0..N - 1. For length L a block is cut into N / L segments. The targets are the same at every length, so curves over
-length differ only by context.
+t = 0..N - 1. For length L a block is cut into N / L segments. Every protocol except ``last`` scores the same targets at
+every length. Its losses therefore differ between lengths only because the context differs.
 
 Losses are negative log-likelihoods in nats, fp32 or fp64, in the order of the targets. A *window* limits the attention
 mask (`windowed`). A *stride* is the number of tokens by which a context moves (`sliding`).
@@ -47,7 +47,7 @@ def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibili
     distant text is not used. To measure the gain from distant text, let ``visibility`` include the first four tokens.
 
     Args:
-        network: The model, a `kerple.model.network.Windows` unless every key is visible.
+        network: The model. It must be an instance of `kerple.model.network.Windows`, unless every key is visible.
         tokens: Blocks of text, (B, N+1) int64.
         length: Targets in a segment, 1..N. If it does not divide N, the last segment is shorter.
         visibility: The keys that a query sees.
@@ -68,9 +68,9 @@ def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibili
 def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip: int = 0) -> Tensor:
     """Score each target once, in a context of ``length`` tokens that moves by ``stride`` tokens in each step.
 
-    The text is cut, not the attention mask: positions start at 0 in every step. Each step scores only targets that no
-    earlier step has scored, and none of the first ``skip`` targets. With ``stride = length``, no ``skip``,
-    and a length that divides N, the losses are those of `full`. Source: Press et al. 2022, appendix B.
+    Each step is a separate input, in which positions start at 0. Each step scores only targets that no earlier step has
+    scored, and none of the first ``skip`` targets. With ``stride = length``, no ``skip``, and a length that divides N,
+    the losses are those of `full`. Source: Press et al. 2022, appendix B.
 
     Args:
         network: The model.
@@ -117,13 +117,16 @@ class Protocol:
 
     @property
     def label(self) -> str:
-        """Name of the protocol and values of its options, such as full, windowed512, keep_first4_cache or last128."""
+        """Name of the protocol with the value of one option, such as full, windowed512, keep_first4 or last128.
+
+        `Visibility.distances` is appended unless it is ``true``: keep_first4_capped, keep_first4_cache.
+        """
         distances = "" if self.visibility.distances == "true" else f"_{self.visibility.distances}"
         option = self.visibility.first or self.visibility.window or self.stride or self.k or ""
         return f"{self.name}{option}{distances}"
 
     def part_of_full(self, length: int) -> bool:
-        """Return whether the losses at ``length`` are losses of `full`, for a length that divides N."""
+        """Return whether the losses at ``length``, which divides N, are some or all of the losses of `full`."""
         if self.visibility.window is not None:
             return self.visibility.window >= length
         if self.stride is not None:
@@ -163,7 +166,7 @@ def _losses(network: Any, segments: Tensor, last: int | None = None, visibility:
     Args:
         network: The model.
         segments: Segments of blocks of text, (B, S, L+1) int64.
-        last: Number of last targets of each segment that are scored; None for all L.
+        last: Number of targets at the end of each segment that are scored; None for all L.
         visibility: The keys that a query sees.
 
     Returns:

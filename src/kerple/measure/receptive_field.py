@@ -30,8 +30,8 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
     input has the distance 0.
 
     Args:
-        network: A `kerple.model.network.Embedding`, in evaluation mode. It runs in the precision of its weights,
-            without autocast.
+        network: A network with a layer of token embeddings (`kerple.model.network.Embedding`), in evaluation mode. It
+            runs in the precision of its weights, without autocast.
         tokens: Blocks of text, (B, L+1) int64.
 
     Returns:

@@ -1,4 +1,4 @@
-"""`Result`: tables, figures and numbers of a measurement, which it writes to files."""
+"""`Result`: tables, figures and numbers of a measurement, and methods that write them to files."""
 
 import csv
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Results of a test: a table of sums and a description, to which each measurement adds its own."""
+"""Results of `run.py test`: a table of sums and a description. Each measurement adds rows and a description."""
 
 import gzip
 import json
@@ -48,10 +48,10 @@ ROW_COLUMNS = [field.name for field in fields(Row)]
 def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]) -> None:
     """Add the rows and the description of one measurement to the results of a test. Call it in one process only.
 
-    The description may have ``block_document``, the index of each block's document. A document is one sample of text.
-    The sums of its blocks are therefore added up, and the written column ``block`` contains the number of the document,
-    counted from 0 in the order of first blocks. In the written description, ``documents`` (the number of documents) and
-    ``document_numbers`` (the index of each document in the text) replace ``block_document``.
+    The description may have ``block_document``, the index in the text of each block's document. Blocks of one document
+    are not independent samples, so their sums are added up. The column ``block`` then numbers the measured documents
+    from 0, in their order in ``block_document``. In the written description, ``documents`` (how many were measured) and
+    ``document_numbers`` (the index in the text of each measured document) replace ``block_document``.
 
     Args:
         folder: Folder of the test.
@@ -124,7 +124,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 def totals(table: pd.DataFrame) -> pd.DataFrame:
     """Return the result of each metric, protocol and length: columns metric, protocol, length, sum, count, value.
 
-    Sums by position are left out, because their targets are those of the protocol ``full``.
+    Rows by position are left out, because their total is the result of the protocol ``full``.
     """
     whole = table[table["position"].isna()]
     cells = whole.groupby(["metric", "protocol", "length"], sort=False, as_index=False)[["sum", "count"]].sum()

@@ -1,4 +1,4 @@
-"""`ShiftTest`: perplexity of the same text at shifted positions, which does not change for relative strategies."""
+"""`ShiftTest`: perplexity of the same text at shifted positions. A shift has no effect on relative strategies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class ShiftTest(BlockMeasure):
     """Measures the perplexity of the same blocks with all positions shifted.
 
     The result has a figure and ``shift.csv`` (shift, length, sum of the losses, targets, perplexity). Shifts for which
-    the network has too few positions are left out, and the report names them. For a strategy that has only the
-    positions of training, such as Learned, use a length below the training length.
+    the network has too few positions are left out, and the report names them. For a strategy that has no positions
+    beyond the training length, such as Learned, use a length below the training length.
 
     Args:
         shifts: Numbers of tokens to add to every position of a block. One shift must be 0, for comparison.

@@ -52,7 +52,7 @@ def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
         A row for each example with scored tokens. Its columns are
 
         - ``length``: length of the problem;
-        - ``row`` and ``column``: the last two of the example's sizes, for the heat map;
+        - ``row`` and ``column``: the last two entries of `Example.sizes`, which are the axes of the heat map;
         - ``right`` and ``scored``: numbers of correct and of scored tokens;
         - ``exact``: 1 if all scored tokens are correct, else 0;
         - ``block``: index of the example among the examples of its length.
@@ -89,9 +89,9 @@ class TaskAccuracy(Measure):
     The exact matches of the two protocols differ for a strategy whose logits depend on later tokens, such as RoPE with
     dynamic NTK. Set ``generate`` for such a strategy.
 
-    The text is a `kerple.tasks.sampling.Examples`. In the results, the protocol is the name of the task, and ``<task>
-    generated`` for generated answers. The result has a figure of exact match against length, and a heat map if the task
-    has two sizes or more. After each validation, ``exact_match`` and ``token_accuracy`` are logged.
+    The text is a `kerple.tasks.sampling.Examples`. The column ``protocol`` of the results has ``<task>`` for
+    ``teacher_forced``, and ``<task> generated`` for ``generated``. The result has a figure of exact match against
+    length, and a heat map if `Task.axes` names several sizes. Validations log ``exact_match`` and ``token_accuracy``.
 
     Args:
         generate: Whether to also measure by the protocol ``generated``.
@@ -199,11 +199,11 @@ def exact_match_figure(curves: pd.DataFrame, train_length: int, title: str) -> F
 
 
 def exact_match_map(cells: pd.DataFrame, train_length: int, title: str) -> Figure:
-    """Draw a heat map of exact match over two sizes of the problems, with a frame around the sizes of training.
+    """Draw a heat map of exact match over two sizes of the problems (`Task.axes`), with a frame around training sizes.
 
     Args:
-        cells: Fraction of exact matches, with a row and a column for each value of the two sizes. The names of its
-            index and columns are labels. Cells without test problems are NaN and stay white.
+        cells: Fraction of exact matches, with a row for each value of one size, and a column for each value of the
+            other. The names of its index and columns label the axes. Cells without test problems are NaN and white.
         train_length: Largest length of training problems.
         title: Title of the figure.
     """

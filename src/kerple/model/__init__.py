@@ -1,4 +1,4 @@
-"""The transformer, its options, loss, cache and generation of text, and estimates of its cost."""
+"""The transformer with its options, loss, cache and text generation, and estimates of its cost."""
 
 from kerple.model.batch_type import Batch
 from kerple.model.transformer import Transformer

@@ -22,7 +22,7 @@ class Architecture:
     """Options of a decoder of width D with H query heads.
 
     The defaults give the blocks of GPT-2, but with exact GELU, without dropout, and with separate matrices of embedding
-    and head. Other values give Llama, GPT-NeoX or BLOOM.
+    and output head. Other values give Llama, GPT-NeoX or BLOOM.
 
     Args:
         head_dim: Head dimension; null for D / H.
@@ -30,13 +30,13 @@ class Architecture:
         per_layer: Whether each layer has its own instance of the positional strategy; null for the default of the
             strategy.
         hidden: Width of the hidden layer in each block's feed-forward network; null for 4·D.
-        bias: Whether linear layers and LayerNorms have biases. The head never has one.
+        bias: Whether linear layers and LayerNorms have biases. The output head never has one.
         qkv_bias: Whether the projection to queries, keys and values has a bias; null for the value of ``bias``.
         qk_norm: Whether an RMSNorm normalises queries and keys of each head before the strategy is applied. This bounds
             the scores (Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442, section 2). The
             heads share one gain per dimension. ``all`` normalises all heads together, with one gain per head and
             dimension, as in OLMo 2 (arXiv 2501.00656).
-        tied: Whether embedding and head share one matrix.
+        tied: Whether embedding and output head share one matrix.
         norm: ``layer`` for LayerNorm, ``rms`` for RMSNorm.
         norm_placement: ``pre`` normalises the inputs of attention and feed-forward network. ``post`` normalises their
             outputs before they are added to the residual stream (OLMo 2). ``both`` does both (Gemma 3).
@@ -44,8 +44,8 @@ class Architecture:
         init: Standard deviation of the initial weights. 0.02 suits widths near 768. A width of 64 trains faster with
             1/√64.
         activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation), ``relu`` or ``silu``.
-        gated: Whether a second linear layer of the input multiplies the activations of the feed-forward network, as in
-            SwiGLU.
+        gated: Whether the activations in the feed-forward network are multiplied by a second linear layer of its input,
+            as in SwiGLU.
         parallel: Whether attention and feed-forward network of a block have the same input, as in GPT-NeoX.
         embedding_norm: Whether the token embeddings are normalised before positions are added, as in BLOOM.
         embedding_scale: Factor of the token embeddings; √D in Gemma.
@@ -53,8 +53,8 @@ class Architecture:
             unchanged logits.
         dropout: Dropout probability of the embeddings and of the outputs of attention and feed-forward network.
         attention: Implementation of attention. ``auto`` selects the fastest one that supports the strategy, and logs
-            the choice. ``fused`` does the same, but raises an error if the choice is attention in blocks of queries.
-            ``blocks`` and ``reference`` select these implementations (`kerple.attention.backend_selection`).
+            the choice. ``fused`` does the same, but raises an error if the choice is ``blocks``. ``blocks`` computes
+            the scores of one block of queries at a time, and ``reference`` those of all queries at once.
 
     Raises:
         UserError: If an option is unknown or out of range.

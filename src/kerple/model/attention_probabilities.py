@@ -1,4 +1,4 @@
-"""Attention probabilities of a layer, computed in addition to the attention in its forward pass."""
+"""Attention probabilities of a layer, computed separately from its forward pass."""
 
 import copy
 from dataclasses import replace

@@ -7,6 +7,5 @@ Batch = dict[str, Tensor]
 
 - ``tokens`` (B, T + 1) int64: inputs are all tokens except the last, and targets are all tokens except the first.
 - ``scored`` (B, T) bool: which targets contribute to the loss; without it all targets do.
-- ``index`` (B,) int64: in evaluation, the index of each block; -1 for rows that only complete the batch.
-- ``sizes`` (B, axes) int64: sizes of each problem of a task, one for each axis of its test grid.
+- ``index`` (B,) int64: in evaluation, the index of each block of text or problem of a task; -1 for padding rows.
 """

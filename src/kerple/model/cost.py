@@ -117,7 +117,7 @@ def memory(
 
 @contextmanager
 def stored_for_backward(excluded: set[int]) -> Iterator[list[Any]]:
-    """Context manager that yields a list, to which each storage is added that autograd saves in the context.
+    """Context manager that yields the list of the storages that autograd saves in the context.
 
     The list keeps the storages alive, so that no other storage gets their addresses.
 

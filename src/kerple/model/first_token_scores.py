@@ -1,8 +1,8 @@
 """`FirstTokens`: scores of the first tokens of an input for queries whose window does not contain them.
 
 With a `Visibility` that has a window and F first tokens, these scores are computed separately if there is a cache, or
-if the distances of the first tokens are not the true ones. B is the batch size, H the number of query heads, G the
-number of key heads, δ the head dimension, and Tq the number of queries.
+if `Visibility.distances` replaces the true distances of the first tokens by others. B is the batch size, H the number
+of query heads, G the number of key heads, δ the head dimension, and Tq the number of queries.
 """
 
 import math
@@ -19,7 +19,7 @@ from kerple.positions.base import HOOKS
 from kerple.positions.precise_products import precise, product
 from kerple.positions.visibility import Visibility
 
-# hooks of strategies that can be evaluated at any distance; with other hooks, distances must be the true ones
+# hooks that can be evaluated at any distance; a strategy that uses another hook needs the true distances
 DISTANCE_HOOKS = ("bias", "score_scale", "transform_qk", "sink_logit", "transform_output")
 
 
@@ -28,10 +28,11 @@ class FirstTokens:
     """First tokens as keys of queries whose window does not contain them.
 
     Args:
-        queries: Positions of the queries. Their differences from ``keys`` are the distances that `Visibility.distances`
-            selects, which need not be the true ones.
-        keys: Positions of the first tokens that are not yet in the cache.
-        hidden: Which first tokens a query does not see here, because they are in its window or later, (Tq, F) bool.
+        queries: Positions of the queries. Their differences from the positions of first tokens are the distances that
+            `Visibility.distances` defines. These may differ from the true distances.
+        keys: Positions of those first tokens that are not yet in the cache.
+        hidden: Which first tokens are masked here for each query, (Tq, F) bool: those after the query, and those in its
+            window, which the attention within the window includes.
         bias: `Position.bias` for each query and first token, (H, Tq, F) fp32; None if the strategy has none.
         weight: `Position.score_scale` for each query and first token, (H, Tq, F) fp32; None if the strategy has none.
     """
@@ -57,7 +58,7 @@ class FirstTokens:
         queries, keys = positions[cached:], positions[:first]
         hidden = queries.rows[:, None] - keys.rows < window  # (Tq, F)
         if distances != "true":
-            # "cache": a position is an index among the visible keys, which are at most first + window
+            # for "cache", positions number the visible keys from 0; a query sees at most first + window keys
             query_ids, key_ids = queries.rows.clamp(max=first + window - 1), keys.rows
             if distances == "capped":  # every first token has the distance ``window``
                 query_ids, key_ids = torch.full_like(query_ids, window), torch.zeros_like(key_ids)
@@ -79,7 +80,7 @@ class FirstTokens:
             k: Keys (B, G, Tq, δ) of the same tokens, before `Position.transform_qk`.
             v: Values (B, G, Tq, δ) of the same tokens.
             state: `Position.token_state` of the same tokens, (B, H, Tq, c), or None.
-            cache: The layer's cache, or None. First tokens among these tokens are added to it.
+            cache: The layer's cache, or None. If some of the same tokens are first tokens, they are added to it.
         """
         far_q, _ = position.transform_qk(q, k, state, self.queries)
         first = LayerCache() if cache is None or cache.first is None else cache.first
@@ -117,10 +118,10 @@ def check_distances(position: Position, visibility: Visibility) -> None:
     """Check that a strategy supports the distances of the first tokens in ``visibility``.
 
     Raises:
-        UserError: If the distances are not the true ones, but the strategy needs the true ones.
+        UserError: If ``visibility.distances`` is not ``true``, but the strategy needs the true distances.
     """
     needs_true = position.neighbor_window is not None or not position.prefix_consistent
     needs_true = needs_true or any(hook not in DISTANCE_HOOKS and position.uses(hook) for hook in HOOKS)
     if visibility.distances != "true" and needs_true:
-        given = f"got {visibility.distances!r}, expected true for {type(position).__name__}"
-        raise UserError(f"distances: {given}, whose scores need true distances; set true, or change model.position")
+        given = f"got {visibility.distances!r}, expected 'true' for {type(position).__name__}"
+        raise UserError(f"distances: {given}, whose scores need true distances; set 'true', or change model.position")

@@ -61,7 +61,7 @@ def choose(
     if temperature == 0:
         return logits.argmax(-1)
     ordered, order = logits.float().sort(-1, descending=True)  # (B, V) each
-    # differences from the largest logit: divided by a temperature near 0, logits become infinite, and ∞ - ∞ is NaN
+    # the largest logit is subtracted first: a temperature near 0 would scale it to ∞, for which softmax returns NaN
     scaled = (ordered - ordered[:, :1]) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None:
         scaled[:, top_k:] = float("-inf")
@@ -93,8 +93,8 @@ def generate(
         temperature: See `choose`.
         top_k: See `choose`.
         top_p: See `choose`.
-        stop: Stop token; None for none. A row that has generated it repeats it. Generation ends when all rows have
-            generated it.
+        stop: Stop token; None for none. A row that has generated it repeats it to the end. Generation ends when all
+            rows have generated it.
         visibility: Keys that a query sees in every layer.
         generator: See `choose`.
 

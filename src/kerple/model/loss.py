@@ -21,7 +21,7 @@ from kerple.positions.precise_products import precise
 
 @dataclass(frozen=True)
 class ChunkSizes:
-    """Sizes of the chunks of logits. A logit counts as one number, not as a row of V numbers.
+    """Sizes of the chunks of logits. A logit is one number, so each target has V logits.
 
     Args:
         logits: Approximate number of logits per chunk.
@@ -38,10 +38,10 @@ class ChunkSizes:
     def of_device(cls, device: torch.device) -> "ChunkSizes":
         """Return the default sizes for a device.
 
-        On a CPU, chunks of 8 MiB of fp32 logits stay in the processor's cache. For the network of ``make demo`` this
-        takes half the time of a single chunk. On a GPU, up to 2 GiB of bf16 logits are stored, because computing them
-        again takes a seventh of the operations of a step. If there are more, chunks have 2²⁸ logits, which limits the
-        number of kernel launches.
+        On a CPU, chunks of 8 MiB of fp32 logits stay in the processor's cache. For the network of ``make demo``, all
+        chunks together take half the time of one chunk with all logits. On a GPU, up to 2 GiB of bf16 logits are
+        stored. Computing them again would add 10% to the operations of a step with configs/paper.yaml. If there are
+        more, chunks have 2²⁸ logits, which limits the number of kernel launches.
         """
         return cls(2**21, 2**26) if device.type == "cpu" else cls(2**28, 2**30)
 
@@ -108,10 +108,10 @@ def row_losses(features: Tensor, weight: Tensor, targets: Tensor, cap: float | N
 
 
 class CrossEntropyInPlace(torch.autograd.Function):
-    """Cross entropy of each target that overwrites the logits.
+    """Cross entropy of each target, computed in place.
 
-    The memory of the logits (N, V) is reused for the log-probabilities, and then for the gradient. On a CPU this takes
-    0.65 times as long as `torch.nn.functional.cross_entropy`, which allocates three tensors of this size.
+    The log-probabilities overwrite the logits (N, V), and the gradient overwrites the log-probabilities. On a CPU this
+    takes 0.65 times as long as `torch.nn.functional.cross_entropy`, which allocates three tensors of this size.
     """
 
     @staticmethod

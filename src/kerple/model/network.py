@@ -60,7 +60,7 @@ class Offset(ABC):
         """Return the losses of `Windows.losses` with ``offset`` added to every position.
 
         ``offset`` may also be a tensor (T,) int64 with one number per input token. Layers with a window ignore such a
-        tensor, because their window would contain distances that do not occur in training.
+        tensor. A window counts keys, so gaps between positions would give its keys distances unseen in training.
         """
 
 
@@ -84,7 +84,7 @@ class AttentionInside(ABC):
 
 
 class Embedding:
-    """Network with a layer of token embeddings, for gradients with respect to its output.
+    """Network with a layer of token embeddings, for gradients with respect to the output of this layer.
 
     Attributes:
         embedding: Layer of the token embeddings. It is an annotation and not a property, because a property would hide

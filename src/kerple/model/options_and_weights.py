@@ -96,7 +96,7 @@ def build_strategy(config: Mapping[str, Any] | str, remote: Iterable[type[Positi
 
 @dataclass(frozen=True)
 class CopiedWeights:
-    """Result of `copy_weights`: numbers of entries of tensors, by the name of the tensor.
+    """Result of `copy_weights`: numbers of entries by the name of the tensor.
 
     Args:
         copied: Entries that were copied.
@@ -142,7 +142,7 @@ def copy_weights(network: Transformer, source: StoredModel) -> CopiedWeights:
             given = "no weight" if stored is None else f"shape {tuple(stored.shape)}"
             advice = "use the model options with which the weights were trained"
             if name.startswith("positions."):
-                advice = f"set data.length to {source.model['length']}, or use another model.position"
+                advice = f"set data.length to the training length {source.model['length']}, or change model.position"
             elif name in VOCABULARY_ROWS and stored is not None:
                 advice = f"set data.vocabulary to {len(stored)}"
             raise UserError(f"weights: got {given} for {name}, expected {tuple(value.shape)}; {advice}")

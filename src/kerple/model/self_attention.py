@@ -29,8 +29,8 @@ class PositionContext:
             are not contiguous, so that the bias is evaluated for each pair.
         weight: `Position.score_scale` at distances 0 to T - 1, (H, T) fp32, or None for the same reasons.
         attention: Option for the implementation of attention, see `kerple.attention.backend_selection`.
-        first: The first tokens of the text, which queries see from outside their window, if their scores are computed
-            separately; None if not.
+        first: The first tokens of the text as keys of queries whose window does not contain them. None if the scores of
+            these keys are not computed separately (`kerple.model.first_token_scores`).
     """
 
     positions: TokenPositions

@@ -77,7 +77,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
 
         Lengths and windows exclude it."""
         self.places: Callable[[Tensor], Tensor] | None = None
-        """Function from tokens (B, T) to `TokenPositions.places` (B, T) int64; None if no task assigns places."""
+        """Function from tokens to `TokenPositions.places` (B, T), for example the significance of digits; or None."""
 
     def _initialise(self, std: float) -> None:
         for module in self.modules():

@@ -41,9 +41,9 @@ class Sinusoidal(Position):
     Args:
         shape: Sizes of the model; its width D must be even.
         base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
-        scaled: Whether the embeddings are multiplied by √D first, as in section 3.4 of Vaswani et al. GPT-NeoX and the
-            experiments of the KERPLE paper (arXiv 2205.09921) do not scale them. Waves of amplitude 1 are much larger
-            than unscaled embeddings from N(0, 0.02²).
+        scaled: Whether the embeddings are multiplied by √D first, as in Vaswani et al. 2017, section 3.4. GPT-NeoX and
+            the experiments of the KERPLE paper (arXiv 2205.09921) do not scale them. Waves of amplitude 1 are much
+            larger than unscaled embeddings from N(0, 0.02²).
 
     Raises:
         UserError: If D is odd, or the base is not above 1.
@@ -70,7 +70,7 @@ class Learned(Position):
 
     Args:
         shape: Sizes of the model.
-        beyond: Treatment of positions of L and more. ``error``: `Transformer` raises a UserError. ``clamp`` uses the
+        beyond: Treatment of positions >= L. ``error``: `Transformer` raises a UserError. ``clamp`` uses the
             last row. ``interpolate`` scales the positions of a longer input to 0..L-1 and interpolates between rows.
             Logits then also depend on the number of later tokens.
     """

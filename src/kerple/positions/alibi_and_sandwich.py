@@ -46,7 +46,7 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 class Sandwich(Position):
-    """Inner product of two sinusoidal position embeddings, as a bias by distance (Chi et al. 2022, arXiv 2212.10356,
+    """Inner product of two sinusoidal position embeddings, as a bias by distance (Chi et al. 2023, arXiv 2212.10356,
     section 4).
 
     ``H / (8h) · Σ_i cos(d / 10000^(2i/size))``, i = 0..size/2-1.

@@ -19,6 +19,6 @@ def frequencies(dim: int, base: float | Tensor, device: torch.device) -> Tensor:
 
 
 def angles(positions: Tensor, dim: int, base: float) -> Tensor:
-    """Return the products of positions (…) and `frequencies`, angles in radians; (…, dim/2) fp64."""
+    """Return the angles in radians, (…, dim/2) fp64: the products of positions (…) and `frequencies`."""
     radians = frequencies(dim, base, positions.device)  # per position
     return positions.to(radians.dtype)[..., None] * radians

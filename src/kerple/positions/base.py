@@ -73,9 +73,9 @@ class Position(Constrained, ABC):
 
     The first argument of a subclass is a `Shape`; its other arguments are the options of the strategy. Positions are
     int64. Biases, angles and parameters are fp32 or fp64, even if other weights or autocast are bf16 (`Constrained`).
-    Strategies multiply matrices with `products.product`. The docstring of a strategy has a line ``Parameters:
-    `formula```, which the tests compare with the number of parameters. The formula may use D, H, δ, L (training length)
-    and the options of the strategy.
+    Strategies multiply matrices by calling `kerple.positions.precise_products.product`. The docstring of a strategy has
+    a line ``Parameters: `formula```, which the tests compare with the number of parameters. The formula may use D,
+    H, δ, L (training length) and the options of the strategy.
 
     Fused attention stores no scores. It supports all hooks except `score_scale`, `modify_scores`, `add_to_output`, and
     `bias` for positions with gaps. With these hooks the scores of one block of queries at a time are stored as a tensor
@@ -106,8 +106,8 @@ class Position(Constrained, ABC):
     A smaller window of the forward pass takes precedence (`Visibility.narrow`)."""
 
     neighbor_window: int | None = None
-    """Number of last keys, including the query's own, whose scores use the first halves of the queries and keys from
-    `transform_qk`. Scores of earlier keys use the second halves. None if queries and keys are not divided."""
+    """Number of last keys, including the query's own, whose scores use only the first δ'/2 dimensions of queries and
+    keys. Scores of earlier keys use only the other δ'/2 dimensions. None if the dimensions are not divided."""
 
     test_only: bool = False
     """Whether the strategy is only for tests of weights that were trained with another strategy. `fit` refuses it."""

@@ -13,14 +13,15 @@ from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
 
 SINGLE_WIDTH = (CoPE, PaTH, PoPE, RoPE, Shaw, TransformerXL, XPos)
-"""Strategies that support only queries and keys of the head dimension δ, not of 2δ as from `PoPE` and `SelfExtend`."""
+"""Strategies that accept only queries and keys of the head dimension δ. `PoPE` and `SelfExtend` return them with 2δ."""
 
 
 def check_combination(parts: Sequence[Position]) -> None:
     """Raise a UserError if there are no strategies, or if two of them exclude each other.
 
-    `PaTH` computes new scores from queries and keys. A bias, a score scale, and new scores of an earlier part would be
-    lost. `PoPE` and `SelfExtend` double the width of queries and keys, which `SINGLE_WIDTH` strategies do not support.
+    `PaTH` computes new scores from queries and keys. The bias and the score scale of any other part would be lost, and
+    so would scores that a part before `PaTH` modified. `PoPE` and `SelfExtend` double the width of queries and keys,
+    which `SINGLE_WIDTH` strategies do not accept.
     """
     if not parts:
         raise UserError("Combined: parts: got none, expected at least one strategy")
