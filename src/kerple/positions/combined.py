@@ -23,8 +23,8 @@ class Combined(Position):
     `remap_positions`, `embed`, `transform_qk`, `modify_scores` and `transform_output` of the parts are applied in the
     order of the parts. The logits of several sinks are merged by their log-sum-exp.
 
-    Parameters: `0`, and those of the parts. One set per layer if this is the default of any part.
-    Cost: that of the parts. If one part needs explicit scores, all parts use them.
+    Parameters: `0`, and those of the parts. If one part has one set per layer by default, all parts have.
+    Cost: that of the parts. If one part needs explicit scores (see `Position`), no part uses fused attention.
 
     Args:
         shape: Sizes of the model.
@@ -45,7 +45,7 @@ class Combined(Position):
         self.per_layer = any(part.per_layer for part in self.parts)
         self.varies_by_layer = any(part.varies_by_layer for part in self.parts)
         self.window = min((part.window for part in self.parts if part.window is not None), default=None)
-        # `check_combination` ensures that at most one part has a neighbor window
+        # SelfExtend has a neighbor window; `check_combination` refuses two SelfExtend that rotate queries and keys
         self.neighbor_window = next(filter(None, (part.neighbor_window for part in self.parts)), None)
         self.test_only = any(part.test_only for part in self.parts)
         self.max_length = min((part.max_length for part in self.parts if part.max_length is not None), default=None)

@@ -20,8 +20,9 @@ HUGE = 1e6
 class Constrained(nn.Module):
     """Module whose parameters are fp32 and are projected into their ranges by `constrain_`.
 
-    Its parameters and buffers stay fp32 in ``module.bfloat16()`` and with Lightning's ``bf16-true``, because bf16
-    cannot distinguish all distances above 256. ``module.double()`` converts them to fp64.
+    Its parameters and buffers stay fp32 in ``module.bfloat16()`` and with Lightning's ``bf16-true``. Some strategies
+    convert distances to the dtype of their parameters, and bf16 cannot represent all integers above 256.
+    ``module.double()`` converts parameters and buffers to fp64.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class Constrained(nn.Module):
         if start is None:
             if not between[0] < between[1]:
                 given = f"got no initial value, and an empty range of random values, {between[0]:g} to {between[1]:g}"
-                raise UserError(f"{name}: {given}; set {name}, or a floor below {between[1]:g}")
+                raise UserError(f"{name}: {given}; set {name}, or lower the start of the range (`floor`)")
             parameter.uniform_(*between).clamp_(minimum, maximum)
         else:
             values = [float(start)] * size if isinstance(start, int | float) else start

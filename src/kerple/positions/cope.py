@@ -12,8 +12,8 @@ class CoPE(Position):
     """Contextual positions: ``q_m·e[p_mn]`` is added to the score of query m and key n, with learned vectors e and a
     sum p_mn of gates of the keys n to m (Golovneva et al. 2024, arXiv 2405.18719, section 4).
 
-    ``p_mn = Σ_{n <= l <= m} σ(q_m·k_l / √δ)`` is at most rows - 1, and δ is the head dimension. For p_mn between two
-    integers, the vectors of both are interpolated. As in the published code q_m·e is not divided by √δ, and e is
+    ``p_mn = min(rows - 1, Σ_{n <= l <= m} σ(q_m·k_l / √δ))``, where δ is the head dimension. For p_mn between two
+    integers, the vectors of both are interpolated. As in the published code, q_m·e is not divided by √δ, and e is
     initialised to 0.
 
     Parameters: `rows * δ`, shared by heads, one set per layer by default.

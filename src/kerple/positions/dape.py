@@ -62,8 +62,9 @@ class DAPEv2(DAPE):
     """`DAPE` whose two layers are convolutions over three neighbouring keys (Zheng et al. 2024, arXiv 2410.04798,
     section 3.3).
 
-    Inputs of unseen keys are set to 0 before each convolution. Results therefore do not depend on the number of queries
-    that are computed at once. The authors' code sets these inputs to 0 only before the first convolution.
+    Inputs of unseen keys are set to 0 before each convolution. The number of unseen keys in a block grows with the
+    number of its queries, and must not change the results. The authors' code sets these inputs to 0 only before the
+    first convolution.
 
     Parameters: `2 * H + 9 * H * hidden + hidden` with the default bias, one set per layer by default.
     Cost: explicit scores, ``hidden`` numbers for each pair of query and key, and three times the products of DAPE.

@@ -42,7 +42,7 @@ class FoX(Position):
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         assert block.state is not None, "FoX's scores need the state of the keys"
         sums, queries = block.state[..., 0], len(block.queries.rows)  # (B, H, Tk)
-        # sums relative to the first query are smallest for nearby keys, and so is their rounding to fp32
+        # relative to the sum at the first query, sums of keys near this query are small, and fp32 rounds them little
         sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
-        # a + (-b), because the backward pass of a - b would negate a gradient (B, H, Tq, Tk)
+        # a + (-b): the backward pass of a - b would negate the gradient (B, H, Tq, Tk) before its sum over queries
         return s + (sums[..., -queries:, None] + -sums[..., None, :])  # (B, H, Tq, Tk)

@@ -19,7 +19,7 @@ class KernelSum(Position):
     """Bias ``Σ_i factor_i · k_i(d)``, where k_i is the bias of strategy i at distance d. The sum must be a
     conditionally positive definite kernel.
 
-    Use `Combined` to add a score scale by distance.
+    `KernelSum` does not multiply scores. To multiply them by a function of distance too, use `Combined`.
 
     Parameters: `0`, and those of the kernels; shared by all layers.
     Cost: one (H, T) table per forward pass for each kernel.
@@ -52,7 +52,7 @@ class KernelSum(Position):
         self.require(only_biases, "kernels", names, "one or more biases by distance, such as KerpleLog")
         valid = len(self.factors) == len(names) and all(factor >= 0 for factor in self.factors)
         self.require(valid, "factors", factors, f"{len(names)} numbers of 0 or more, one per kernel")
-        points = torch.arange(64.0)  # on the meta device it has no values to check
+        points = torch.arange(64.0)  # on the meta device tensors have no values to check
         definite = points.is_meta or is_conditionally_positive_definite(self.bias, points)
         self.require(definite, "kernels", names, "conditionally positive definite kernels, such as KerpleLog")
 

@@ -1,9 +1,9 @@
 """The eight kernels of KERPLE (Chi et al. 2022, arXiv 2205.09921): functions of the distance d from query to key.
 
 A *bias* is added to the scaled score q·k / √δ, where δ is the head dimension. A *weight* is a factor of the scaled
-score. The authors' code computes the same. Their equation also divides the kernel by √δ. The constant that makes a
-conditionally positive definite kernel positive definite is omitted, because softmax cancels it. The power and log
-kernels are in section 4 of the paper, the others in its tables 5 and 6.
+score. Both are as in the authors' code. In the equation of the paper, the kernel is also divided by √δ. The constant
+that makes a conditionally positive definite kernel positive definite is omitted, because softmax cancels it. The power
+and log kernels are in section 4 of the paper, the others in its tables 5 and 6.
 
 The parameters r1, r2, … have one number per head h, written r1_h, and all layers share them. An option of the same name
 sets their initial value: one number for all heads, or a list with one number per head. If it is None, random numbers
@@ -135,7 +135,7 @@ class KerpleBias2(KerpleKernel):
     """
 
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        # r2 is drawn before r1: another order would give other initial values for the same seed
+        # r2 is drawn before r1, so that a seed gives the same initial values as in earlier versions of this project
         super().__init__(shape, floor, r2=(r2, 1.0, HUGE), r1=(r1, 1.0, HUGE))
 
     def bias(self, distance: Tensor) -> Tensor:

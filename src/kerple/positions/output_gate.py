@@ -12,8 +12,8 @@ class OutputGate(Position):
     2025, arXiv 2505.06708, section 2.2).
 
     x is the hidden state of the token after the block's norm. W_g is initialised to 0, so that every gate is 1/2 at
-    first. The gate does not depend on positions; use `Combined` to add a strategy with positions. It is computed in the
-    precision of the linear layers.
+    first. The gate does not depend on positions; use `Combined` to add a strategy with positions. The gate is computed
+    in the precision of the linear layers.
 
     Parameters: `D * (D if elementwise else H)`, one set per layer by default.
     Cost: the product W_g x for each token. Attention keeps its fused kernels.

@@ -1,7 +1,7 @@
 """`pair_network`: a network of two layers on the scores and biases of all heads, for each pair of query and key.
 
-Pairs are computed in pieces, so that not all hidden units are stored at once. N is the number of pairs of a sequence,
-and n the number of pairs of a piece. B is the batch size, and H the number of heads.
+Pairs are computed in pieces, so that not all activations of the hidden layer are stored at once. N is the number of
+pairs of a sequence, and n the number of pairs of a piece. B is the batch size, and H the number of heads.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from kerple.positions.precise_products import full_precision
 
-HIDDEN_AT_ONCE = 2**18  # largest number of hidden units of a piece on a CPU; they fit the cache
+HIDDEN_AT_ONCE = 2**18  # largest number of activations (B, hidden, n) of a piece on a CPU; they fit the cache
 HIDDEN_AT_ONCE_ON_GPU = 2**26  # larger than on a CPU, because each piece costs several kernel launches
 SLOPE = 0.01  # slope of LeakyReLU for negative numbers
 
@@ -69,7 +69,7 @@ def _pieces(s: Tensor, hidden: int) -> list[slice]:
 
 
 def _hidden(s: Tensor, b: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
-    """Return the hidden units (B, hidden, n) of a piece."""
+    """Return the activations of the hidden layer, (B, hidden, n), for a piece."""
     w1_s, w1_b = w1.chunk(2, -1)
     b_hidden = w1_b @ b + b1[:, None]  # (hidden, n), or (B, hidden, n)
     size = (len(s), len(b1), s.shape[-1])

@@ -58,12 +58,12 @@ class PaTH(Position):
         gates = _combined_gates(new_w, beta[:, :, first:])  # (B, H, Tq, Tq)
         coefficients = product(product(q, new_w.mT).tril(), gates)
         scores = [product(q, new_k.mT) - product(coefficients, product(new_w, new_k.mT).tril(-1))]
-        q = q - product(coefficients, new_w)  # after the transformations of all tokens from the first query on
+        q = q - product(coefficients, new_w)  # now H_first · … · H_m · q_m for each query m
         for stop in range(first, 0, -KEYS_AT_ONCE):
             keys = slice(max(0, stop - KEYS_AT_ONCE), stop)
             w_j, k_j = w[:, :, keys], k[:, :, keys]
             gates = _combined_gates(w_j, beta[:, :, keys])  # (B, H, keys, keys)
-            # keys after the transformations up to the end of their block
+            # k_nᵀ · H_{n+1} · … · H_{stop-1} for each key n of the block
             transformed_k = k_j - product(product(product(k_j, w_j.mT).triu(1), gates.mT), w_j)
             scores.append(product(q, transformed_k.mT))  # (B, H, Tq, keys)
             q = q - product(product(product(q, w_j.mT), gates), w_j)
@@ -73,7 +73,7 @@ class PaTH(Position):
 def _combined_gates(w: Tensor, beta: Tensor) -> Tensor:
     """Return the matrix ``T = (I + L)⁻¹ · diag(β)`` (…, n, n), where L is the strictly lower part of ``diag(β)·w·wᵀ``.
 
-    With it, the product of n transformations is ``H_n · … · H_1 = I - wᵀ·T·w``.
+    For tokens 1 to n, ``I - wᵀ·T·w = H_n · … · H_1`` is the transpose of the product in the score of `PaTH`.
 
     Args:
         w: Directions w_t as rows, (…, n, δ).

@@ -16,8 +16,8 @@ class PoPE(Position):
     """Score ``Σ_c softplus(q_c) · softplus(k_c) · cos(d·θ_c + φ_hc) / √δ`` at distance d, with ``θ_c = base^(-c/δ)``
     and learned φ (Gopalakrishnan et al. 2025, arXiv 2509.10534, section 3).
 
-    The sum is over the dimensions c = 0..δ-1 of head h, and φ is learned. In RoPE the angle between a query and a key
-    depends on content and position. In PoPE it depends only on the position, and the content determines magnitudes.
+    The sum is over the dimensions c = 0..δ-1 of head h. In RoPE the angle between a query and a key depends on content
+    and position. In PoPE the angle depends only on the position, and the content determines magnitudes.
     `constrain_` keeps -2π <= φ <= 0.
 
     Parameters: `H * δ`, shared by all layers. Cost: fused attention with queries and keys of twice the width.
@@ -58,9 +58,9 @@ class PoPE(Position):
 
 
 def _to_coordinates(x: Tensor, waves: Tensor) -> Tensor:
-    """Return the coordinates (B, heads, T, 2δ) of vectors with magnitudes softplus(x), x (B, heads, T, δ).
+    """Return ``softplus(x) · cos`` of the angles for x (B, heads, T, δ), then ``softplus(x) · sin``; (B, heads, T, 2δ).
 
-    ``waves`` are the cosines and sines of their angles.
+    ``waves`` (…, T, 2δ) are the cosines of the angles, then the sines.
     """
     magnitudes = F.softplus(precise(x)).repeat(1, 1, 1, 2)
     return (magnitudes * waves.to(magnitudes.dtype)).to(x.dtype)

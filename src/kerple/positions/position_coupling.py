@@ -22,13 +22,13 @@ class PlaceEmbedding(Resampled):
     index of a row in the table of vectors. Tokens without a place have the number 0, and get no vector.
 
     In training all places of a sequence are shifted by the same number, so that short problems train every row. The
-    shift is a random number from 0 to the number of rows after the largest place. It is a function of the seed, the
-    number of optimiser steps and the tokens of the sequence. It does not depend on the number of devices or of
-    accumulated batches. In evaluation there is no shift.
+    shift is a random number from 0 to ``rows - 1 - p``, where p is the largest place of the sequence. The shift is a
+    function of the seed, the number of optimiser steps and the tokens of the sequence. It does not depend on the number
+    of devices or of accumulated batches. In evaluation there is no shift.
 
     `kerple.training.language_model` passes the task's places to the network, and raises a UserError for data without
-    places. In a network without a task, the place of a token is 1 plus its position modulo ``rows - 1``. `Coupled`
-    describes the options.
+    places. In a network without a task, a token at position t has the place ``t % (rows - 1) + 1``. `Coupled` describes
+    the options.
     """
 
     shift_fraction: Tensor
@@ -54,8 +54,8 @@ class PlaceEmbedding(Resampled):
         self.shift_invariant = False
         self.rows = rows
         table = torch.empty(rows, shape.dim, dtype=torch.float32)
-        # training cannot make the rows of distant places different, because these never occur together; orthogonal rows
-        # differ from the start
+        # distant places do not occur in the same training input, which is short, so that training cannot learn to
+        # distinguish their rows; orthogonal rows differ from the start
         table = nn.init.orthogonal_(table) * size if rows <= shape.dim else table.normal_(std=size * shape.dim**-0.5)
         # the model calls `embed` only for the strategy of the first layer
         self.table = nn.Parameter(table, requires_grad=learned) if shape.layer == 0 else None
@@ -72,7 +72,7 @@ class PlaceEmbedding(Resampled):
             expected = f"{place + 1} or more, because a token has place {place}; or use shorter inputs"
             self.require(place < self.rows, "rows", self.rows, expected)
         if self.training:
-            # tokens without a place, such as padding, are ignored, because the padding depends on the batch
+            # the checksum ignores tokens without a place, such as padding, because the padding depends on the batch
             tokens = tokens * (places > 0)  # (B, T)
             checksum = (tokens * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).sum(-1, keepdim=True)
             fraction = (self.shift_fraction + checksum * GOLDEN).frac()  # (B, 1) fp32
@@ -103,9 +103,9 @@ class Coupled(PlaceEmbedding):
         position: Function that builds a second strategy from the shape. Cho et al. use none.
         rows: Number of rows of the table, one per place; row 0 is not used. Places must be less than ``rows``.
         seed: Seed of the shifts in training.
-        size: Initial norm of a row. The norm of a token embedding is about the model's ``init`` times √D. With a larger
-            norm, initial rows differ enough to distinguish places that never occur together in training. Up to D rows
-            are initialised orthogonally, more rows from a normal distribution.
+        size: Initial norm of a row. Token embeddings have an initial norm of about √D times ``init`` (`Architecture`).
+            With a larger norm, initial rows differ enough to distinguish places that never occur together in training.
+            Up to D rows are initialised orthogonally, more rows from a normal distribution.
         learned: Whether the rows are trained, as in Cho et al. Up to D rows that are not trained stay orthogonal.
 
     Raises:

@@ -15,12 +15,12 @@ class LearnedRelativeBias(Position):
     in the language model Inkling (2026).
 
     Source: published code of Inkling (Thinking Machines) and of x-transformers; there is no paper. x_m is the hidden
-    state of token m after the block's norm. All heads share the curves P[r]; each head has its own matrix W_h. Both are
-    initialised from N(0, 0.02²). With ``temperature_length`` the biased scores are multiplied by the factor ``inkling``
-    of `Temperature`, as in the global layers of Inkling.
+    state of token m after the block's norm. All heads share the curves P[r]; each head has its own matrix W_h. P and
+    W_h are initialised from N(0, 0.02²). With ``temperature_length`` the biased scores are multiplied by the factor
+    ``inkling`` of `Temperature`, as in the global layers of Inkling.
 
     Parameters: `(D * H + (extent or L)) * (rank or 8)`, one set per layer by default.
-    Cost: explicit scores, an inner product of ``rank`` numbers for each, and H · ``rank`` numbers per token in a cache.
+    Cost: explicit scores, an inner product of ``rank`` numbers per score, and H · ``rank`` numbers per cached token.
 
     Args:
         shape: Sizes of the model.
@@ -61,7 +61,7 @@ class LearnedRelativeBias(Position):
         queries, keys = s.shape[2:]
         mixture = block.state[:, :, -queries:]  # (B, H, Tq, rank)
         if block.keys.contiguous:
-            # only the last keys of the block have a bias
+            # keys before the last ``near`` ones are at distance ``extent`` or more from every query, and have no bias
             near = min(keys, self.extent + queries - 1)
             curves = F.pad(self.curves[:, :near].flip(-1), (near - min(near, self.extent), queries))
             bias = shift_rows(product(mixture, curves))[..., :near]

@@ -28,8 +28,8 @@ class TokenPositions:
     Args:
         rows: Rows (T,) int64, 0 for the first token of the input.
         ids: Positions (T,) int64, or (B, T) if they differ between sequences.
-        contiguous: Whether each position is the row plus a constant (this does not concern memory). If not, functions
-            of distance are computed once per pair of query and key, instead of once per distance.
+        contiguous: Whether each position is the row plus a constant (unrelated to `torch.Tensor.is_contiguous`). If
+            not, functions of distance are computed once per pair of query and key, instead of once per distance.
         places: Places (B, T) int64, 0 for tokens without a place; None if no task assigns places.
         visibility: Keys that a query sees in this layer.
     """
@@ -49,7 +49,7 @@ class TokenPositions:
 
     def compute_once(self, function: Callable[["TokenPositions"], Result]) -> Result:
         """Return ``function(self)``, and store it for later layers of the forward pass with the same strategy."""
-        if torch.compiler.is_compiling():  # all layers share one compiled graph, so that each must compute the result
+        if torch.compiler.is_compiling():  # every layer runs the same graph, which cannot use results of another layer
             return function(self)
         if function not in self._results:
             self._results[function] = function(self)
@@ -122,8 +122,8 @@ class AttentionWeights:
 def readable(positions: Tensor, wait: bool = False) -> bool:
     """Whether the values of a tensor of positions can be read, to compare them with a limit.
 
-    Reading from a GPU waits for its earlier work, and is therefore possible only with ``wait``. During compilation, and
-    in a simulation with fake tensors, tensors have no values.
+    Reading from a GPU would wait until the GPU has finished its earlier work. Without ``wait``, the result is therefore
+    False for tensors on a GPU. During compilation, and in a simulation with fake tensors, tensors have no values.
     """
     has_values = not torch.compiler.is_compiling() and not isinstance(positions, FakeTensor)
     return has_values and (wait or positions.device.type == "cpu")
@@ -143,8 +143,9 @@ def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
 def shift_rows(x: Tensor) -> Tensor:
     """Shift row i of x (..., n, columns) to the left by n - 1 - i entries; (..., n, columns - 1).
 
-    Entry (i, j) of the result is ``x[..., i, n - 1 - i + j]``. Entries with n - 1 - i + j >= columns are undefined. The
-    result is a view if x is contiguous, because its rows begin ``columns - 1`` entries apart in the flattened x.
+    Entry (i, j) of the result is ``x[..., i, n - 1 - i + j]``. Entries with n - 1 - i + j >= columns are undefined. Row
+    i + 1 of the result begins ``columns - 1`` entries after row i in the flattened x. The result is therefore a view if
+    x is contiguous in memory.
     """
     rows, columns = x.shape[-2:]
     return x.flatten(-2).narrow(-1, rows - 1, rows * (columns - 1)).unflatten(-1, (rows, columns - 1))

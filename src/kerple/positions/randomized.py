@@ -1,4 +1,4 @@
-"""`RandomizedPositions`: random positions, in training from as large a range as in tests."""
+"""`RandomizedPositions`: random positions, drawn from the same range in training and in evaluation."""
 
 from dataclasses import replace
 
@@ -15,10 +15,10 @@ class RandomizedPositions(Resampled):
     """Random positions in ascending order, in training and in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     The positions of an input of T tokens are T numbers drawn without repetition from 0..max_positions-1, and sorted.
-    Distances in training are therefore as large as in tests. In training all inputs of a step share the draw, as in the
-    authors' code. In evaluation, and for inputs longer than the training length L, all inputs of one length have the
-    same positions. Positions depend on the length of the input. Therefore logits also depend on the number of later
-    tokens, and generation uses no cache.
+    Distances in training are therefore as large as in evaluation. In training each step draws new positions, and all
+    inputs of a step share this draw, as in the authors' code. Evaluation, and inputs longer than the training length L,
+    use one draw that never changes. Positions depend on the length of the input. Therefore logits also depend on the
+    number of later tokens, and generation uses no cache.
 
     Parameters: `0`, and those of the wrapped strategy.
     Cost: that of the wrapped strategy. A bias by distance needs explicit scores.
@@ -26,7 +26,7 @@ class RandomizedPositions(Resampled):
     Args:
         shape: Sizes of the model.
         position: Function that builds the wrapped strategy from a shape with this ``max_positions``.
-        max_positions: Number of positions to draw from, at least the length of the longest input of the tests; None is
+        max_positions: Number of positions to draw from, at least the length of the longest input in evaluation; None is
             32 · L.
         seed: Seed of the draws.
 
@@ -48,7 +48,7 @@ class RandomizedPositions(Resampled):
         expected = f"at least the training length {shape.length}; set it to the length of the longest test input"
         self.require(max_positions >= shape.length, "max_positions", max_positions, expected)
         self.max_length = max_positions
-        # for any wrapped strategy, because an offset does not change the draw, and the draw depends on the input length
+        # for any wrapped strategy: an offset is ignored, and drawn positions depend on the length of the input
         self.shift_invariant, self.prefix_consistent = True, False
         self.register_buffer("drawn", torch.zeros(shape.length, dtype=torch.int64))
         self.register_buffer("fixed", torch.zeros(max_positions, dtype=torch.int64), persistent=False)

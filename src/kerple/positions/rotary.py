@@ -79,7 +79,7 @@ class RoPE(Position):
     Parameters: `0`. Cost: two multiplications and one addition per rotated entry of q and of k.
 
     Args:
-        shape: Sizes of the model. L is its length, or ``max_positions`` in `RandomizedPositions`.
+        shape: Sizes of the model. If `RandomizedPositions` wraps RoPE, L is ``max_positions``, not the training length.
         base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
         rotary_fraction: Fraction of the dimensions of each head that is rotated, in (0, 1].
         layout: ``half`` pairs dimension i with i + r/2 (GPT-NeoX, Llama), ``interleaved`` pairs 2i with 2i + 1 (Su et

@@ -19,7 +19,7 @@ class RotaryFrequencies:
     Args:
         dim: Number of dimensions r. They form r/2 pairs.
         base: Base of the frequency base^(-2i/r) of pair i.
-        length: Training length L in tokens.
+        length: Training length L in tokens, or ``max_positions`` of `RandomizedPositions`.
         scaling: Name of the scaling (see `RoPE`); None for none.
         factor: Scaling factor s.
         beta_fast: With ``yarn`` and ``llama3``, frequencies with at least this many rotations in L tokens are kept.
@@ -28,7 +28,7 @@ class RotaryFrequencies:
         rotated: Number of dimensions whose frequency is not 0, with ``proportional``.
         short_factors: Divisors of the frequencies, (r/2,), for inputs of up to L tokens, with ``longrope``.
         long_factors: Divisors of the frequencies, (r/2,), for longer inputs, with ``longrope``.
-        truncate: Whether the ramp of ``yarn`` begins and ends at a whole pair, as published.
+        truncate: Whether the two ends of the ramp of ``yarn`` are rounded to integer indices of pairs, as published.
     """
 
     dim: int

@@ -1,4 +1,4 @@
-"""`SelfExtend` and `ReRoPE`: rotary positions for tests beyond the training length, without training.
+"""`SelfExtend` and `ReRoPE`: rotary positions for trained models, evaluated beyond the training length.
 
 Far keys get distances that occurred in training. Queries and keys are rotated twice: once for near keys at their exact
 distances, and once for far keys. One softmax is taken over near and far keys. m is the position of the query, n that of
@@ -17,12 +17,12 @@ from kerple.positions.wrapper import Wrapper
 
 
 class SelfExtend(Wrapper):
-    """Only for tests: distance ``m - n`` for the last w = ``neighbor_window`` keys, and ``⌊m/g⌋ - ⌊n/g⌋ + w - ⌊w/g⌋``
-    with g = ``group`` for earlier keys (Jin et al. 2024, arXiv 2401.01325, section 3).
+    """Only for evaluation: distance ``m - n`` for the last w = ``neighbor_window`` keys and, with g = ``group``,
+    ``⌊m/g⌋ - ⌊n/g⌋ + w - ⌊w/g⌋`` for earlier keys (Jin et al. 2024, arXiv 2401.01325, section 3).
 
     w is the neighbor window, a number of keys, and g the group size. If g divides w, distances in an input of up to
-    w + (L - w) · g tokens stay below L. SelfExtend is only for tests of models that were trained with the wrapped
-    strategy; `fit` refuses it.
+    w + (L - w) · g tokens stay below L. SelfExtend is only for the evaluation of models that were trained with the
+    wrapped strategy; `fit` refuses it.
 
     Parameters: `0`, and those of the wrapped strategy.
     Cost: three times that of the wrapped strategy, two calls of fused attention, for near and for far keys, and keys of
@@ -78,7 +78,7 @@ class SelfExtend(Wrapper):
 
 
 class ReRoPE(SelfExtend):
-    """Only for tests: distance ``min(m - n, w)`` with w = ``neighbor_window`` (Su 2023,
+    """Only for evaluation: distance ``min(m - n, w)`` with w = ``neighbor_window`` (Su 2023,
     https://kexue.fm/archives/9708).
 
     ReRoPE is `SelfExtend` with one group of all far positions. Distances stay below L for inputs of any length if

@@ -1,6 +1,6 @@
 """`SSMax` and `Temperature`: factors of the scores that grow with the number n of keys that a query sees.
 
-With a window, n is at most the window plus the first tokens of `Visibility`.
+With a window, n is at most ``window + first`` of the `Visibility`.
 """
 
 import math
@@ -42,7 +42,7 @@ class SSMax(Position):
 
     def __init__(self, shape: Shape, start: float | None = None, bias: float | None = None) -> None:
         super().__init__()
-        expected = "a positive number, such as 0.43; with a bias also 0"
+        expected = "a positive number, such as 0.43, or 0 if `bias` is a number"
         self.require(start is None or start > 0 or (start == 0 and bias is not None), "start", start, expected)
         start = 1 / math.log(max(shape.length, 2)) if start is None else start
         self.scale = nn.Parameter(torch.full((shape.heads,), start, dtype=torch.float32))
@@ -57,8 +57,8 @@ class SSMax(Position):
 
 
 class Temperature(Position):
-    """Factor of the scores that grows, by a published ``rule``, with the number n of keys that a query sees. The rule
-    of Llama 4 is ``1 + scale · log(1 + ⌊n / length⌋)``. arXiv 2504.08719 has another rule.
+    """Factor of the scores that grows, by a published ``rule``, with the number n of keys that a query sees. The
+    default is that of Llama 4, ``1 + scale · log(1 + ⌊n / length⌋)``. The rule ``swan`` is from arXiv 2504.08719.
 
     With n₀ = ``length`` and a = ``scale``, the factor of each ``rule`` is
 

@@ -18,7 +18,7 @@ class TransformerXL(Position):
     from N(0, 0.02²).
 
     Parameters: `2 * D + D * D`, one set per layer by default.
-    Cost: explicit scores, and a second inner product for each, of width δ, or D if positions have gaps
+    Cost: explicit scores, and a second inner product per score, of width δ, or D if positions have gaps
     (`RandomizedPositions`).
 
     Args:

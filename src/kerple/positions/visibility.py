@@ -17,11 +17,11 @@ class Visibility:
         first: Number of first tokens of the input that every query sees in addition to its window.
         distances: Distances of first tokens outside the window. ``true``: the true distances, so that only the mask
             changes. ``capped``: all equal to ``window`` (LM-Infinite, Han et al. 2024, arXiv 2308.16137). ``cache``:
-            positions count only visible keys (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453). The first token in
-            row j then has the distance ``min(m, first + window - 1) - j`` from the query in row m.
+            positions count only visible keys (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453). The distance from
+            token m back to the first token j < ``first`` is then ``min(m, first + window - 1) - j``.
 
     Raises:
-        UserError: If a number is out of range, or ``distances`` is not ``true`` without a window and first tokens.
+        UserError: If a number is out of range. If ``capped`` or ``cache`` is given without a window, or with first = 0.
     """
 
     window: int | None = None
@@ -37,10 +37,10 @@ class Visibility:
             raise UserError(f"distances: got {self.distances!r}, expected true, capped or cache")
         if self.distances != "true" and not (self.window and self.first):
             options = f"{self.distances!r} with window {self.window} and first {self.first}"
-            raise UserError(f"distances: got {options}, expected 'true', as the others need a window and `first`")
+            raise UserError(f"distances: got {options}, expected 'true'; other distances need `window` and `first`")
 
     def narrow(self, window: int | None) -> "Visibility":
-        """Return this visibility, or ``Visibility(window)`` if this ``window`` of a layer is narrower."""
+        """Return ``Visibility(window)`` if a layer's ``window`` is less than ``self.window``, else ``self``."""
         narrower = window is not None and (self.window is None or self.window > window)
         return Visibility(window) if narrower else self
 

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 import kerple.model.self_attention as our_attention
 from kerple.hf.windowed_attention import attention_replaced
 
-NAME = "kerple_probe"  # of the attention function in transformers' registry
+NAME = "kerple_probe"  # name of the recording function in transformers' registry of attention functions
 HIDDEN = -1e4  # an entry of a mask below this hides the key; transformers uses the lowest number of the dtype
 
 
@@ -49,9 +49,9 @@ class Call:
 def captured(model: Any) -> Iterator[list[Call]]:
     """Record every call of an attention function of the model, as a context manager around forward passes.
 
-    Attention then returns the value of each query's own token. If the input repeats a single token, all positions
-    therefore have the same hidden state in every layer. Queries at different positions differ only by the effect of
-    their positions, and so do keys.
+    Inside the context, attention returns the value of each query's own token. If the input repeats a single token, all
+    positions therefore have the same hidden state in every layer. Queries at different positions differ only by the
+    effect of their positions, and so do keys.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
@@ -87,8 +87,9 @@ def captured(model: Any) -> Iterator[list[Call]]:
 def _factor(q: Tensor, outputs: list[Tensor]) -> float | None:
     """Return the factor by which the rotation has changed the norm of the first query, see `Call.factor`.
 
-    The query before the rotation is sought in the outputs of modules, the last output first. It is the first row of an
-    output, or a part of this row, that is proportional to the query after the rotation by position 0.
+    The query before the rotation is sought in the outputs of modules, the last output first. It is the first token's
+    row of an output, or a part of this row. It must be proportional to the query after the rotation, because the first
+    token has position 0 and is rotated by the angle 0.
 
     Args:
         q: Queries after the rotation, (H, T, δ).
@@ -99,7 +100,7 @@ def _factor(q: Tensor, outputs: list[Tensor]) -> float | None:
     for output in reversed(outputs):
         output = output.transpose(1, 2) if output.shape[1:3] == (heads, length) else output
         row = output.reshape(-1)[: output.numel() // length]
-        # an output begins with the queries of all heads, or has queries, keys and values of each head, as in GPT-NeoX
+        # a row begins with the queries of all heads, or has query, key and value head by head, as in GPT-NeoX
         candidates = [row[: len(query)]]
         candidates += [row.view(heads, -1)[:, :width].reshape(-1)] if row.numel() % heads == 0 else []
         for candidate in candidates if row.numel() >= len(query) else ():

@@ -17,7 +17,7 @@ from kerple.model import Transformer
 from kerple.probe.configured_positions import configured_layers, original_length
 
 LENGTH = 48  # number of tokens of the tested input, without padding
-SHIFT = 16  # positions of a shift, and number of padding tokens
+SHIFT = 16  # number of positions of the shift, and number of padding tokens
 ALLOWED = 20  # allowed difference of logits, as a multiple of their change by rounding errors of the embeddings
 
 
@@ -30,7 +30,7 @@ class Invariance:
         difference: Largest absolute difference of logits that should be equal. It is inf if the model raised a
             RuntimeError, and None if the model does not support the test.
         allowed: Largest difference that is attributed to rounding.
-        by_design: Part of the family's design that breaks the invariance, or None.
+        by_design: Part of the design of the family or strategy that breaks the invariance, or None.
         reason: First line of the error, if there was one; otherwise None.
     """
 
@@ -159,8 +159,8 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
     The first reason is for the shift, and the second for the length. A reason is None if logits should not change.
     """
     if isinstance(network := getattr(model, "network", None), Transformer):
-        shift_reason = None if all(p.shift_invariant for p in network.positions) else "its strategy"
-        return shift_reason, None if network.prefix_consistent else "its strategy"
+        shift_reason = None if all(p.shift_invariant for p in network.positions) else "not a shift-invariant strategy"
+        return shift_reason, None if network.prefix_consistent else "a strategy that depends on the length of the input"
     layers = configured_layers(config)
     scalings = {layer.rope.frequencies.scaling for layer in layers if layer.rope}
     length_reason = next((s for s in ("dynamic_ntk", "longrope") if s in scalings), None)
@@ -170,5 +170,5 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
     if any(layer.chunk for layer in layers):
         shift_reason = "chunks"
     if not all(layer.judged for layer in layers):
-        shift_reason = shift_reason or "possibly: the design of this family is not known"
+        shift_reason = shift_reason or "assumed, because probe does not know this family or type of RoPE"
     return shift_reason or length_reason, length_reason

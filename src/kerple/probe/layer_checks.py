@@ -89,8 +89,8 @@ def _read_texts(model: Any, config: Any, expected: list[Layer], relative: bool) 
     """Read several texts that repeat a single token: a short text, and a text whose last tokens are decoded one by one.
 
     With ``relative``, also read a longer text for each different window, and a text with the positions 0, 1, 2, 4, … up
-    to the largest of the configuration. It is false for learned positions and for strategies of this project, which may
-    not accept these positions.
+    to the largest of the configuration. ``relative`` is false for models with learned positions and for models of this
+    project, because such models may not accept these positions.
     """
     length, max_positions = original_length(config), getattr(config, "max_position_embeddings", None) or 0
     norms = model.get_input_embeddings().weight[:1000].float().norm(dim=-1)
@@ -178,7 +178,8 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
     verdict.measured = ", ".join(notes)
     if verdict.differences and not layer.judged:
         first = "; ".join(verdict.differences[:2])
-        verdict.unknown = f"not judged, because the design of this family is not known; first differences: {first}"
+        reason = "probe does not know this family, type of RoPE or strategy"
+        verdict.unknown = f"not judged, because {reason}; first differences: {first}"
         verdict.differences = []
     return verdict
 
@@ -217,8 +218,8 @@ def _describe(radians: Tensor) -> str:
 def _visibility_differences(i: int, layer: Layer, trace: Trace) -> list[str]:
     """Return at most one message about the keys that the queries of layer ``i`` see.
 
-    It names the first query that sees other keys than configured. If there is none, it names a wrong size of the window
-    among the arguments of the attention function.
+    The message names the first query that sees other keys than configured. If there is no such query, the message names
+    a wrong size of the window among the arguments of the attention function.
     """
     calls = trace.calls[i]
     # if positions have gaps, transformers masks the tokens before a gap, as if another text began after it

@@ -73,7 +73,7 @@ class Report:
             lines += [f"  forward pass: {verdict.measured}"] if verdict.measured else []
             lines += [f"  {line}" for line in (*verdict.differences, verdict.unknown) if line]
         for i in self.invariances:
-            number = "" if i.difference is None else f", {i.difference:.2g} against {i.allowed:.2g}"
+            number = "" if i.difference is None else f", difference {i.difference:.2g}, allowed {i.allowed:.2g}"
             because = i.reason or (i.by_design if i.verdict == "broken by design" else None)
             lines.append(f"{i.name}: {i.verdict}{number}{f' ({because})' if because else ''}")
         lines += [f"{result.name}: {result.report}" for result in self.results]
