@@ -28,15 +28,15 @@ def corpus_text(corpus: str, tokenizer: Any) -> Text:
 def measure_on_text(
     network: Any, text: Text, parts: list[str], length: int | None = None, blocks: int = 4
 ) -> list[Result]:
-    """Print a lower bound of the time that the measurements take, make them, and return their results.
+    """Make the measurements and return their results. Print a lower bound of the time that they take first.
 
     Args:
         network: A `kerple.model.network.Network`.
         text: The text.
-        parts: ``gap`` (`GapCurve`), ``window`` (`Extrapolation` and `FarContext`), or both.
-        length: Evaluation length of ``window`` in tokens, which is 2, 3, … times the training length; None for twice
-            the training length.
-        blocks: Number of documents that ``window`` reads, one block of each.
+        parts: ``gap`` for gaps in the positions (`GapCurve`), ``window`` for perplexity beyond the training length
+            (`Extrapolation` and `FarContext`), or both.
+        length: Evaluation length of ``window`` in tokens: 2, 3, … times the training length; None for 2 times.
+        blocks: Number of documents that ``window`` reads. It reads one block of each document.
 
     Raises:
         UserError: If the text is too short, ``length`` is not 2, 3, … times the training length, or the training length
@@ -65,7 +65,7 @@ def measure_on_text(
 
 @torch.inference_mode()
 def _seconds_per_token(network: Any, text: Text) -> float:
-    """Return the time per token of an input of 256 tokens, in seconds."""
+    """Return the seconds per token, measured with one input of 256 tokens."""
     tokens = torch.as_tensor(text.stream[:257].astype("int64"))[None]
     start = time.monotonic()
     network.losses(tokens)

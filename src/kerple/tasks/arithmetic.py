@@ -27,7 +27,7 @@ class Addition(Task):
             arXiv 2307.03381).
         padded: Whether operands are padded with zeros to the length, and the sum to one more digit (Zhou et al. 2024,
             arXiv 2402.09371).
-        equal: Whether both operands have as many digits as the length.
+        equal: Whether both operands have the same number of digits, which is the length.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "digits of the first operand", "digits of the second operand")
@@ -50,9 +50,9 @@ class Addition(Task):
     def places(self, tokens: Tensor) -> Tensor:
         """Return equal places for digits of equal significance, as `kerple.tasks.token_places.in_step` does.
 
-        With padding, the ``+`` has the place that follows the digits of the first operand. The final digit of the sum
-        has this place too, because the sum has one more digit. The ``+`` therefore shows the model which digit is the
-        last. In Cho et al. 2024, arXiv 2405.20671, the ``+`` has the place of the ``=``.
+        With padding, the ``+`` has the place that follows the digits of the first operand. The sum has one more digit,
+        so that its final digit has the same place as the ``+``. The place of the ``+`` therefore tells the model where
+        the sum ends. In Cho et al. 2024, arXiv 2405.20671, the ``+`` has the place of the ``=``.
         """
         _check_order(self.order)
         places = in_step(tokens, DIGIT_IDS)
@@ -90,7 +90,7 @@ class Multiplication(Task):
 
 
 def _check_order(order: str) -> None:
-    """Raise a UserError unless the order is ``reversed``, with which places do not depend on later digits."""
+    """Raise a UserError unless the order is ``reversed``. With ``plain``, places would depend on later digits."""
     if order != "reversed":
         raise UserError(f"data.task.order: got {order}, expected reversed with model.position Coupled")
 

@@ -2,8 +2,8 @@
 
 No test problem occurs in training:
 
-- A problem that is not longer than the training length is assigned to training, validation or test by a hash. A problem
-  of a split is drawn by drawing problems until one belongs to the split.
+- A problem that is not longer than the training length is assigned to training, validation or test by a hash. To draw
+  a problem of a split, problems are drawn until one belongs to the split.
 - Longer problems do not occur in training.
 
 The hash does not depend on the seed, so that all runs of a comparison hold out the same problems.
@@ -26,8 +26,8 @@ from kerple.tasks.task import Example, Task
 from kerple.tasks.vocabulary import PAD_ID
 
 Split = Literal["train", "validation", "test"]
-MAX_DRAWS = 1000  # number of draws without a problem of the split after which the split counts as empty
-STALE = 200  # number of draws without a new problem after which the split counts as exhausted
+MAX_DRAWS = 1000  # largest number of random problems that one call of `draw` makes to find one of the split
+STALE = 200  # number of consecutive calls of `draw` without a new problem after which `distinct` stops
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Sampler:
     Args:
         task: The task.
         train_length: Largest length of training problems.
-        held_out: Fraction of the problems of training lengths in the test split. The validation split has the same
-            fraction.
+        held_out: Fraction of the problems up to ``train_length`` that belong to the test split. The validation split
+            has the same fraction.
     """
 
     task: Task
@@ -60,7 +60,7 @@ class Sampler:
             length: Length of the problem; None for a random length, uniform on 1..train_length.
 
         Returns:
-            The problem and its answer, or None if `MAX_DRAWS` draws gave no problem of the split.
+            The problem and its answer, or None if none of `MAX_DRAWS` random problems belongs to the split.
         """
         counter = [0, 0, length or 0, get_args(Split).index(split)]
         rng = np.random.Generator(np.random.Philox(key=[seed, index], counter=counter))
@@ -76,7 +76,7 @@ class Sampler:
         """Return training problem number ``index``. The arguments are those of `draw`.
 
         Raises:
-            UserError: `MAX_DRAWS` draws gave no training problem.
+            UserError: None of `MAX_DRAWS` random problems is a training problem.
         """
         example = self.draw("train", seed, index, length)
         if example is None:
@@ -84,12 +84,12 @@ class Sampler:
         return example
 
     def training_batch(self, seed: int, examples: int | None, samples: Sequence[int]) -> Batch:
-        """Return the batch of some training samples, as `collate` does.
+        """Return a batch of training samples, with the entries of `collate`.
 
         Args:
             seed: Seed of the problems, and of their order if they are repeated.
-            examples: Number of training problems. Every ``examples`` consecutive samples have each problem once, in
-                another order each time. None for a new problem in each sample.
+            examples: Number N of training problems. Samples 0 to N - 1 are these problems in random order, samples N
+                to 2N - 1 are the same problems in a new order, and so on. None for a new problem in each sample.
             samples: Indices of the samples, counted over all epochs.
         """
         if examples is not None:
@@ -107,7 +107,7 @@ class Sampler:
             length: Length of the problems; None for random lengths, uniform on 1..train_length.
         """
         examples: dict[str, Example] = {}
-        index = last = 0  # index of this draw, and of the last draw with a new problem
+        index = last = 0  # index of this call of `draw`, and of the last call with a new problem
         while len(examples) < count and index - last <= STALE:
             example = self.draw(split, 0, index, length)
             if example is None and length is not None:
@@ -132,10 +132,10 @@ def collate(examples: Sequence[Example]) -> Batch:
     return {"tokens": padded, "scored": pad_sequence(scored, batch_first=True)}
 
 
-@lru_cache(maxsize=1)  # the permutation of the current epoch
-def _order(seed: int, epoch: int, examples: int) -> np.ndarray:
-    """Return the order of the repeated problems in an epoch, a permutation of 0 .. examples - 1."""
-    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(examples)
+@lru_cache(maxsize=1)  # the order in the current pass
+def _order(seed: int, pass_index: int, examples: int) -> np.ndarray:
+    """Return the order of the problems in one pass over all of them, a permutation of 0 .. examples - 1."""
+    return np.random.Generator(np.random.PCG64([seed, pass_index])).permutation(examples)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Examples:
 
     Args:
         task: The task.
-        groups: Groups of examples: one for each of ``lengths`` for the test, and a single one for the validation.
+        groups: Groups of examples: one group for each of ``lengths`` in a test, a single group in a validation.
         batch_size: Largest number of examples per forward pass.
         training_length: Largest length of training problems.
         lengths: Lengths of the test problems. Some may have no example.
@@ -160,9 +160,9 @@ class Examples:
 class HeldOutProblems:
     """Batches of fixed examples for evaluation, in order. Lightning uses it in place of a `DataLoader`.
 
-    A batch has the entries of `collate`, and ``index`` (B,) int64, the index of each example in all groups together.
-    Batch i belongs to rank i modulo the number of ranks. Every rank gets the same number of batches. A rank with fewer
-    batches gets a padding batch of one row, whose index is -1 and which is not scored.
+    A batch has the entries of `collate`, and ``index`` (B,) int64, the index of each example, counted over all groups.
+    Batch i belongs to rank i modulo the number of ranks. If a rank would have one batch fewer than the others, it gets
+    an additional padding batch. A padding batch has one row, whose index is -1 and which is not scored.
 
     Args:
         groups: Groups of examples. All examples of a batch are of one group.

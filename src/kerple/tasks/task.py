@@ -72,7 +72,9 @@ class Task(ABC):
     """Largest length of problems; None if there is no limit."""
 
     numbers: ClassVar[bool] = False
-    """Whether consecutive digits form a number. The strategy `Abacus` accepts only tasks for which this is True."""
+    """Whether the strategy `Abacus` accepts the task. `Abacus` gives place i to the i-th digit of each run of digits.
+
+    True for arithmetic tasks, in which a run of digits is an operand, a result, or the bits of `Parity`."""
 
     @abstractmethod
     def example(self, length: int, rng: np.random.Generator) -> Example:
@@ -92,7 +94,7 @@ class Task(ABC):
             Places (B, T) int64, 0 for tokens without a place.
 
         Raises:
-            UserError: The task has no places, or none with its options.
+            UserError: The task has no places, or has none with its current options.
         """
         raise UserError(f"data.task: got {self.name!r}, expected a task with places for Coupled, such as Addition")
 

@@ -27,18 +27,18 @@ class TaskData(LightningDataModule):
 
     Args:
         task: Class name of the task.
-        length: Training length in tokens, which some strategies use; at least the number of inputs of the longest
-            training problem.
-        train_length: Largest length of a training problem; lengths are uniform on 1..train_length.
+        length: Training length in tokens, which some strategies use. At least the T of the longest training problem.
+        train_length: Largest length of a training problem, in units of the task such as digits, not in tokens. Lengths
+            are uniform on 1..train_length.
         test_lengths: Lengths of test problems; null for 1 to twice ``train_length``.
         batch_size: Number of problems in a training batch on each device.
         eval_batch_size: Largest number of problems in a batch of the validation or the test.
-        examples: Number of training problems. They are repeated in every epoch, in another order. Some short ones may
-            be equal. null draws a new problem for each sample of the run.
-        validation_examples: Largest number of validation problems; their lengths are training lengths.
+        examples: Number of training problems. After all of them have been used, they are repeated in a new order.
+            Some short ones may be equal. null draws a new problem for each sample of the run.
+        validation_examples: Largest number of validation problems. Their lengths are 1..train_length, as in training.
         test_examples: Largest number of test problems of each length.
-        held_out: Fraction of the problems of training lengths that belong to the test split. The validation split has
-            the same fraction.
+        held_out: Fraction of the problems up to ``train_length`` that belong to the test split. The validation split
+            has the same fraction.
         seed: Seed of the training problems; null for the seed of the run (``seed_everything``).
         workers: Number of processes that draw training batches ahead; 0 to draw them in the training process.
         vocabulary: Number of rows of the model's embedding, at least the number of characters in
@@ -86,18 +86,19 @@ class TaskData(LightningDataModule):
             raise UserError(f"data.length: got {self.length}, {expected}")
 
     def _longest_problems(self, count: int) -> list[Example]:
-        """Return the first ``count`` training problems of the largest training length."""
+        """Return the first ``count`` training problems of length ``train_length``."""
         return [self.sampler.training_problem(self.sample_seed, i, self.train_length) for i in range(count)]
 
     def train_dataloader(self) -> TrainingLoader:
         """Return the training batches of this rank.
 
         If `trainer.max_steps` is set, the loader has one epoch, the whole run. If not, an epoch has as many full
-        batches as ``examples`` problems fill, and the remaining problems are the first of the next epoch.
+        batches as ``examples`` problems fill. The next epoch starts with the remaining problems, and continues with
+        all problems in a new order.
 
         Raises:
-            UserError: Neither `trainer.max_steps` nor ``examples`` is set, or there are fewer examples than in a batch
-                of all ranks.
+            UserError: Neither `trainer.max_steps` nor ``examples`` is set, or ``examples`` is smaller than
+                one batch on every rank.
         """
         rank, world_size = rank_and_world_size(self)
         if self.trainer is not None and self.trainer.max_steps > 0:
@@ -123,13 +124,13 @@ class TaskData(LightningDataModule):
         return HeldOutProblems(first, self.eval_batch_size, *rank_and_world_size(self))
 
     def text(self, split: str) -> Examples:
-        """Return the examples of the test split if ``split`` is ``test``, and else those of the validation split."""
+        """Return the examples of the test split if ``split`` is ``test``, or else those of the validation split."""
         groups = self.test_problems if split == "test" else [self.validation_problems]
         return Examples(self.task, groups, self.eval_batch_size, self.train_length, self.lengths)
 
     @cached_property
     def validation_problems(self) -> list[Example]:
-        """Validation problems of training lengths, shortest text first. They do not depend on the seed."""
+        """Validation problems of lengths 1..train_length, shortest text first. They do not depend on the seed."""
         problems = self.sampler.distinct("validation", self.validation_examples)
         if not problems:
             raise UserError(f"data.held_out: got {self.held_out}, which leaves no validation problem; increase it")
@@ -144,8 +145,8 @@ class TaskData(LightningDataModule):
         """Return a function that maps token ids (B, T) int64 to the places of the tokens, (B, T) int64.
 
         Args:
-            scheme: ``coupled`` for the numbers that `Task.places` assigns to tokens, or ``abacus`` for the place of
-                each digit in its number.
+            scheme: ``coupled`` for the places of `Task.places`, or ``abacus`` for the index of each digit, from 1, in
+                its number.
 
         Raises:
             UserError: The task has no such places, or a place depends on later tokens, which do not exist yet during
@@ -165,7 +166,7 @@ class TaskData(LightningDataModule):
         return self.task.places
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a prompt such as ``12+34=``, after a begin token if the prompt has none."""
+        """Return the token ids of a prompt such as ``12+34=``. A begin token is put first if the prompt has none."""
         return characters_to_ids(text if text.startswith(BEGIN) else BEGIN + text)
 
     def decode(self, tokens: list[int]) -> str:

@@ -36,9 +36,9 @@ def in_step(tokens: Tensor, ids: range) -> Tensor:
     """Return place i + 1 for the i-th token of every run of tokens with these ids, and 1 for others, such as ``=``.
 
     If numbers are written with the last digit first, digits of equal significance have the same place (Cho et al. 2024,
-    arXiv 2405.20671, section 4). Begin, end and padding have no place. To write a digit, a model can attend to the
-    digits whose place is that of the current token plus one. If a number has no digit with that place, the model
-    can attend to the begin token.
+    arXiv 2405.20671, section 4). Begin, end and padding have no place. Let p be the place of the last token
+    that the model has read. To write the next digit, the model can attend to the digits with place p + 1. If a number
+    has no such digit, the model can attend to the begin token instead, which stands for no digit.
     """
     return (index_in_run(tokens, ids) + 1).where(is_text(tokens), 0)
 
@@ -46,7 +46,7 @@ def in_step(tokens: Tensor, ids: range) -> Tensor:
 def mirrored(tokens: Tensor, ids: range) -> Tensor:
     """Return the places of `in_step` before the first ``=``, and from this ``=`` on descending places, at least 1.
 
-    If the tokens before the ``=`` are one run, the i-th token after it has the place of the i-th last token before it.
+    If the tokens before the ``=`` are one run, the i-th token after it has the place of the i-th token from their end.
     """
     indices = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     equals = tokens == IDS["="]

@@ -53,7 +53,8 @@ def no_gradient_from_later_logits(subject: Subject, length: int) -> None:
 def no_dependence_on_later_tokens(subject: Subject, length: int) -> None:
     """Logits do not depend on later tokens.
 
-    Positions may be computed from tokens. Gradients for embeddings do not show such a dependence.
+    A strategy may compute positions from token ids. Logits that depend on later ids in this way have no gradient for
+    later embeddings, so that the test of gradients does not detect the dependence.
     """
     network, ids = subject.network(length), tokens(2, length)
     before = network(ids)
@@ -126,8 +127,8 @@ def reach_of_a_window(subject: Subject, length: int) -> None:
 
     same(before[:, last:], after[:, last:], f"logits out of reach of a changed token, window {window}")
     assert (before[:, first:last] - after[:, first:last]).abs().max() > 1e-4, "a changed token changes nothing"
-    # Without the first tokens, the indices of the later tokens in the input are smaller. At larger lengths, the logits
-    # of some shift-invariant strategies depend on these indices.
+    # Without the first tokens, the later tokens keep their positions, but have smaller rows (indices in the input).
+    # A shift-invariant strategy may depend on large rows. For example, `XPos` clamps factors of rows above 63 * decay.
     if length == SHORT and network.positions[0].shift_invariant and network.prefix_consistent:
         rest = network(ids[:, first:], Visibility(window), offset=first)
         same(rest[:, reach:], before[:, last:], "logits without the tokens that no window reaches", atol=1e-4)
@@ -242,7 +243,7 @@ def number_of_parameters(subject: Subject) -> None:
     position = subject.position()
     strategy = type(position)
     formula = re.search(r"Parameters: `([^`]+)`", strategy.__doc__ or "")  # not the docstring of a base class
-    missing = "has no line 'Parameters: `formula`' in D, H, δ, L and the options"
+    missing = "has no line 'Parameters: `formula`' in D (width), H (heads), δ (D/H), L (training length), options"
     assert formula, f"the docstring of {strategy.__name__} {missing}"
     options = {k: p.default for k, p in inspect.signature(strategy).parameters.items()}
     options |= getattr(subject.build, "keywords", {})

@@ -18,9 +18,10 @@ from kerple.testing.subject import Subject, holds, holds_at_lengths, same, token
 
 @holds_at_lengths
 def hooks_in_fp32(subject: Subject, length: int) -> None:
-    """Autocast and weights in bf16 do not change the results of hooks.
+    """Autocast and weights in bf16 do not change the results of the strategy's hooks.
 
-    The results are fp32 or fp64. With autocast or after ``.bfloat16()``, they are bitwise equal to those without.
+    Hooks are the methods of a strategy that the model calls in a forward pass. Their results are fp32 or fp64. Under
+    autocast or after ``.bfloat16()``, the results are bitwise equal to those without.
     """
     expected = results_of_hooks(subject.position(length), length)
     with torch.autocast("cpu", torch.bfloat16):
@@ -67,7 +68,7 @@ ROUNDED = "mm|bmm|addmm|addbmm|baddbmm|mv|addmv|addr|dot|vdot|linear|einsum|conv
 
 
 class _NoRoundedProducts(TorchDispatchMode):
-    """Mode in which a matrix product of torch raises an error; `kerple.positions.precise_products.product` does not."""
+    """Mode in which torch's matrix products raise an error; `kerple.positions.precise_products.product` raises none."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         rounded = re.match(rf"aten\.({ROUNDED})_?(_backward\w*)?\.", str(function))
@@ -94,8 +95,8 @@ def error_in_bf16(subject: Subject, length: int) -> None:
     The error is the distance from the output in fp64, relative to its norm. Fused attention is torch's kernel without
     the strategy. Scores have a standard deviation of 3. Rounding them to bf16 would increase the error by a factor of
     two to four. Rounding normalised probabilities to bf16, as attention in blocks of queries does, increases it by a
-    quarter. `add_to_output` also increases it by a quarter. Both outputs are computed from the queries and keys after
-    `transform_qk`, because every implementation of attention rounds these.
+    quarter. `add_to_output` also increases it by a quarter. The bf16 and fp64 outputs of the strategy start from the
+    same rounded results of `transform_qk`, because every implementation of attention rounds these.
     """
     position, ids = subject.network(length).positions[0], torch.zeros(2, length, dtype=torch.int64)
     random = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Tests of gradients, of the ranges of parameters, and of sizes that may depend on the training length."""
+"""Tests of gradients, of the ranges of parameters, of long inputs, and of the sizes of tensors."""
 
 import re
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def nan_in_parameters(subject: Subject) -> None:
 
 
 def parameters_with_ranges(parent: nn.Module) -> Iterator[tuple[str, Tensor, float, float]]:
-    """Yield name, value, minimum and maximum of each parameter with a range, of a module and all modules inside it."""
+    """Yield name, value, minimum and maximum of each parameter with a range, in a module and all modules inside it."""
     for module in parent.modules():
         for name, limits in module.ranges.items() if isinstance(module, Constrained) else ():
             yield name, getattr(module, name), *limits
@@ -85,8 +85,8 @@ def finite_logits_at_64_times_the_training_length(subject: Subject) -> None:
 def sizes_of_tensors(subject: Subject) -> None:
     """Sizes of parameters, buffers and other tensors do not depend on the training length.
 
-    This does not apply to a strategy with a ``max_length``, or with the training length L in the number of parameters
-    that its docstring states.
+    This does not apply to a strategy with a ``max_length``. It does not apply if the docstring states a number of
+    parameters that depends on the training length L.
     """
     position = subject.position()
     if position.max_length is not None or re.search(r"Parameters: `[^`]*\bL\b", type(position).__doc__ or ""):

@@ -13,9 +13,9 @@ from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
 from kerple.positions.wrapper import Wrapper
 
 LENGTH, VOCABULARY = 32, 50  # default training length, and number of tokens of the vocabulary
-SHORT, MEDIUM, LONG = 30, 90, 300  # numbers of tokens of the tested inputs, the last at least
+SHORT, MEDIUM, LONG = 30, 90, 300  # numbers of tokens of the tested inputs; the longest may have more than `LONG`
 LAYERS = 60  # number of layers in the strategy's shape, of which only the first and the last are built
-"""A multiple of 2, 3, 4, 5 and 6, so that the last layer is also the last of any pattern of 2 to 6 layers."""
+"""A multiple of 2, 3, 4, 5 and 6, so that any `LayerPattern` of 2 to 6 layers ends with a complete repetition."""
 LARGEST = 1000  # a larger integer among a strategy's options does not increase the longest input
 
 
@@ -34,7 +34,7 @@ class Subject:
     build: StrategyBuilder
 
     def build_layer(self, shape: Shape) -> Position:
-        """Build the strategy for the first or the last of `LAYERS` layers, which are the two layers of the network."""
+        """Build the strategy of one of the network's two layers, as the first or the last of `LAYERS` layers."""
         return self.build(replace(shape, layer=LAYERS - 1 if shape.layer else 0, layers=LAYERS))
 
     def position(self, length: int = LENGTH) -> Position:
@@ -52,7 +52,7 @@ class Subject:
         Args:
             length: Largest number of tokens that the network must be able to read.
             kv_heads: Number of key heads; None for one per query head.
-            trained: Training length. It is replaced by ``length`` if ``max_length`` of the strategy is below this.
+            trained: Training length. If the strategy has a ``max_length`` below ``length``, ``length`` is used.
         """
         limit = self.position().max_length
         torch.default_generator.manual_seed(0)
@@ -71,8 +71,8 @@ class Subject:
     def lengths(self) -> tuple[int, ...]:
         """Numbers of tokens of the tested inputs: 30, 90, and at least 300.
 
-        The longest input consists of several blocks of queries. It exceeds by at least 50 the largest integer up to
-        1,000 among the strategy's options, attributes, and sizes of parameters and buffers.
+        The longest input consists of several blocks of queries. It has at least 50 tokens more than the largest
+        integer up to 1,000 among the strategy's options, attributes, and sizes of parameters and buffers.
         """
         positions, numbers = self.network().positions, [0]
         options = getattr(self.build, "keywords", {})
@@ -116,7 +116,7 @@ def tokens(batch: int, length: int) -> Tensor:
 
 
 def same(got: Tensor, expected: Tensor, what: str, atol: float = 1e-5, rtol: float = 1e-4) -> None:
-    """Check that |got - expected| <= atol + rtol · |expected|; ``what`` names the numbers in the AssertionError."""
+    """Check that |got - expected| <= atol + rtol · |expected|; ``what`` names the tensors in the AssertionError."""
     assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     error = (got - expected).detach().abs()  # NaN in either fails the comparison
     assert (error <= atol + rtol * expected.abs()).all(), f"{what}: differs by up to {float(error.max()):.3g}"

@@ -1,8 +1,9 @@
 """The data monitors of lightning-bolts, an optional dependency, made importable with Lightning 2.
 
-lightning-bolts 0.7.0, its last release, requires pytorch-lightning < 2, imports a module that Lightning 2 has moved,
-and imports torchvision. The monitors need none of these. Therefore, empty modules replace the packages that contain the
-monitors. The empty modules have the search paths of these packages, but run none of their code.
+lightning-bolts 0.7.0, its last release, requires pytorch-lightning < 2. With Lightning 2 the monitors lack only the
+module `apply_func`, which Lightning has moved, and which is provided here under its old name. The packages that contain
+the monitors import torchvision, which the monitors do not need. Therefore, empty modules replace these packages. The
+empty modules have the search paths of the packages, but run none of their code.
 """
 
 import sys

@@ -43,7 +43,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint, but only from a folder to which this object has written a checkpoint.
 
-        `ModelCheckpoint` reads the paths to remove from the checkpoint from which a run resumes. A forged checkpoint
+        When a run resumes, `ModelCheckpoint` reads from a checkpoint the paths that it will remove. A forged checkpoint
         could name any files or folders.
         """
         if _folder(path) in self._folders and not os.path.isdir(path):

@@ -26,7 +26,8 @@ class Dashboards(Callback):
       are numbers or strings, and the last value of each metric. They are written at the end of a fit or test.
     - *Histograms*: each parameter of the strategy as ``kernels/<name>``, at the start and after each validation.
 
-    Measurements against length are not scalars but figures, because TensorBoard smooths scalars over steps.
+    Curves over the length are figures. As scalars, they would have the length as their step, and TensorBoard smooths
+    scalars over steps.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -22,8 +22,8 @@ class Kernels(Callback):
 
     During `fit`, the callback records the bias and the weight at a few distances, and each parameter of the strategy
     that has one number for each head. For a strategy without parameters, it records the buffers of this shape. At the
-    end of `fit`, it writes the records as ``kernels_trajectory.csv`` (step, layer, head, name, value), and draws those
-    of the first layer. At the end of `test`, it runs `KernelCurves`.
+    end of `fit`, it writes the records as ``kernels_trajectory.csv`` (step, layer, head, name, value), and draws the
+    records of the first layer. At the end of `test`, it runs `KernelCurves`.
 
     When there are more than `MAX_RECORDS` records, every second one is dropped and ``every`` is doubled. Strategies
     whose bias and weight are not functions of the distance are not recorded.
@@ -47,7 +47,7 @@ class Kernels(Callback):
                 raise UserError(f"Kernels: {name}: got {value}, expected {lowest} or more")
         self.length, self.every, self.distances = length, every, tuple(distances)
         self.steps: list[int] = []
-        self.records: list[Tensor] = []  # for each of these steps, (curves, heads)
+        self.records: list[Tensor] = []  # for each of these steps, (quantities, heads)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_shards(trainer, "Kernels", "leave it out of the fit")
@@ -62,14 +62,15 @@ class Kernels(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.steps:
             return
-        curves, values = list(self._curves(pl_module)), torch.stack(self.records)  # (steps, curves, heads)
+        quantities = list(self._quantities(pl_module))
+        values = torch.stack(self.records)  # (steps, quantities, heads)
         rows = [
             {"step": step, "layer": layer, "head": head, "name": name, "value": value}
             for step, of_step in zip(self.steps, values.tolist(), strict=True)
-            for (layer, name), of_heads in zip(curves, of_step, strict=True)
+            for (layer, name), of_heads in zip(quantities, of_step, strict=True)
             for head, value in enumerate(of_heads)
         ]
-        figure = _trajectory_figure(self.steps, curves, values, network_of(pl_module).name)
+        figure = _trajectory_figure(self.steps, quantities, values, network_of(pl_module).name)
         publish(Result("kernels", {"kernels_trajectory": rows}, {"kernels_trajectory": figure}), trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -82,45 +83,45 @@ class Kernels(Callback):
         publish(KernelCurves(self.length).run(network_of(pl_module), None, runner(trainer, pl_module)), trainer)
 
     def _record(self, step: int, pl_module: LightningModule) -> None:
-        """Record the curves at this step, if the strategy has any."""
-        if curves := self._curves(pl_module):
+        """Record the values of this step, if the strategy has any to record."""
+        if quantities := self._quantities(pl_module):
             self.steps.append(step)
-            self.records.append(torch.stack(list(curves.values())).float().cpu())
+            self.records.append(torch.stack(list(quantities.values())).float().cpu())
         if len(self.steps) > MAX_RECORDS:
             self.steps, self.records, self.every = self.steps[::2], self.records[::2], 2 * self.every
 
-    def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
+    def _quantities(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
         """Return the current values to record, (heads,), by layer and name.
 
         The layer is named as in `kernel_tables`. The name is that of a parameter or buffer, or that of a bias, such as
         ``bias at 10`` for distance 10.
         """
-        curves: dict[tuple[str, str], Tensor] = {}
+        quantities: dict[tuple[str, str], Tensor] = {}
         for layer, position, tables in kernel_tables(network_of(pl_module), max(self.distances, default=0) + 1):
             # for a strategy without parameters, such as ALiBi, its buffers are recorded
             tensors: list[tuple[str, Tensor]] = [*position.named_parameters()] or [*position.named_buffers()]
             heads = (network_of(pl_module).shape.heads,)
-            curves |= {(layer, name): values.detach() for name, values in tensors if values.shape == heads}
+            quantities |= {(layer, name): values.detach() for name, values in tensors if values.shape == heads}
             for kind, table in tables.items():
                 if table is not None:
-                    curves |= {(layer, f"{kind} at {d}"): table[:, d] for d in self.distances}
-        return curves
+                    quantities |= {(layer, f"{kind} at {d}"): table[:, d] for d in self.distances}
+        return quantities
 
 
-def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: Tensor, strategy: str) -> Figure:
-    """Draw the records of the first layer over training: a panel for each name, a curve for each head.
+def _trajectory_figure(steps: list[int], quantities: list[tuple[str, str]], values: Tensor, strategy: str) -> Figure:
+    """Draw the records of the first layer over training, with a panel for each quantity and a line for each head.
 
     Args:
         steps: Steps of the records.
-        curves: Layer and name of each curve.
-        values: The records, (steps, curves, heads).
+        quantities: Layer and name of each quantity.
+        values: The records, (steps, quantities, heads).
         strategy: Name of the strategy, for the title.
     """
-    first = [i for i, (layer, _) in enumerate(curves) if layer == curves[0][0]]  # curves of the first layer
+    first = [i for i, (layer, _) in enumerate(quantities) if layer == quantities[0][0]]  # of the first layer
     figure, panels = grid(len(first), 4.2, 3.2)
     for axes, i in zip(panels, first, strict=True):
-        for head, curve in enumerate(values[:, i].T.tolist()):
-            axes.plot(steps, curve, label=f"head {head}", color=f"C{head % 10}")
-        label_axes(axes, xlabel="optimiser step", ylabel=curves[i][1])
-    figure.suptitle(f"{strategy}: bias and parameters over training, layer {curves[0][0]}")
+        for head, line in enumerate(values[:, i].T.tolist()):
+            axes.plot(steps, line, label=f"head {head}", color=f"C{head % 10}")
+        label_axes(axes, xlabel="optimiser step", ylabel=quantities[i][1])
+    figure.suptitle(f"{strategy}: bias and parameters over training, layer {quantities[0][0]}")
     return figure

@@ -51,7 +51,7 @@ class LanguageModel(LightningModule):
         schedule: ``cosine``, ``linear``, ``wsd`` or ``constant`` (`training.schedule`), or any schedule by class name,
             such as ``torch.optim.lr_scheduler.StepLR``. A schedule by class name has no warm-up and is updated after
             each step.
-        warmup: Fraction of ``trainer.max_steps`` in which the learning rate rises linearly, for at least 2 steps.
+        warmup: Fraction of ``trainer.max_steps`` in which the learning rate rises linearly; at least 2 steps.
         final_lr: Last learning rate of ``cosine``, ``linear`` and ``wsd``, as a fraction of the peak.
         decay: Fraction of ``trainer.max_steps`` at the end, in which the learning rate of ``wsd`` decreases.
         compile: Whether torch.compile compiles network and loss in a fit, or a mapping of options for torch.compile.
@@ -105,7 +105,7 @@ class LanguageModel(LightningModule):
         self.adam_options: dict[str, Any] = {"betas": tuple(betas), "eps": adam_eps}
         self.schedule, self.warmup, self.final_lr, self.decay = schedule, warmup, final_lr, decay
         self.compile_options = compile
-        # sums are fp64, and losses that are not finite are not left out
+        # sums are fp64, and include losses that are not finite
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
         # for each micro-batch since the last step, (2,) fp64: the sum of the losses and the number of scored targets
         self._sums: list[Tensor] = []
@@ -117,9 +117,7 @@ class LanguageModel(LightningModule):
             expected = f"expected the {self.vocabulary} tokens of the model; use the tokenizer of the training"
             raise UserError(f"data.vocabulary: got {vocabulary}, {expected}")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            reason = (
-                "which is only for tests of weights that were trained with the strategy that it wraps; fit that one"
-            )
+            reason = "which is only for tests of weights trained with another strategy, such as RoPE; fit that strategy"
             raise UserError(f"model.position: got {self.network.name}, {reason}")
         self.set_places(data)
         if self.compile_options and stage == "fit":  # not for a test, because each length would be compiled
@@ -167,14 +165,14 @@ class LanguageModel(LightningModule):
         """Scale the gradient, so that it is the gradient of the mean loss over the global batch, and log this mean."""
         micro_batches, sums = len(self._sums), torch.stack(self._sums).sum(0)
         self._sums = []
-        if self.trainer.world_size > 1:  # without strategy.reduce, whose barrier waits for the device
+        if self.trainer.world_size > 1:  # not by strategy.reduce, whose barrier waits for the device
             torch.distributed.all_reduce(sums)
         total, targets = sums
         self.log("train/loss", (total / targets).float(), prog_bar=True)
         # the last step of an epoch may have fewer micro-batches, but Lightning always divides by the same number
         scale: Tensor | float = self.trainer.accumulate_grad_batches / micro_batches
         if self._partly_scored:
-            # undo the division by the length and the means of Lightning and DDP over micro-batches and devices
+            # the product of the numbers by which `training_step`, Lightning and DDP have divided the gradient
             divided = self.network.shape.length * self.trainer.accumulate_grad_batches * self.trainer.world_size
             scale = divided / targets.clamp(min=1)
         elif scale == 1:

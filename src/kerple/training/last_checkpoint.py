@@ -21,9 +21,8 @@ ACCUMULATION = "accumulate_grad_batches"
 class LastCheckpoint(Checkpoint):
     """Writes ``checkpoints/last.ckpt`` at intervals, after the last step, and after a signal to stop.
 
-    The checkpoint is written only between optimiser steps, because it does not contain accumulated gradients. A run
-    that resumes from a checkpoint written just before a validation begins with this validation. Lightning would skip
-    it.
+    The checkpoint is written only between optimiser steps, because it does not contain accumulated gradients. If the
+    checkpoint is written just before a validation, a resumed run starts with this validation. Lightning would skip it.
 
     After SIGINT (Ctrl-C), SIGTERM or SIGHUP (end of the terminal), the run finishes the optimiser step, saves, and ends
     with status 130, 143 or 129. After SIGUSR1 it also requeues its SLURM job, and ends with status 138. A signal during
@@ -33,9 +32,8 @@ class LastCheckpoint(Checkpoint):
     Args:
         every_n_train_steps: Number of optimiser steps between two checkpoints; null for no interval in steps.
         every_minutes: Minutes between two checkpoints by the clock of the first process; null for no interval in
-            minutes. A crash loses at most the training of this time. Unlike an interval in steps, it limits the
-            fraction of time for writing in fast runs too: a checkpoint of 162M parameters with the moments of the
-            optimiser has 2 GB.
+            minutes. A crash loses at most this time of training. An interval in minutes limits the fraction of time
+            for writing, even if steps are fast. A checkpoint of 162M parameters and the optimiser's moments has 2 GB.
 
     Raises:
         UserError: If a number is not positive, or both are null.
@@ -123,7 +121,8 @@ def _validation_ahead(trainer: Trainer) -> bool:
     """Return whether a validation follows this batch, and has not begun yet."""
     loop: Any = trainer.fit_loop.epoch_loop
     counts = loop.batch_progress.total
-    # these counts differ only in on_train_batch_end; `ModelCheckpoint` may save later, after the validation
+    # the counts differ only in on_train_batch_end, which precedes a validation; when `ModelCheckpoint` saves after the
+    # validation, they are equal
     before_validation = counts.completed != counts.processed and not trainer.validating
     return before_validation and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
 

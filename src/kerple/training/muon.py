@@ -73,7 +73,7 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Approximate U·Vᵀ for each matrix with the singular value decomposition U·S·Vᵀ, by a Newton-Schulz iteration.
+    """Approximate U·Vᵀ for each matrix by a Newton-Schulz iteration, where U·S·Vᵀ is its singular value decomposition.
 
     The singular values of the result are 0.7 to 1.2, except for values that were much smaller than the largest.
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon.

@@ -18,16 +18,16 @@ from kerple.training.trainer_access import untyped
 class NonFiniteGuard(Callback):
     """Checks all losses and gradients on all ranks before each step of the optimiser.
 
-    A check by the host (the Python process) waits for the device. On a GPU, the host therefore checks only every few
-    steps, and before each validation and checkpoint. Until then, the fused Adam and AdamW of torch skip a bad step and
-    all later steps, because this callback sets their flag ``found_inf``. With other optimisers, the host checks every
-    step.
+    The device makes this check. The host (the Python process) waits for the device when it reads the result. With
+    torch's fused Adam or AdamW on a GPU, the host therefore reads the results only every few steps, and before each
+    validation and checkpoint. Until then, the optimiser skips a bad step and all later steps, because this callback
+    sets its flag ``found_inf``. With other optimisers or ``precision: 16-mixed``, the host reads every result.
 
-    With ``precision: 16-mixed`` the host also checks every step, but only the loss. The loss scaler skips steps whose
-    gradients overflow. Weights are checked after a bad step, before each checkpoint, and at the end.
+    With 16-mixed only the loss is checked, because the loss scaler skips steps whose gradients overflow. Weights are
+    checked after a bad step, before each checkpoint, and at the end.
 
     Args:
-        every_n_steps: Number of steps between two checks by the host with a fused optimiser. null means 1 on a CPU,
+        every_n_steps: Number of steps between two reads by the host with a fused optimiser. null means 1 on a CPU,
             and ``trainer.log_every_n_steps`` on a GPU.
 
     Raises:
@@ -75,7 +75,7 @@ class NonFiniteGuard(Callback):
         self.on_train_end(trainer, pl_module)
 
     def _check(self, trainer: Trainer) -> None:
-        """Raise a UserError if a step since the last check was not finite. This waits for the device."""
+        """Read the results since the last call. Raise a UserError if one is not finite. This waits for the device."""
         unchecked, self._unchecked = self._unchecked, []
         if not unchecked or torch.stack([finite for _, finite in unchecked]).all():
             return

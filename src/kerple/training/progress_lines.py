@@ -43,7 +43,7 @@ class ProgressLines(Callback):
         def extra_entries(seconds: float) -> dict[str, Any]:
             # the logged loss is preferred, because the returned one is scaled if only some targets are scored
             loss = trainer.callback_metrics.get("train/loss") or (outputs or {}).get("loss")
-            # float() waits for the device, but `advance` calls this function only every few seconds
+            # float() waits for the device, but `advance` calls this function at most once in ``file_every`` seconds
             return {"tokens_per_second": self._tokens / seconds} | ({} if loss is None else {"loss": float(loss)})
 
         if trainer.is_global_zero:

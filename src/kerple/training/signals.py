@@ -31,7 +31,7 @@ class Signals:
         self._group: Any = None  # process group with the backend gloo
 
     def install(self) -> None:
-        """Set handlers for the signals that are not ignored. Do nothing outside the main thread or if they are set."""
+        """Set handlers for signals that are not ignored. Do nothing outside the main thread, or if handlers are set."""
         if self._earlier_handlers:
             return
         self.received = 0
@@ -54,7 +54,7 @@ class Signals:
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def synchronise(self, trainer: Trainer, request: bool = False) -> tuple[int, bool]:
-        """Return the signal that any process of the run has received, or 0, and whether any passes a true ``request``.
+        """Return the signal that any process has received (or 0), and whether ``request`` is true in any process.
 
         If processes have received different signals, the last in `PRECEDENCE` is returned. Call this method on every
         rank, after `connect`.
