@@ -23,7 +23,7 @@ class Combined(Position):
     `remap_positions`, `embed`, `transform_qk`, `modify_scores` and `transform_output` of the parts are applied in the
     order of the parts. The logits of several sinks are merged by their log-sum-exp.
 
-    Parameters: `0`, and those of the parts. One set per layer if this is the default of any part.
+    Parameters: `0`, and those of the parts. If one part has one set per layer by default, all parts do.
     Cost: that of the parts. If one part needs explicit scores, all parts use them.
 
     Args:

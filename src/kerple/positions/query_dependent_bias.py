@@ -12,7 +12,7 @@ from kerple.positions.temperature import Temperature
 
 class LearnedRelativeBias(Position):
     """Bias ``Σ_r (W_h x_m)_r · P[r, d]`` of query m in head h at distances d < ``extent``, with learned W_h and P, as
-    in the language model Inkling (2026).
+    in Inkling (2026).
 
     Source: published code of Inkling (Thinking Machines) and of x-transformers; there is no paper. x_m is the hidden
     state of token m after the block's norm. All heads share the curves P[r]; each head has its own matrix W_h. Both are
@@ -20,7 +20,7 @@ class LearnedRelativeBias(Position):
     of `Temperature`, as in the global layers of Inkling.
 
     Parameters: `(D * H + (extent or L)) * (rank or 8)`, one set per layer by default.
-    Cost: explicit scores, an inner product of ``rank`` numbers for each, and H · ``rank`` numbers per token in a cache.
+    Cost: explicit scores, ``rank`` multiplications for each score, and H · ``rank`` numbers per token in a cache.
 
     Args:
         shape: Sizes of the model.

@@ -16,7 +16,7 @@ class Sink(Position):
     with positions.
 
     Parameters: `H * learnable`, one set per layer by default.
-    Cost: fused attention as with a table, which returns the log-sum-exp of the scores.
+    Cost: that of a bias by distance, whose fused kernels return the log-sum-exp of the scores.
 
     Args:
         shape: Sizes of the model.

@@ -57,8 +57,9 @@ class SSMax(Position):
 
 
 class Temperature(Position):
-    """Factor of the scores that grows, by a published ``rule``, with the number n of keys that a query sees. The rule
-    of Llama 4 is ``1 + scale · log(1 + ⌊n / length⌋)``. arXiv 2504.08719 has another rule.
+    """The scores of a query are multiplied by a factor that grows with the number n of keys that the query sees. The
+    option ``rule`` selects a published factor, by default ``1 + scale · log(1 + ⌊n / length⌋)`` of Llama 4; arXiv
+    2504.08719 has another.
 
     With n₀ = ``length`` and a = ``scale``, the factor of each ``rule`` is
 
