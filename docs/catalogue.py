@@ -87,8 +87,11 @@ def extrapolation() -> dict[str, list[str]]:
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
             curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
             times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]
-            result = f"{'' if label == classes[label] else label} {times}×".strip()
-            comparisons[classes[label], result].append(f"[{comparison}](../results/earlier/{comparison}/table.md)")
+            result = f"{times}×" if label == classes[label] else f"*{label}* {times}×"
+            link = f"[{comparison}](../results/earlier/{comparison}/table.md)"
+            comparisons[classes[label], result].append(link)
+            if label in positions.names() and label != classes[label]:  # a combination named after a part
+                comparisons[label, f"{times}× in `{classes[label]}`"].append(link)
     phrases = defaultdict(list)
     for (name, result), links in comparisons.items():
         phrases[name].append(f"{result} ({', '.join(links)})")

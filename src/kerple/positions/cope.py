@@ -17,8 +17,8 @@ class CoPE(Position):
     initialised to 0.
 
     Parameters: `rows * δ`, shared by heads, one set per layer by default.
-    Cost: explicit scores, a cumulative sum of their gates, ``rows`` inner products per query, and two look-ups among
-    them per score.
+    Cost: explicit scores, cumulative sums of the gates, ``rows`` inner products per query, and two look-ups among these
+    products per score.
 
     Args:
         shape: Sizes of the model.

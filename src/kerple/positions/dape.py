@@ -12,8 +12,8 @@ from kerple.positions.query_key_positions import QueryKeyBlock
 
 
 class DAPE(Position):
-    """Scores ``s + b + W_2·LeakyReLU(W_1·[s; b])`` of a pair of query and key, with its scores s in the H heads and
-    biases b of the strategy ``over`` (Zheng et al. 2024, arXiv 2405.14722, section 3.2).
+    """Scores ``s + b + W_2·LeakyReLU(W_1·[s; b])`` of a query and a key, with their scores s in the H heads and biases
+    b of the strategy ``over`` (Zheng et al. 2024, arXiv 2405.14722, section 3.2).
 
     The scores s are scaled. The strategy computes the H biases b from the distance. [s; b] is their concatenation.
     Positions enter only through b. The first layer of the network also has a bias vector, which the formula omits.
@@ -67,7 +67,7 @@ class DAPEv2(DAPE):
     first convolution.
 
     Parameters: `2 * H + 9 * H * hidden + hidden` with the default bias, one set per layer by default.
-    Cost: explicit scores, ``hidden`` numbers for each pair of query and key, and three times the products of DAPE.
+    Cost: that of `DAPE`, with three times the products.
 
     Args:
         shape: Sizes of the model.

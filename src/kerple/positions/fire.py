@@ -19,8 +19,7 @@ class FIRE(Position):
     constant added to all positions changes the logits.
 
     Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer by default.
-    Cost: explicit scores, and for each pair of query and key a search among the ``hidden`` + 1 linear pieces of the
-    MLP.
+    Cost: explicit scores, and for each score a search among the ``hidden`` + 1 segments of the piecewise linear MLP.
 
     Args:
         shape: Sizes of the model.

@@ -16,7 +16,7 @@ class OutputGate(Position):
     in the precision of the linear layers.
 
     Parameters: `D * (D if elementwise else H)`, one set per layer by default.
-    Cost: the product W_g x for each token. Attention keeps its fused kernels.
+    Cost: the product W_g x for each token. Attention stays fused.
 
     Args:
         shape: Sizes of the model.

@@ -12,7 +12,7 @@ from kerple.positions.temperature import Temperature
 
 class LearnedRelativeBias(Position):
     """Bias ``Σ_r (W_h x_m)_r · P[r, d]`` of query m in head h at distances d < ``extent``, with learned W_h and P, as
-    in the language model Inkling (2026).
+    in Inkling (2026).
 
     Source: published code of Inkling (Thinking Machines) and of x-transformers; there is no paper. x_m is the hidden
     state of token m after the block's norm. All heads share the curves P[r]; each head has its own matrix W_h. P and

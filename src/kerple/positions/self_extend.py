@@ -17,16 +17,16 @@ from kerple.positions.wrapper import Wrapper
 
 
 class SelfExtend(Wrapper):
-    """Only for evaluation: distance ``m - n`` for the last w = ``neighbor_window`` keys and, with g = ``group``,
-    ``⌊m/g⌋ - ⌊n/g⌋ + w - ⌊w/g⌋`` for earlier keys (Jin et al. 2024, arXiv 2401.01325, section 3).
+    """Shorter distances in tests of a trained model; `fit` refuses it. The distance is ``m - n`` for the last w =
+    ``neighbor_window`` keys, and ``⌊m/g⌋ - ⌊n/g⌋ + w - ⌊w/g⌋`` with g = ``group`` for earlier keys (Jin et al. 2024,
+    arXiv 2401.01325, section 3).
 
     w is the neighbor window, a number of keys, and g the group size. If g divides w, distances in an input of up to
-    w + (L - w) · g tokens stay below L. SelfExtend is only for the evaluation of models that were trained with the
-    wrapped strategy; `fit` refuses it.
+    w + (L - w) · g tokens stay below L. The model must have been trained with the wrapped strategy.
 
     Parameters: `0`, and those of the wrapped strategy.
-    Cost: three times that of the wrapped strategy, two calls of fused attention, for near and for far keys, and keys of
-    twice the width in a cache.
+    Cost: three times that of the wrapped strategy, separate fused attention to near and to far keys, and cached keys of
+    twice the width.
 
     Args:
         shape: Sizes of the model.
@@ -78,11 +78,10 @@ class SelfExtend(Wrapper):
 
 
 class ReRoPE(SelfExtend):
-    """Only for evaluation: distance ``min(m - n, w)`` with w = ``neighbor_window`` (Su 2023,
+    """`SelfExtend` with the distance ``min(m - n, w)``, where w = ``neighbor_window`` (Su 2023,
     https://kexue.fm/archives/9708).
 
-    ReRoPE is `SelfExtend` with one group of all far positions. Distances stay below L for inputs of any length if
-    w < L.
+    All far positions are one group. Distances stay below L for inputs of any length if w < L.
 
     Parameters: `0`, and those of the wrapped strategy.
     Cost: that of `SelfExtend`.

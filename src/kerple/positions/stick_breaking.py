@@ -21,7 +21,7 @@ class StickBreaking(Position):
     the fraction σ(z) of the remaining weight. With ``rest`` the final remainder is the weight of the query's own value,
     as in the appendix of Tan et al. By default the final remainder is discarded, and the weights sum to less than 1.
 
-    Parameters: `0`. Cost: explicit scores, a logarithm for each of them, and a cumulative sum over the keys.
+    Parameters: `0`. Cost: explicit scores, a logarithm for each score, and a cumulative sum over the keys.
 
     Args:
         shape: Sizes of the model.

@@ -18,8 +18,8 @@ class TransformerXL(Position):
     from N(0, 0.02²).
 
     Parameters: `2 * D + D * D`, one set per layer by default.
-    Cost: explicit scores, and a second inner product per score, of width δ, or D if positions have gaps
-    (`RandomizedPositions`).
+    Cost: explicit scores, and a second inner product for each score: of δ terms, or of D terms with
+    `RandomizedPositions`.
 
     Args:
         shape: Sizes of the model; its width D must be even.

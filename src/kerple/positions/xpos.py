@@ -10,14 +10,13 @@ from kerple.positions.rotary import Layout, apply_rotary, rotary_dim
 
 
 class XPos(Position):
-    """RoPE with a decay for each pair of dimensions: pair i of the query at position m is multiplied by
-    ``ζ_i^(m/decay)``, and pair i of the key at position n by ``ζ_i^(-n/decay)`` (Sun et al. 2022, arXiv 2212.10554).
+    """RoPE with scores that decay with distance: pair i of query m is multiplied by ``ζ_i^(m/decay)``, and pair i of
+    key n by ``ζ_i^(-n/decay)``, with ``ζ_i = (2i/δ + 0.4) / 1.4`` (Sun et al. 2022, arXiv 2212.10554).
 
-    ``ζ_i = (2i/δ + 0.4) / 1.4``, i = 0..δ/2-1, where δ is the head dimension. Positions m and n are counted from
-    the first token of the text, also with a cache. If positions have gaps, m and n are the positions themselves.
-    Factors are clamped to e^±80. In fp16 they are clamped to e^±7, because a query or key times its factor must stay
-    below e^11, the largest fp16 number. Therefore the decay is exact for inputs of up to 63 · decay tokens (32,000 for
-    the default of 512), and in fp16 of up to 5 · decay tokens.
+    The pairs are i = 0..δ/2-1, and δ is the head dimension. Positions m and n are relative to the first token of the
+    text, also with a cache, or to 0 if positions have gaps. Factors are clamped to e^±80. In fp16 they are clamped to
+    e^±7, because a query or key times its factor must stay below e^11, the largest number. Therefore the decay is exact
+    for inputs of up to 63 · decay tokens (32,000 for the default of 512), and in fp16 of up to 5 · decay tokens.
 
     Parameters: `0`. Cost: two multiplications and one addition per entry of q and of k.
 
