@@ -12,7 +12,7 @@ from kerple.base.errors import UserError
 AttentionOption = Literal["auto", "fused", "blocks", "reference"]
 """Values of the option `model.attention`; see `kerple.model.architecture.Architecture`."""
 
-FEW_KEYS = 16  # attention to at most this number of keys is computed in fp32, because bf16 would save no time
+FEW_KEYS = 16  # for at most this number of keys, all backends except sdpa use fp32, because bf16 would save no time
 HEAD_DIMS = (16, 128)  # FlexAttention refuses smaller ones, and for larger ones its kernels exceed shared memory
 
 logger = logging.getLogger(__name__)

@@ -53,7 +53,7 @@ def attend_flex(
     T is padded to one of a few lengths (`padded_length`), so that FlexAttention is compiled for these lengths only.
 
     Args:
-        q: Queries (B, H, T, δ): batch, heads, tokens, head dimension. This function switches autocast off.
+        q: Queries (B, H, T, δ): batch, heads, tokens, head dimension. Autocast does not cast q, k and v.
         k: Keys (B, G, T, δ). G divides H. Consecutive query heads share a key head, which is not copied.
         v: Values (B, G, T, δv).
         table: Attention bias of each head at distance d = 0, 1, …, (H, >= T); None for no bias.

@@ -1,4 +1,4 @@
-"""Attention in blocks of queries, for modifications that no fused kernel supports, such as scores computed from tokens.
+"""Attention in blocks of queries, for modifications that no fused kernel supports, such as replaced scores.
 
 The scores of a block of queries are one tensor (batch, heads, `QUERIES_AT_ONCE`, keys). In training, a call with more
 than `LARGEST_STORED` scores does not store them, but computes each block again in the backward pass.
@@ -30,8 +30,8 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIF
     """Causal attention with all modifications of `AttentionSpec`, on any device.
 
     Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. Scores and softmax are
-    fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of ``v``. A query is compared with at most window +
-    `QUERIES_AT_ONCE` keys, but with all keys if ``spec.first`` is not 0.
+    fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of ``v``. A query is compared with all keys up to
+    the end of its block. With a window and ``spec.first`` = 0, these are at most window + `QUERIES_AT_ONCE` keys.
     """
     k, v = repeat_for_query_heads(q, k, v)
     length, first = k.shape[2], k.shape[2] - q.shape[2]
@@ -95,5 +95,6 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
     if k.dtype.itemsize > 2:
         return product(precise(q) * scale, k.mT)  # scaling q takes fewer multiplications than scaling the scores
-    with torch.autocast(q.device.type, enabled=False):  # `product` only avoids TF32, which is exact for 16-bit numbers
+    # 16-bit numbers do not need `product`: TF32 represents them exactly, and this context switches autocast off
+    with torch.autocast(q.device.type, enabled=False):
         return torch.matmul(q.float(), k.float().mT).mul_(scale)

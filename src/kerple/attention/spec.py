@@ -104,7 +104,7 @@ def scores(
     Args:
         q: Queries.
         k: Keys, repeated for all query heads.
-        spec: With ``neighbor_window``, the products are those of the halves that it defines.
+        spec: If ``neighbor_window`` is set, it determines which pairs use the first halves of q and k.
         rows: Rows of the queries.
         columns: Rows of the keys.
         product: Function that multiplies queries and keys: whole vectors, or halves with ``neighbor_window``.

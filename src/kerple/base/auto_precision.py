@@ -20,9 +20,9 @@ def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
 
     With several CUDA devices, the device with the lowest compute capability decides. On a CPU, bf16 is chosen only if
     the processor has bf16 instructions. Without these instructions, bf16 is emulated. ``ONEDNN_MAX_CPU_ISA`` can switch
-    bf16 instructions off; ``ATEN_CPU_CAPABILITY`` cannot. On one AMD Zen 4, a training step of the demo was timed once
-    in bf16 and in fp32; the log was not kept. The time in bf16 was 0.54 to 0.63 of that in fp32 with AVX512-BF16. It
-    was 1.7 times that in fp32 if instructions were limited to AVX-512 without bf16, and 10 times if limited to AVX2.
+    bf16 instructions off; ``ATEN_CPU_CAPABILITY`` cannot. Training steps of the demo were timed on one occasion, on an
+    AMD Zen 4; the log was not kept. With AVX512-BF16, a step in bf16 took 0.54 to 0.63 times as long as in fp32. It
+    took 1.7 times as long with instructions limited to AVX-512 without bf16, and 10 times as long with AVX2.
 
     Args:
         accelerator: Value of ``trainer.accelerator``. With ``auto``, ``gpu`` and ``cuda``, CUDA devices are used if

@@ -18,9 +18,9 @@ PACKAGES = {"site-packages", "dist-packages"}  # folders of installed packages
 class UserError(ValueError):
     """An error in the user's input: one line with the option, its value, the accepted values and what to do.
 
-    A command prints it without a traceback and ends with status 2. Other exceptions that are raised in the user's code
-    are also printed in one line, with file and line number. All remaining exceptions have a traceback, because they are
-    bugs of this project or of a library.
+    A command prints it without a traceback and ends with status 2. `kerple.cli.main.main` also reports four other kinds
+    of errors in one line: errors in the user's code, missing packages, full disks and full GPUs. All remaining
+    exceptions have a traceback, because they are bugs of this project or of a library.
     """
 
 

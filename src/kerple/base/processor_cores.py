@@ -1,4 +1,4 @@
-"""Resources of this machine."""
+"""Number of processor cores."""
 
 import os
 

@@ -142,7 +142,7 @@ def _make_and_lock(path: Path) -> str | None:
         path.mkdir(parents=True, exist_ok=True)
         file = lock(path.absolute() / LOCK)
     except UnicodeError as error:
-        raise UserError(f"run_dir: {str(path)!r} is not UTF-8, as TensorBoard needs; choose another folder") from error
+        raise UserError(f"run_dir: got {str(path)!r}, expected a UTF-8 path; choose another folder") from error
     except OSError as error:
         if error.errno not in NO_FOLDER and path.parent.is_dir():
             error.filename = str(path)

@@ -1,13 +1,13 @@
 """Reading of checkpoints and their configurations, without running any code that they contain.
 
-A checkpoint is loaded by `torch.load(weights_only=True)`: tensors and plain containers. Its configuration is a nested
-mapping of numbers and strings, from which `test` and other commands build the model and its data with jsonargparse.
+A checkpoint is loaded by `torch.load(weights_only=True)`, which accepts tensors and plain Python values. Its
+configuration is a nested mapping, from which `test` and other commands build the model and its data with jsonargparse.
 jsonargparse imports any class that a ``class_path`` names. For an option whose type is a class or a function, it also
 imports the name in a string, or opens the string as a file. It therefore gets a copy of the configuration, in which
 
 - every ``class_path`` is the full name of a class from a fixed set, or of a class in a package that the user trusts,
 - every option is one that the class has, and
-- the value of an option is a string only if strings and numbers are the only types of the option.
+- the value of an option is a string only if all types of the option are in `PLAIN`, or a Literal allows this string.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -152,8 +152,8 @@ class Classes:
         except (ImportError, AttributeError) as error:
             given = f"names {name!s:.100}, which cannot be imported ({error})"
             raise UserError(f"{option}: {given}; install the version of {package} that defines it") from error
-        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # no class, or one of another package
-            expected = f"expected a class that {package} defines and not only imports"
+        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # not a class, or another package's
+            expected = f"expected a class that {package} itself defines"
             raise UserError(f"{option}: names {name!s:.100}, {expected}; add --trust for the package that defines it")
         return kind
 

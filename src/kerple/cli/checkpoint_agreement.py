@@ -99,10 +99,10 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _with_options(before: Any, now: Any) -> Any:
-    """Return ``before``, but replace a class name by the mapping at the same key of ``now`` if that has the same class.
+    """Return ``before``, but replace a class name by the mapping at the same key of ``now`` if both name one class.
 
-    A parser writes a default class as its name. When this configuration is read and written again, for example in a
-    test, the class is a mapping with its options.
+    A parser writes a default class as its name only. A command that reads the written configuration, such as `test`,
+    turns the name into a mapping with the options of the class.
     """
     if isinstance(before, dict) and isinstance(now, dict):
         return {key: _with_options(value, now.get(key)) for key, value in before.items()}

@@ -37,7 +37,7 @@ ASK_ABOVE = 1800.0  # seconds of training above which the command asks whether t
 def main(arguments: list[str]) -> None:
     """Fit and test the missing runs and write a report of all runs, or write only a report of the finished runs.
 
-    With ``--directories``, write a report of the finished runs in these folders, without a comparison's configuration.
+    With ``--directories``, report the finished runs that these folders contain. No comparison file is read.
 
     Args:
         arguments: Arguments of the command.
@@ -158,7 +158,7 @@ def _printed(options: Namespace) -> list[str] | None:
 
 def _parser() -> ArgumentParser:
     about = "Train and test the missing runs of strategies × seeds, and write one report."
-    about += " With --directories DIR ... --baseline NAME --output DIR: write a report of finished runs in any folders."
+    about += " With --directories DIR ... --baseline NAME --output DIR: report the finished runs found in each DIR."
     parser = command_parser("compare", about)
     parser.add_argument("--config", action="config", help="file that defines the comparison; see configs/compare")
     parser.add_class_arguments(Comparison)
@@ -172,7 +172,7 @@ def _parser() -> ArgumentParser:
 
 def _directories_parser() -> ArgumentParser:
     parser = command_parser("compare --report_only")
-    folders = "folders that are runs or contain runs; the name of a run NAME/seed-<n> is NAME, of others their folder"
+    folders = "folders that are runs or contain runs; a run NAME/seed-<n> is named NAME, any other run like its folder"
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
     parser.add_argument(
         "--test_folder",

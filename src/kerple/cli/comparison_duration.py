@@ -17,7 +17,7 @@ START = 20.0  # seconds that the starts of a fit and of its test take together
 
 
 def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | None:
-    """Estimate the time of several fits and the starts of their tests, without computations of tests and strategies.
+    """Estimate the time of fits and of the starts of their tests. Computations of tests and strategies are not counted.
 
     Args:
         configs: Resolved configurations, nested.

@@ -83,8 +83,8 @@ def main(arguments: list[str]) -> None:
     path = options.model if source.gguf is None else unpack(source, config, folder / "unpacked")
     search = Search(path, candidates, length, options.to, options.bound / 100, records, texts, runner)
     search.network(candidates[0])
-    # The check runs when the weights are in memory, and counts them again: a method with another strategy copies them
-    # into this project's network.
+    # The weights are already in memory. The check requires memory for a second copy, because a method with another
+    # strategy copies the weights into this project's network.
     check_memory(config, options.to, runner.device.type)
     blocks, seconds = search.plan(options.minutes)
     print(f"{len(candidates)} methods, {blocks} blocks of {options.to:,} tokens: about {duration(seconds)}", flush=True)

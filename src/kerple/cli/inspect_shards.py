@@ -78,5 +78,5 @@ def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> s
 
 
 def printable(text: str) -> str:
-    """Replace characters that UTF-8 cannot encode by question marks. They come from paths that are not UTF-8."""
+    """Replace characters that UTF-8 cannot encode with question marks. Such characters come from paths not in UTF-8."""
     return text.encode("utf-8", "replace").decode()
