@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
     has a traceback.
 
     Args:
-        arguments: The command and its arguments; None for the arguments of the process, whose streams and excepthook
-            are then changed.
+        arguments: The command and its arguments; None for the arguments of the process. With None,
+            `threading.excepthook` and, for most commands, the standard streams are replaced.
     """
     if arguments is None:
         arguments = sys.argv[1:]

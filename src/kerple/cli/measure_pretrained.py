@@ -35,7 +35,7 @@ class ModelOptions:
         factor: Target length of the scaling, as a multiple of the training length.
         position: Strategy that replaces the model's own; it must add no parameters. The model is then converted to
             `kerple.model.Transformer`, with weights in fp32.
-        dtype: Dtype of the weights in memory. Logits and losses are at least fp32.
+        dtype: Dtype of the weights in memory, if the model is not converted. Logits and losses are at least fp32.
         trust_remote_code: Whether code in the model's folder may run.
         bos: Whether to put a BOS token before every segment. Has no effect if the tokenizer adds no BOS token. The
             BOS token is not scored, is visible in every window, and does not count towards lengths.
@@ -115,7 +115,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     trainer, data = options.trainer, ShardOptions(**options.data.as_dict())
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
     runner = Runner.detect(device, "32-true" if trainer.precision == 32 else trainer.precision)
-    if runner.rank == 0:  # other ranks may have numbered ``directory`` differently (test_v1), and must not write
+    if runner.rank == 0:  # only this rank has the right folder: other ranks never add a suffix such as _v1
         runner = replace(runner, progress=Progress(directory / FILE).count)
         # a report reads the configuration in the parent folder
         for path in (directory / "config.yaml", directory.parent / "config.yaml"):

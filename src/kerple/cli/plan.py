@@ -49,7 +49,8 @@ def main(arguments: list[str]) -> None:
     for table in tables(options, [chips[name] for name in options.chips.split(",")], devices, options.efficiency):
         print(table, end="\n\n")
     quotient = f"FLOPs / ({options.efficiency:.2f} × peak of the data sheet)"
-    print(f"Hours are computed, not measured: {quotient}, plus gradient exchange after the backward pass.")
+    exchange = "the part of the gradient exchange that does not overlap with the backward pass"
+    print(f"Hours are computed, not measured: {quotient}, plus {exchange}.")
 
 
 def build_model(options: dict[str, Any]) -> LanguageModel:
@@ -65,11 +66,12 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     Args:
         config: Resolved options of `fit`.
         chips: Kinds of devices in the table of hours.
-        devices: Numbers of devices in the table of hours; empty for 1, 8 and 64, up to the number of segments per step.
+        devices: Numbers of devices in the table of hours; empty for 1, 8 and 64, without those that are larger than
+            the number of sequences in a step.
         efficiency: Fraction of a chip's peak FLOP/s that training reaches.
 
     Raises:
-        UserError: If an option that `plan` needs is not a number, or a step has fewer segments than devices.
+        UserError: If an option that `plan` needs is not a number, or a step has fewer sequences than devices.
     """
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
@@ -103,8 +105,8 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
     sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
     sharding = ", if parameters were not sharded" if "shard" in str(trainer.strategy).lower() else ""
-    # DDP exchanges gradients during the backward pass. If all layers share one strategy, the gradients of its
-    # parameters are complete only at the end of this pass. The hours then include the whole exchange, an upper bound.
+    # DDP exchanges gradients in buckets during the backward pass. The bucket with parameters of a strategy that all
+    # layers share waits for the end of this pass. The hours then include the exchange of all buckets, an overestimate.
     overlap = len(model.network.positions) > 1 or not count.get("positions")
     return [
         _text("Work", rows),

@@ -49,7 +49,7 @@ def link_model_to_data(parser: LightningArgumentParser) -> None:
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run except model, data and trainer: those of its folder, ``trust`` and ``weights``."""
     add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
-    trust = "More packages and URLs: a,b,c. A checkpoint may use classes of these packages and files below these URLs."
+    trust = "Trusted packages and URLs: a,b,c. A checkpoint may use classes of the packages, and files below the URLs."
     parser.add_argument("--trust", default="", help=trust)
     weights = "For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file."
     parser.add_argument("--weights", type=str | None, help=weights)
@@ -75,8 +75,8 @@ def original_errors(parser: ArgumentParser) -> Iterator[None]:
             mistakes.append(error)
             raise
 
-    # The first instantiator that fits a class builds the class. `LightningCLI`'s instantiator of the model stays
-    # the first. Its instantiator of the data is replaced. The one for `object` fits all other classes.
+    # The parser uses the first instantiator that fits a class. If `LightningCLI` has added instantiators, that of the
+    # model stays first, and `build` replaces that of the data. For `object`, `build` fits all remaining classes.
     for kind in (LightningDataModule, object):
         parser.add_instantiator(cast("Any", build), kind)
     try:

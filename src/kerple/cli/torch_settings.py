@@ -12,7 +12,7 @@ HARMLESS = (
     "The dirpath has changed",  # a test has its own folder
     r"`isinstance\(treespec, LeafSpec\)`",
     ".*does not have many workers",  # memory-mapped shards need no workers
-    ".*is not supported by the model summary",  # about an estimate of memory that is not used
+    ".*is not supported by the model summary",  # about its estimate of the model's size, which is not used
 )
 
 

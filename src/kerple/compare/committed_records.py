@@ -2,7 +2,7 @@
 
 The folder of a test that `compare` ran contains all files of the run that a report reads. A record is a copy of these
 files. The entry ``run`` of results.json contains the configuration of the fit, the checksum of the data, digests of
-inputs, and the options of the test. Another comparison reuses the run if all of these are equal.
+inputs, and the options of the test. Another comparison reuses the record if its own run agrees in all of these.
 """
 
 import json
@@ -29,9 +29,9 @@ from kerple.compare.run_discovery import PACKED, recorded_runs
 from kerple.measure import results_table
 
 PRECISION = "trainer.precision"
-BEGUN = ".begun.json"  # suffix of the file next to a run's folder that contains digests of the fit's inputs and code
+BEGUN = ".begun.json"  # suffix of a file next to a run's folder; the file has the digests of the fit's inputs and code
 OF_TEST = "test "  # prefix of the names of inputs that only the test reads
-MOST_ROWS = 10_000  # a record does not contain the `condensed` table of an analysis if it has more rows
+MOST_ROWS = 10_000  # a record leaves out the table of an analysis if the table, after `condensed`, has more rows
 # errors on reading a record, which may be damaged or come from an untrusted person
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
 
@@ -215,7 +215,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def condensed(table: pd.DataFrame) -> pd.DataFrame:
-    """Leave out rows from the table of an analysis if it has more than 256 distances.
+    """Leave out rows from the table of an analysis if the table has more than 256 distances.
 
     The rows of distance 0, of the integers nearest to 2^(n/4) with n = 0, 1, …, and of the largest distance are kept.
     """

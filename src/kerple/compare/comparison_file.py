@@ -44,7 +44,7 @@ class Strategy:
 
 @dataclass
 class Comparison:
-    """A run for each strategy, seed and part. Runs differ only in these, including the flags of strategies and parts.
+    """One run for each strategy, seed and part, such as a task. A strategy or part can set further flags for its runs.
 
     Args:
         name: Title of the report, and name of the default folders.
@@ -58,8 +58,8 @@ class Comparison:
             Every strategy and seed has a run in each part. One report contains all parts.
         test: Flags of every test. They replace options of the checkpoint. The flag ``config`` is the path of a
             configuration file.
-        test_folder: Name of the folder, inside the folder of each run, that receives the test. Comparisons that have
-            different names for it can test the same runs with different options.
+        test_folder: Name of the folder of test results, inside the folder of each run. Comparisons in which this name
+            differs can test the same runs with different options.
         seeded: Flags of `fit` whose value is the seed.
         runs: Folder of the runs; null for logs/compare/<name>.
         output: Folder of the report; null for results/<name>.
@@ -81,7 +81,7 @@ class Comparison:
             - a seed is repeated or out of range, or a strategy has more seeds than the comparison,
             - the baseline is not among the strategies,
             - a configuration does not exist,
-            - a name cannot be the name of a folder, or ``runs`` is inside the folder of records,
+            - a name cannot be the name of a folder, or ``runs`` is inside ``<output>/runs``, the folder of records,
             - flags set an option that the comparison sets.
     """
 
@@ -113,7 +113,7 @@ class Comparison:
             raise UserError(f"compare: seeds: got {self.seeds}, expected numbers from 0 to 2^32 - 1, each once")
         for label, strategy in self._strategies.items():
             if strategy.seeds is not None and not 1 <= strategy.seeds <= len(self.seeds):
-                expected = f"how many of the comparison's {len(self.seeds)} seeds to use, 1 or more"
+                expected = f"a number from 1 to {len(self.seeds)}, the number of the comparison's seeds"
                 raise UserError(f"compare: strategies: {label}: seeds: got {strategy.seeds}, expected {expected}")
         if self.baseline not in self.strategies:
             raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of {', '.join(self.strategies)}")
@@ -121,7 +121,7 @@ class Comparison:
         self._check_flags()
 
     def _check_folders(self) -> None:
-        """Raise a UserError if a name cannot be the name of a folder, or runs are in the folder of records."""
+        """Raise a UserError if a name cannot be the name of a folder, or `runs_folder` is in the folder of records."""
         names = [*product(["strategies"], self.strategies), *product(["parts"], self.parts)]
         for key, name in [("name", self.name), *names, ("test_folder", self.test_folder)]:
             reserved = RESERVED if key == "test_folder" else ()

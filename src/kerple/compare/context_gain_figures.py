@@ -23,9 +23,9 @@ def context_figures(table: pd.DataFrame | None, strategies: pd.Series) -> Iterat
     Each part of the comparison, such as a corpus, has its own figures.
 
     Bands are 95% intervals over seeds and segments; a single seed has no band. Segments of one document are not
-    independent, so a band can be too narrow. Intervals in tables are over documents. In results/earlier/since-2023,
-    the standard error of ALiBi's loss over documents is 1.7 times that over segments. For the gain, the ratio is 0.8 to
-    1.5, depending on the distance.
+    independent, so a band can be too narrow. Intervals in tables are over documents or groups of documents. In
+    results/earlier/since-2023, the standard error of ALiBi's loss over documents is 1.7 times that over segments. For
+    the gain, the ratio is 0.8 to 1.5, depending on the distance.
 
     Args:
         table: A row for each run and bin of positions, or None for no figures. Its columns are

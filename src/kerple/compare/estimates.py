@@ -22,7 +22,7 @@ class Estimate:
         seed_variance: Variance of the mean due to the seeds; NaN if a strategy has one seed.
         text_variance: Variance of the mean due to the blocks of text; 0 with one block.
         seeds: Number of seeds; of several strategies, the smallest number.
-        blocks: Number of blocks of text. A block is a document if the test has documents.
+        blocks: Number of blocks of text, such as documents, see `kerple.compare.finished_runs.Runs`.
         seed_freedom: Degrees of freedom of ``seed_variance``.
         text_freedom: Degrees of freedom of ``text_variance``.
     """
@@ -45,7 +45,7 @@ class Estimate:
         """Degrees of freedom of `error`: those of Satterthwaite (1946) for the sum of the two variances.
 
         With two seeds, ``seed_freedom`` is used instead. The variance of two seeds is too uncertain for Satterthwaite's
-        formula: a test with it would reject a true null hypothesis twice as often as its level.
+        formula: a test with it would reject a true null hypothesis at twice the nominal rate.
         """
         if self.seeds == 2:
             return self.seed_freedom
@@ -93,11 +93,11 @@ def estimate(*strategies: Sums) -> Estimate:
     depends on two random samples: the seeds of training and the text of the test.
 
     - Seeds: all seeds of a strategy were tested on the same blocks, and the spread of their means gives a variance.
-      Seeds of two strategies are independent, so these variances are added, as in Welch's test (1947). For a quantity
-      of the same runs, such as the context gain, the caller subtracts first and passes one strategy.
+      Seeds of two strategies are independent, so these variances are added, as in Welch's test (1947). For a difference
+      within each run, such as the context gain, the caller subtracts first and passes one strategy.
     - Text: all strategies were tested on the same blocks. The contributions of one block to the means of all strategies
       are added, and the spread of these totals over the blocks gives a variance. ``Σ sums / Σ counts`` is linearised.
-      The unit is a block because tokens in a block are not independent; it is a document if the test has documents.
+      The sampling unit is a block, such as a document, because tokens in a block are not independent.
 
     The two variances are added. An interaction of seeds and text is part of both, so the sum is conservative. The
     degrees of freedom of the text are Kish's (1965) effective number of blocks less one, (Σ counts)² / Σ counts² - 1.

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from kerple.compare.statistics import METRIC_NAMES, in_tokens, lower_is_better
 
-# the first seven are Okabe and Ito's palette for colour-blind readers; the others also differ in their dashes
+# the first seven are Okabe and Ito's palette for colour-blind readers; curves in other colours have other dashes too
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 COLOURS += ["#7A1FE0", "#6B6B00", "#C00060", "#808080", "#7A3B1E", "#00008B", "#E030E0"]
 DASHES = ("-", "--", ":", "-.")  # each for seven curves in turn

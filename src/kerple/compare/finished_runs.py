@@ -44,13 +44,14 @@ class Run:
 class Runs:
     """The results of all runs of a comparison, as tables whose first columns are strategy and seed.
 
-    If runs have parts, the name of a protocol can begin with the part and a space.
+    A protocol is a way of scoring a text, or a task. If runs have parts, a protocol's name begins with the part and a
+    space, except for a task that only one part has.
 
     Args:
         results: Columns metric, protocol, length, value, sum and count.
         blocks: Columns metric, protocol, length, block, sum and count. Empty if the runs have no sums by block. A block
             is a group of documents (such as a package) if the test has groups, else a document if the test has
-            documents, else a sequence of a fixed number of tokens. For tasks it is a problem.
+            documents, else a sequence of a fixed number of tokens. In the test of a task, a block is one problem.
         costs: Cost of training: a row for each run with a known cost, and a column part if runs have parts.
         analyses: The tables of the analyses by name, with a column part if runs have parts.
         configs: The resolved configuration of each run, with dotted keys.
@@ -98,7 +99,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         part = {"part": run.part} if run.part else {}
         configs[run], cost = _configuration_and_cost(run.folder, about)
         if run.part:
-            # an accuracy's protocol is the name of its task, which needs the part only if several parts have the task
+            # the protocol of an accuracy is the name of a task; the part is added only if several parts have the task
             prefixed = table["metric"].isin(LOGARITHMIC) | (table["protocol"].map(number_of_parts) > 1)
             table["protocol"] = table["protocol"].where(~prefixed, run.part + " " + table["protocol"])
         totals = results_table.totals(table)

@@ -1,4 +1,4 @@
-"""`Job`: a run that a comparison asks for, before and while it is executed."""
+"""`Job`: a run of a comparison, with the flags, configurations and folders that are needed to execute the run."""
 
 from dataclasses import dataclass, field
 from functools import cached_property

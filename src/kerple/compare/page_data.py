@@ -66,10 +66,10 @@ def _against_length(cells: pd.DataFrame, results: pd.DataFrame, lengths: list[in
 
 
 def _gains(table: pd.DataFrame | None, styles: Styles) -> list[dict[str, Any]]:
-    """The figure of the context gain, with parts in place of protocols; empty without rows beyond the window.
+    """The figure of the context gain, as a list; empty if the table has no bin of positions beyond the window.
 
     Args:
-        table: See `kerple.compare.context_gain_figures.context_figures`.
+        table: See `kerple.compare.context_gain_figures.context_figures`. Its parts take the place of protocols.
         styles: Name, colour and dashes of each strategy's curve.
     """
     protocols = []

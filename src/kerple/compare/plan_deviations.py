@@ -14,7 +14,7 @@ from kerple.compare.flat_configuration import differences
 from kerple.compare.job import Job
 from kerple.measure import results_table
 
-DIVERGED = 1.5  # ratio of a run's loss to the median of its strategy above which the run has diverged
+DIVERGED = 1.5  # a run has diverged if its loss is more than this multiple of the median, see `diverged`
 
 
 def digests(comparison: Comparison) -> dict[str, str]:
@@ -26,7 +26,7 @@ def digests(comparison: Comparison) -> dict[str, str]:
 def deviations(
     plan: Comparison, planned: Mapping[str, Job], finished: Mapping[str, Job], refused: Mapping[str, str]
 ) -> list[str]:
-    """Describe the differences between the runs of a comparison and its plan, each with the names of its runs.
+    """Describe the differences between the runs of a comparison and its plan. Each text names the runs concerned.
 
     Args:
         plan: The plan, which is a comparison too.

@@ -76,7 +76,7 @@ class Board:
         return {name: progress for name, progress in states.items() if progress}
 
     def seconds_left(self, running: dict[str, dict[str, Any]]) -> float | None:
-        """Estimate the seconds until all runs are finished from the mean duration of a fit.
+        """Estimate, from the mean duration of a fit, the seconds until all runs are finished.
 
         Args:
             running: The progress of each active run by its name.

@@ -68,7 +68,7 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
     """Find the runs in or below some folders.
 
     The label of a run in ``LABEL/seed-N`` is LABEL, and its seed is N. The label of any other run is the name of its
-    folder, and its seed is 0. A folder that contains only the folder of a test is a run too.
+    folder, and its seed is 0. The folder of a run needs no content except the folder of the test.
 
     Args:
         folders: Folders to search.

@@ -1,8 +1,8 @@
 """The process of one run of a comparison, which calls `fit` and then `test`.
 
-The state of a run is its folder: a fit with a checkpoint is resumed, a finished fit is tested, and a finished run
-is not changed. The process holds the run's lock. If the process outlives the command that started it, the next command
-waits until the process ends.
+The content of a run's folder determines the next step: a fit with a checkpoint is resumed, a finished fit is tested,
+and a finished run is not changed. The process holds the run's lock. If the process outlives the command that started
+it, the next command waits until the process ends.
 """
 
 import contextlib
