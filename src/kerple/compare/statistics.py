@@ -84,7 +84,8 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         - ``difference_low`` and ``difference_high``: 95% interval of the difference,
         - ``t``, ``p``, and ``p_holm`` after Holm's correction.
 
-        If either strategy has one seed, the interval, t and p are NaN. If all values of both are equal, t and p are.
+        The interval, t and p are NaN if either strategy has one seed, or if the difference is not finite. If the
+        difference and its standard error are both 0, only t and p are NaN.
 
     Raises:
         UserError: If the baseline has no results.
@@ -101,7 +102,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         values = {strategy: of.set_index("seed")["value"] for strategy, of in group.groupby("strategy")}
         if baseline not in values:
             continue
-        # bits per byte are computed from the losses of perplexity, and only perplexity has sums by block
+        # bits per byte have no sums by block; the sums of `ppl` are of the same losses
         losses = ("ppl", *cell[1:]) if cell[0] == "bits_per_byte" else cell
         for strategy in (s for s in strategies if s != baseline and s in values):
             pair = [(by_cell.get((name, *losses)), values[name].index) for name in (strategy, baseline)]
@@ -132,7 +133,7 @@ def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None 
         One row for each strategy and cell, in the order of the results, with the columns of `against_baseline` and
 
         - ``seeds`` (number n of seeds), ``mean`` and ``std`` (n - 1 in the denominator; NaN for one seed),
-        - ``best``: whether the mean is the best of its cell. Strategies that tie are all best, unless all of them tie,
+        - ``best``: whether no mean of the cell is better; false if the means of all strategies are equal,
         - ``significant``: whether p_holm < 0.05,
         - ``ratio``, ``ratio_low`` and ``ratio_high``: geometric mean over seeds divided by that of the baseline, and
             the 95% interval of this ratio; NaN if the metric is not logarithmic.

@@ -110,8 +110,8 @@ def difference_tables(
 def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
     """Return the mean loss of one protocol minus that of another, for each strategy and length.
 
-    Two kinds of differences are left out: those of protocols with different text, and those at lengths within the
-    window of a windowed protocol, which are 0.
+    A difference is left out if a protocol lacks a seed or a block, or if the two protocols have different text.
+    Lengths within the window of a windowed protocol are also left out, because their differences are 0.
 
     Args:
         blocks: Sums of losses by block, see `kerple.compare.finished_runs.Runs`.
@@ -201,7 +201,7 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
 def format_mean(mean: float, std: float = math.nan) -> str:
     """Format a mean and its standard deviation with 3 decimals for a mean below 10, 2 below 100, 1 below 1000, else 0.
 
-    A standard deviation of NaN is left out. A mean that is not finite is shown as ∞ or –.
+    A standard deviation of NaN is left out. An infinite mean is shown as ∞, and a mean of NaN as –.
     """
     if not math.isfinite(mean):
         return "∞" if mean > 0 else "–"
@@ -240,7 +240,7 @@ def _mean_cell(row: Any) -> Any:
 
 
 def _ratio_cell(row: Any, digits: str) -> Any:
-    """The `Cell` of the ratio in a row of a summary, with its interval and numbers in the format ``digits``."""
+    """The `Cell` of the ratio and its interval in a row of a summary. ``digits`` is the format of the numbers."""
     return Cell(_format_estimate(digits, row["ratio"], row["ratio_low"], row["ratio_high"]))
 
 

@@ -81,7 +81,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         return hashlib.sha256("".join(lines * 2).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, str]:
-        """Return checksums of the tokenizer and of the training data, which a checkpoint of a fit stores."""
+        """Return checksums of the tokenizer and of the training data, which Lightning stores in checkpoints."""
         return {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ class TokenShards(ShardOptions, LightningDataModule):
             UserError: The training split has too few tokens for a sample, or an epoch too few samples for a batch.
         """
         stream = TokenStream(self.folder, "train")
-        order = Order(len(stream), self.length, self.seed, 0)  # with the 0, the order is that of earlier versions
+        order = Order(len(stream), self.length, self.seed, 0)  # the 0 keeps the order of earlier versions
         rank, world_size = rank_and_world_size(self)
         batch_samples, available = self.batch_size * world_size, self.samples or order.samples  # of all ranks
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:

@@ -45,8 +45,8 @@ class ShardOptions:
         text_field: Key of the text in JSON lines, or name of its column in Parquet files and datasets.
         drop_duplicates: Whether only the first of several documents with equal text is kept, as always in `code` and
             `code-demo`. The comparison needs about 100 bytes of memory for each document.
-        max_dropped_fraction: Largest fraction of the bytes of the corpus that may be left out because they are
-            damaged, not Unicode, or JSON without a text.
+        max_dropped_fraction: Largest accepted fraction of bytes in documents that are damaged, not Unicode, or JSON
+            without a text. Such documents are left out.
         validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
         cache: Folder with a subfolder for the downloaded files of `code` and `code-demo`, and one for those of `rfc`.
         workers: Number of processes that load batches ahead. Reading memory-mapped shards is fast, so 0 is usually

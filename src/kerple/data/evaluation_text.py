@@ -26,7 +26,7 @@ class TextBlocks(Sequence[Tensor]):
         stream: The tokens of the text.
         starts: Index of the first token of each block, (blocks,) int64.
         length: Number of targets in a block.
-        documents: Index of the document of each block, (blocks,) int64; None if a block may have several documents.
+        documents: Index of the document of each block, (blocks,) int64; None if these indices are not known.
         left_out: Number of documents without blocks because their overlap with the training text is too large.
         too_short: Number of documents without blocks because they have at most ``length`` tokens.
     """
@@ -58,7 +58,7 @@ class Text:
     Args:
         tokens: The token ids, (N,) integers.
         begins: Index of the first token of each document, ascending; None if documents are not known.
-        tokenizer: The tokenizer for measures that need strings or bits per byte; None if they are not used.
+        tokenizer: The tokenizer for measures that need strings or bits per byte; None if no such measure is used.
         name: Name of the text in messages.
 
     Attributes:
@@ -171,8 +171,8 @@ class Text:
 
         Args:
             length: Number of targets in a block. Documents of at most ``length`` tokens are left out.
-            limit: Largest number of blocks, the first in the order of the text; None for all. The result has fewer
-                only if ``per_group`` leaves fewer.
+            limit: Number of blocks, the first in the order of the text; None for all. If ``per_group`` leaves fewer
+                blocks, all of these are returned.
             overlap: Documents with a larger overlap with the training text (see `table`) are left out.
             per_group: Number of blocks of each group of documents, the first ones of the group; None for all. A text
                 without a `table` is one group.

@@ -29,13 +29,13 @@ def filesystem(path: str) -> tuple[Any, str]:
     """Return the fsspec file system of a path or URL, and the path within it.
 
     Raises:
-        UserError: The protocol of the URL is not in `PROTOCOLS`, because some other protocols run programs. Or the
-            protocol needs a package that is not installed. Or the URL contains ``::``, with which fsspec combines
-            several protocols.
+        UserError: The protocol of the URL is not in `PROTOCOLS`, or needs a package that is not installed. Also if the
+            URL contains ``::``, with which fsspec combines several protocols. Protocols that run programs are not in
+            `PROTOCOLS`.
     """
     protocol = path.partition("://")[0] if "://" in path else "file"
     if protocol not in PROTOCOLS or "::" in path:
-        expected = f"a local path, or a URL without `::` and with a protocol of {', '.join(sorted(PROTOCOLS))}"
+        expected = f"a local path, or a URL without `::` and with one of the protocols {', '.join(sorted(PROTOCOLS))}"
         raise UserError(f"data.corpus: got {path}, expected {expected}")
     try:
         return cast("tuple[Any, str]", fsspec.core.url_to_fs(path))

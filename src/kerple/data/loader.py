@@ -79,8 +79,8 @@ class BlockBatches:
 class TrainingLoader:
     """Iterates over this rank's training batches, with a state from which it can resume.
 
-    A micro-batch consists of the samples that all ranks process in one forward and backward pass. Micro-batch i has the
-    samples i·W·B .. (i + 1)·W·B - 1, and rank r of W processes the r-th group of B samples. For a given number of
+    A micro-batch consists of the samples that all W ranks process in one forward and backward pass. Micro-batch i has
+    the samples i·W·B .. (i + 1)·W·B - 1. Rank r processes the r-th group of B of these samples. For a given number of
     samples per optimiser step, the samples of each step therefore depend neither on W nor on the number of accumulation
     steps.
 

@@ -80,8 +80,8 @@ class Folder:
     def shard(self, split: str, number: int, recheck: bool = False) -> Path:
         """Return the path of a shard, after comparing its size and checksum with the manifest.
 
-        The checksum of a file is compared once, and again after the file has changed. A file with the
-        correct checksum is recorded in the folder `VERIFIED`. If this is not possible, each process compares again.
+        The checksum of a file is compared once, and again after the file has changed. A file with the correct checksum
+        is recorded in the folder `VERIFIED`. If the record cannot be written, the next call compares again.
 
         Args:
             split: Name of the split.
@@ -207,8 +207,8 @@ def verify(folder: Folder) -> None:
     """Compare all files of a folder with the manifest, and check that the vocabulary contains all token ids.
 
     Raises:
-        UserError: A file, or the checksum or number of documents of a split, differs from the manifest, or a token id
-            is outside the vocabulary. The message names the first fault.
+        UserError: A file differs from the manifest, a split has another checksum or number of documents than in the
+            manifest, or a token id is outside the vocabulary. The message names the first fault.
     """
     folder.tokenizer()
     folder.test_documents()

@@ -22,8 +22,8 @@ def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str,
     - ``next``: the best method at N, minus the second-best at N. It is missing if there is only one method.
     - ``rise``: the best method at L, minus the unchanged model at L.
     - ``gain``: the best method at L, minus the same method at N.
-    - ``content``: the best method at N with all inputs before the last L from another document, minus the same method
-      at N.
+    - ``content``: the best method at N if the inputs before the last L are from another document, minus the best method
+      at N with the original inputs.
 
     Args:
         search: The search.
@@ -39,7 +39,7 @@ def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str,
         - ``best``: the fields of the best method.
         - ``next``: the label of the second-best method, or None.
         - ``losses``: mean losses in nats per target, by label and length.
-        - ``gap``: the report of `GapCurve`, with a gap between context and targets. A window method has none.
+        - ``gap``: the report of `GapCurve`; missing if the best method is a window method.
     """
     unchanged, best, short, long = search.methods[0], ranked[0], search.length, search.target
     losses = partial(search.losses, split=TEST, blocks=blocks)

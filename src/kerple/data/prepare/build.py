@@ -242,7 +242,7 @@ def _write_test_documents(
     """Write the table of the test documents with their overlaps (see `overlap`), and return the sha256 of its file."""
     test, training = (read_shards(directory, name, splits[name].shards, encoder.dtype) for name in ("test", "train"))
     fractions = overlap(test, training, encoder.end_of_text).round(6)
-    names = (document.name.encode("utf-8", "replace").decode() for document in documents)  # a path may not be Unicode
+    names = (document.name.encode("utf-8", "replace").decode() for document in documents)  # not every path is Unicode
     rows = zip(names, (document.group for document in documents), fractions, strict=True)
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     write(directory / TEST_DOCUMENTS, content)
@@ -261,6 +261,6 @@ def _check_documents(options: ShardOptions, reader: CorpusReader) -> None:
         advice = f"repair the corpus and delete {options.location}, or increase data.max_dropped_fraction"
         raise UserError(f"data.max_dropped_fraction: {given}: {reader.reasons()}; {advice}")
     if (text := reader.text.hexdigest()) != (reader.corpus.text or text):
-        given = f"got {options.corpus!r} with a text of the checksum {text}, expected {reader.corpus.text}"
+        given = f"got {options.corpus!r}, whose text has the checksum {text}, expected {reader.corpus.text}"
         advice = f"delete its files in {options.source_folder} and run again; if the error remains, report it"
         raise UserError(f"data.corpus: {given}; {advice}")

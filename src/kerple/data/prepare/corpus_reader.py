@@ -42,7 +42,7 @@ class CorpusReader:
     Attributes:
         left_out (Counter[str]): Number of documents left out so far, for each reason.
         examples (dict[str, str]): For each reason except ``empty`` and ``duplicates``, a message about the first case.
-        lost_bytes (int): Number of bytes of the documents that cannot be used, except those with the reason ``empty``.
+        lost_bytes (int): Sum of `Fault.bytes` of all faults so far, except those with the reason ``empty``.
         used_bytes (int): Number of bytes of the documents that can be used, duplicates included.
         text (hashlib._Hash): Checksum of the documents of all splits, which becomes `Manifest.text`.
         test_documents (list[Document]): Documents of the test split, without their texts.

@@ -40,8 +40,8 @@ def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int
     """Return the fraction of each test document's 32-grams that also occur in a training document.
 
     Args:
-        test: Tokens of the shards of the test split, which end with a complete document.
-        training: Tokens of the shards of the training split.
+        test: Tokens of each shard of the test split. A shard consists of complete documents.
+        training: Tokens of each shard of the training split.
         end_of_text: The token after each document.
 
     Returns:

@@ -48,7 +48,7 @@ class Fault:
     Args:
         name: Name of the document in messages.
         reason: The reason in a few words. `CorpusReader.lost_bytes` does not count documents with the reason ``empty``.
-        bytes: Number of bytes of the document. For a damaged file, the number of bytes that were read from it.
+        bytes: Number of bytes of the document; for a damaged file, those read from it; for a generated file, 0.
         details: Details for the message.
     """
 
@@ -75,7 +75,7 @@ def list_files(corpus: str) -> list[str]:
         root = corpus.removeprefix("file://")
         if os.path.isdir(root):
             paths = _check_links(root, _walk(root))
-        elif os.path.lexists(root):  # before the pattern, because the name of a file may contain * ? or [
+        elif os.path.lexists(root):  # checked before patterns, because a file's name may contain * ? or [
             paths = [root]
         else:
             found = (path for path in glob.glob(root, recursive=True) if not os.path.isdir(path))
@@ -246,7 +246,7 @@ def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
             texts = chain.from_iterable(batch.column(0).cast("binary").to_pylist() for batch in batches)
             for number, text in enumerate(texts, 1):
                 yield as_document(text, f"{path}:{number}")
-        except (OSError, ValueError, LookupError, NotImplementedError) as error:  # bases of pyarrow's errors
+        except (OSError, ValueError, LookupError, NotImplementedError) as error:  # base classes of pyarrow's errors
             given = f"{path} cannot be read as Parquet with a column {text_field!r} ({error})"
             raise UserError(f"data.corpus: {given}; set data.text_field, or repair the file") from error
 

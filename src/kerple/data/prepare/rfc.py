@@ -1,4 +1,4 @@
-"""`rfc`: the RFCs of Debian's packages doc-rfc without page breaks, running heads and page numbers.
+"""`rfc`: the RFCs in Debian's packages `doc-rfc-*`, without page breaks, running heads and page numbers.
 
 apt fetches the packages into a separate folder. It uses a copy of the machine's package sources, with the component
 non-free added. The system is not changed, and only the texts of the packages are used.
@@ -30,7 +30,7 @@ SOURCES = Path("/etc/apt")
 MEMBER = re.compile(r".*/(rfc[1-9]\d*\.txt(\.gz)?)")  # path of the text of an RFC in a package
 ADVICE = "set data.source to a folder of rfc1.txt, rfc2.txt and so on (rfc-editor.org has them as one archive)"
 NUMBER = re.compile(r"\d+|\b[ivxlc]+\b")
-PAGE_END = re.compile(r"^(.*\[page +\w+\])[ \t]*\n(?!\s*\f)", re.M | re.I)  # a page number without a form feed
+PAGE_END = re.compile(r"^(.*\[page +\w+\])[ \t]*\n(?!\s*\f)", re.M | re.I)  # a page number that no form feed follows
 
 
 def read_rfcs(folder: Path) -> Iterator[Document]:
@@ -102,8 +102,8 @@ def without_pages(text: str) -> str:
     """Return the text of an RFC without page breaks.
 
     - The first line of a page is dropped if it has a page number in brackets, or if at least 3 pages and at least 25%
-      of all pages begin with this line. Case, numbers and the amount of space do not matter in this comparison. This is
-      done three times. Then the last line of each page is dropped three times by the same rule.
+      of all pages begin with this line. Case, numbers and the amount of space do not matter in this comparison. The
+      rule is applied three times to the first line of each page, and then three times to the last line.
     - Pages are joined by an empty line. If a page does not end with one of .:;!? and the next page begins with a
       lower-case letter, the page break is inside a sentence, and there is no empty line.
     - White space at the end of lines is removed, and several empty lines become one.

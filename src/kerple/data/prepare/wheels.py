@@ -98,9 +98,9 @@ def is_generated(name: str, text: str) -> bool:
     - copies of other packages, in folders such as ``vendor`` or ``third_party`` (`VENDORED`),
     - files whose first 2,000 characters say that they are generated or must not be edited (`GENERATED`),
     - files with a line of more than 5,000 characters,
-    - tables: files of 4,000 characters or more in which fewer than half of the non-space characters are letters, or in
-      which the number of distinct lines, without their numbers, constants and strings, is less than a fifth of the
-      number of lines. Lines of at most three characters do not count as lines.
+    - tables: files of 4,000 characters or more in which fewer than half of the non-space characters are letters, or
+      fewer than a fifth of the lines are distinct. Lines are compared without numbers, constants and strings. Lines
+      of at most three characters are not counted.
     """
     if VENDORED.search(name) or GENERATED.search(text[:2000]) or max(map(len, text.split("\n"))) > 5000:
         return True
