@@ -74,10 +74,10 @@ class Search:
 
         The counterpart is a block from another group of documents (`document_groups`), such as another package. With
         ``context="foreign"``, `losses` replaces distant inputs of a block by inputs of the counterpart. Documents that
-        overlap with the training text by more than half are not used.
+        overlap with the training text by more than half are left out.
 
         Raises:
-            UserError: If a text has fewer than two such documents of more than N tokens.
+            UserError: If fewer than two documents of more than N tokens remain in a text.
         """
         result = {}
         for split, text in self.texts.items():
@@ -103,7 +103,7 @@ class Search:
         Raises:
             UserError: If a loss is not finite.
         """
-        # up to L, these methods have the losses of the unchanged model, which are measured only once
+        # up to L, an ``as_trained`` method has the losses of the unchanged model, so these are measured only once
         method = self.methods[0] if method.as_trained and length <= self.length else method
         path, (all_blocks, counterpart) = self._record_path(method, split, length, context), self.blocks[split]
         record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}

@@ -39,8 +39,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
         length: Training length in tokens; None for the length in the model's configuration, if it has one.
         name: Name of the positional strategy in results; None to derive it from the configuration.
-        bos: Id of a token that is added before every input; None for no such token. Every query sees this token, also
-            with a window. Lengths in tokens do not count it.
+        bos: Id of a token that is added before every input; None for no such token. Lengths in tokens do not count
+            this token. A window of `Visibility` does not hide it from a query, but the model's own window may.
 
     Raises:
         UserError: If a token's logits depend on later tokens.
@@ -122,7 +122,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         with ExitStack() as contexts:
             if isinstance(offset, Tensor):
                 offset = F.pad(offset, (inputs.shape[1] - len(offset), 0))  # 0 for BOS
-                # without a mask, transformers takes a jump in the positions for the start of another text
+                # without a mask, transformers interprets a jump in the positions as the start of another text
                 options["attention_mask"] = torch.ones_like(inputs)
                 contexts.enter_context(local_layer_positions(self.model, rows))
             if isinstance(self, Offset):
@@ -171,7 +171,7 @@ def _dynamic_rope(model: Any) -> list[Any]:
 def reset_dynamic_rope(model: Any) -> None:
     """Reset the frequencies of RoPE with dynamic scaling to those of the training length.
 
-    transformers keeps the frequencies of the longest earlier input, and results would depend on it.
+    transformers keeps the frequencies of the longest earlier input. Without a reset, results depend on that input.
     """
     for module in _dynamic_rope(model):
         if hasattr(module, "original_inv_freq"):
@@ -180,7 +180,7 @@ def reset_dynamic_rope(model: Any) -> None:
 
 
 def config_length(config: Any) -> int | None:
-    """Return the largest number of positions in a `transformers.PreTrainedConfig`; None if it has none."""
+    """Return ``max_position_embeddings`` or ``n_positions`` of a `PreTrainedConfig`; None if both are missing."""
     text = config.get_text_config()
     return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
 

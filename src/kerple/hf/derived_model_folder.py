@@ -26,7 +26,7 @@ def link(model: str, config: Any, folder: Path) -> None:
 
 
 def unpack(source: ModelSource, config: Any, folder: Path) -> str:
-    """Convert the model of a GGUF file to safetensors, write it and its tokenizer to a folder, and return its path.
+    """Write the model of a GGUF file, as safetensors, and its tokenizer to a folder; return the path of the folder.
 
     Nothing is written if an earlier call has completed the folder.
 

@@ -9,12 +9,12 @@ from kerple.base.errors import UserError
 
 
 def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote_code: bool = False) -> None:
-    """Check that the weights of a model and the activations of one layer fit into the free memory in fp32.
+    """Check that the weights of a model and the activations of one layer, all in fp32, fit into the free memory.
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
-        tokens: Length of the input; 0 for the weights only. If it is not 0, the error names the option ``to`` of
-            `extend`.
+        tokens: Length of the input; 0 to check only the weights. A length above 0 is the option ``to`` of the
+            command `extend`, and the error names this option.
         device: Type of the device whose memory is compared, ``cpu`` or ``cuda``.
         trust_remote_code: Whether code that is stored with the model may run.
 

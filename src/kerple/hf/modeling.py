@@ -48,8 +48,8 @@ class KerpleConfig(PreTrainedConfig):
 class KerpleCache(DynamicCache):
     """Cache of transformers' `generate` that holds a `kerple.model.cache.Cache`."""
 
-    # If ``all(is_linear)``, `generate` passes all earlier tokens again. DynamicCache would return an entry for each of
-    # its layers. This cache does not use these layers, and `all` of an empty list is True.
+    # If ``all(is_linear)``, `generate` passes all earlier tokens again. DynamicCache has an entry in ``is_linear`` for
+    # each of its layers. Here it has no layers, so the list would be empty, and `all` of an empty list is True.
     is_linear = (False,)  # type: ignore[assignment,unused-ignore]
     is_croppable = False
 
@@ -74,8 +74,8 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     """Our `Transformer` with the interface of transformers: `generate` with a cache, and a loss for `Trainer`.
 
     Padding is not masked. For losses and training, the texts of a batch may be padded on the right, because later
-    tokens do not change logits. Exceptions are strategies that are not ``prefix_consistent``: with them, padding
-    changes logits. The prompts of a batch must have equal lengths.
+    tokens do not change logits. Strategies that are not `Position.prefix_consistent` are an exception: with them,
+    padding changes logits. The prompts of a batch must have equal lengths.
     """
 
     config_class = KerpleConfig
@@ -145,9 +145,10 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: (B, T), 0 for padding on the right. With a cache it must have no 0.
             cache: The cache that an earlier call returned, to which the keys and values of these tokens are added.
             labels: Tokens (B, T) int64, usually ``input_ids``. The loss compares the logits after token i with label
-                i + 1, unless it is -100.
-            use_cache: Whether to return a cache. It has no effect in training mode, and for a strategy that is not
-                ``prefix_consistent``, because more input changes the keys of earlier tokens.
+                i + 1. Labels of -100 are ignored.
+            use_cache: Whether to make and return a cache if ``cache`` is None. No cache is made in training mode.
+                For a strategy that is not ``prefix_consistent``, no cache is made either, because more input would
+                change the keys of earlier tokens.
             logits_to_keep: Number of last tokens whose logits are returned; 0 for all.
             **ignored: Other arguments of transformers. ``position_ids`` are only checked.
 
@@ -204,8 +205,8 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
 def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Call `constrain_` of each network whose parameters an optimiser has updated; torch calls this after every step.
 
-    `constrain_` projects parameters into their ranges. Strategies with random positions then draw new ones, once per
-    step and not once per forward pass.
+    `constrain_` projects parameters into their ranges. In this call, strategies with random positions also draw new
+    positions, so positions change once per step and not once per forward pass.
     """
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for model in MODELS:

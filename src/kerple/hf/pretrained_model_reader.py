@@ -33,7 +33,7 @@ def read_network(
         path: A folder, a .gguf file, ``smollm2-135m`` or a name on the Hugging Face hub.
         length: Training length in tokens; None for the length in the model's configuration.
         scaling: Scaling of RoPE, see `kerple.hf.rope.scaled`; None for the model's own.
-        factor: Scaling factor; None with the scaling ``none`` or None.
+        factor: Scaling factor. It must be None if ``scaling`` is None or the string ``none``.
         position: Function that builds another strategy from a `kerple.positions.Shape`; None for the model's own. With
             another strategy, the model is translated to our `Transformer`, in fp32.
         dtype: Dtype of the weights in memory, if the model is not translated.

@@ -53,8 +53,8 @@ class Extrapolation(Measure):
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest.
-        protocols: Some of full, windowed, keep_first, sliding, last, per_position. ``full`` uses full attention
-            in each segment. ``per_position`` also does, with a separate sum of losses for each position in the segment.
+        protocols: Some of full, windowed, keep_first, sliding, last, per_position. ``full`` and ``per_position`` use
+            full attention in each segment. ``per_position`` sums the losses of each position in the segment separately.
         block_length: Number of targets in a block, a multiple of the longest length; None for the longest length.
         blocks: Number of blocks, from the beginning of the text; None for all.
         window: Number of keys that a query sees in ``windowed`` and ``keep_first``; None for the training length.
@@ -215,7 +215,7 @@ class Extrapolation(Measure):
     def _blocks(self, text: Text) -> list[tuple[TextBlocks, Sequence[int]]]:
         """Return pairs of blocks and the lengths at which they are scored; one pair unless ``sampling`` is paper."""
         if self.sampling == "paper":
-            segments = [text.blocks(length) for length in reversed(self.lengths)]  # errors then name the longest
+            segments = [text.blocks(length) for length in reversed(self.lengths)]  # so errors name the longest length
             chosen = [blocks.chosen(shuffled(len(blocks), self.segments, self.seed)) for blocks in segments]
             return [(blocks, [blocks.length]) for blocks in reversed(chosen)]
         if self.documents:

@@ -27,10 +27,10 @@ from kerple.measure.protocols import full, sliding
 from kerple.measure.result import Result
 from kerple.model.network import Network
 
-LETTERS = set(ByteLevel.alphabet())  # a printable Latin-1 letter stands for its byte
+LETTERS = set(ByteLevel.alphabet())  # a printable Latin-1 character stands for its byte
 OTHER_BYTES = [byte for byte in range(256) if chr(byte) not in LETTERS]  # U+0100 and later stand for these, in order
 ALPHABET = {letter: ord(letter) if ord(letter) < 256 else OTHER_BYTES[ord(letter) - 256] for letter in LETTERS}
-"""The byte of each letter in the tokens of a byte-level tokenizer (Radford et al. 2019)."""
+"""The byte of each character in the tokens of a byte-level tokenizer (Radford et al. 2019)."""
 
 
 def key_targets(
@@ -79,7 +79,7 @@ def token_spelling(tokenizer: Tokenizer, token: int, end_of_text: int) -> bytes:
     """Return the bytes of a token of a byte-level tokenizer. The token ``end_of_text`` has none.
 
     Raises:
-        UserError: If the bytes of any other token are not known, as in tokenizers that are not byte-level.
+        UserError: If the bytes of the token are not known, as in tokenizers that are not byte-level.
     """
     if token == end_of_text:
         return b""
@@ -108,8 +108,8 @@ class LongPerplexity(Measure):
     ``likely``. If the tokenizers of model and evaluator differ, the model's key tokens are the tokens that share a byte
     with a key token of the evaluator.
 
-    The key tokens depend only on the text, the evaluator and these options. They are stored as ``keys-<hash>.json``, so
-    that every model is scored on the same targets. The result has the protocol ``longppl`` at each length.
+    The key tokens depend on the text's tokens, the evaluator and the options, but not on the measured model. They are
+    stored as ``keys-<hash>.json`` and used for every model. The result has the protocol ``longppl`` at each length.
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest, which is the length of a block.
