@@ -148,7 +148,7 @@ def ordered_lengths(measure: Any, dividing: bool = False) -> list[int]:
         dividing: Whether each length must divide the longest, so that a block can be cut into equal segments.
 
     Raises:
-        UserError: If there are no lengths, or a length is not positive or does not divide the longest.
+        UserError: If there are no lengths, a length is not positive or, with ``dividing``, does not divide the longest.
     """
     lengths = sorted(set(measure.lengths))
     if not lengths or lengths[0] < 1 or (dividing and any(lengths[-1] % length for length in lengths)):

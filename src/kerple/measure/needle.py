@@ -74,7 +74,7 @@ def draw_problem(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
 def problem_tokens(
     problem: Problem, length: int, haystack: Sequence[int], encode: Callable[[str], list[int]]
 ) -> list[int]:
-    """Return the tokens of the haystack with the needles in it, and of the question.
+    """Insert the needles into the haystack, append the question, and return all tokens.
 
     Args:
         problem: A problem of `draw_problem`.
@@ -92,7 +92,7 @@ def problem_tokens(
         needed = f"{length - haystack_size}, the tokens of needles, question and answer"
         raise UserError(f"Needle: lengths: got {length}, expected more than {needed}; use larger lengths")
     tokens = list(haystack[:haystack_size])
-    for depth, sentence in reversed(sentences):  # the last first, because an insertion moves later tokens
+    for depth, sentence in reversed(sentences):  # from last to first, because an insertion moves later tokens
         start = round(depth * haystack_size)
         tokens[start:start] = sentence
     return tokens + question
@@ -118,7 +118,7 @@ class Needle(Measure):
             the depths of the first of four needles.
         problems: Number of problems at each depth and length.
         seed: Seed of the keys, the numbers, the depths of the other needles, and the start of the haystack in the text.
-            Models with the same tokens get the same problems.
+            Models get the same problems if they have the same text and tokenizer.
 
     Raises:
         UserError: If an option is out of range, or the text has no tokenizer or is too short.

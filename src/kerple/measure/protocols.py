@@ -1,8 +1,8 @@
 """Evaluation protocols: ways to read a block of tokens and score its targets.
 
 Notation: B blocks, N targets in a block (N + 1 tokens), L evaluation length. Target t is token t + 1 of the block,
-t = 0..N - 1. For length L a block is cut into N / L segments. Every protocol except ``last`` scores the same targets at
-every length. Its losses therefore differ between lengths only because the context differs.
+t = 0..N - 1. Every protocol except ``sliding`` cuts a block into segments of L targets, see `full`. Every protocol
+except ``last`` scores the same targets at every length. Between lengths only the context of these targets differs.
 
 Losses are negative log-likelihoods in nats, fp32 or fp64, in the order of the targets. A *window* limits the attention
 mask (`windowed`). A *stride* is the number of tokens by which a context moves (`sliding`).
@@ -102,7 +102,8 @@ class Protocol:
     """A protocol with its options.
 
     Args:
-        name: One of full, windowed, keep_first, sliding, last, per_position.
+        name: One of full, windowed, keep_first, sliding, last, per_position. ``per_position`` has the losses of `full`,
+            but `kerple.measure.protocol_result.ProtocolLosses` sums them by position instead of by block.
         visibility: The keys that a query sees; limited only in ``windowed`` and ``keep_first``.
         stride: Number of new targets in each step of ``sliding``.
         skip: Number of targets at the start of a block that ``sliding`` does not score.

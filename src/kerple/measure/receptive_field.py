@@ -80,7 +80,7 @@ class ReceptiveField(BlockMeasure):
       perplexity exceeds that of full attention by at most 1%. The windows are the powers of 2 below the length of the
       block, and this length.
 
-    The two distances may differ. With a window of w keys, n layers together still reach n · (w - 1) tokens back.
+    The two distances may differ, because n layers with a window of w keys together reach n · (w - 1) tokens back.
 
     The result has a figure, ``receptive_field.csv`` (distance, fraction of the influence, cumulative fraction) and
     ``receptive_window.csv`` (window, sum of the losses, targets, perplexity, ratio to the perplexity of full attention,

@@ -24,13 +24,13 @@ class Row:
 
     Args:
         metric: ``ppl`` (sum of losses in nats), ``bits_per_byte`` (sum of losses in bits), or an accuracy (number of
-            correct answers).
+            correct answers or tokens, or sum of recalls).
         protocol: Name of the protocol with its option, such as ``windowed64``. For a task, the name of the task.
         length: Evaluation length in tokens. For a task, the length of the problem.
         position: Position in the segment; None for a sum over positions.
         block: Number of the block, the document or the problem; None for a sum over all of them.
         sum: The sum.
-        count: Number of targets, bytes or answers in the sum.
+        count: Number of targets, bytes, answers or answer tokens in the sum.
     """
 
     metric: str
@@ -48,10 +48,10 @@ ROW_COLUMNS = [field.name for field in fields(Row)]
 def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]) -> None:
     """Add the rows and the description of one measurement to the results of a test. Call it in one process only.
 
-    The description may have ``block_document``, the index in the text of each block's document. Blocks of one document
-    are not independent samples, so their sums are added up. The column ``block`` then numbers the measured documents
-    from 0, in their order in ``block_document``. In the written description, ``documents`` (how many were measured) and
-    ``document_numbers`` (the index in the text of each measured document) replace ``block_document``.
+    The description may have ``block_document``: for each block, the index of its document in the text. Blocks of one
+    document are not independent samples, so their sums are added up. The column ``block`` then numbers the measured
+    documents from 0, in their order in ``block_document``. The written description has ``documents`` (number of
+    measured documents) and ``document_numbers`` (their indices in the text) instead of ``block_document``.
 
     Args:
         folder: Folder of the test.

@@ -82,12 +82,12 @@ def result_rows(protocol: str, table: pd.DataFrame) -> list[Row]:
 class TaskAccuracy(Measure):
     """Measures exact match and token accuracy at every test length, by one or two protocols.
 
-    - ``teacher_forced`` takes the most likely token at every scored position, given the correct answer before it. It
-      needs one forward pass. Its exact match equals that of greedy decoding, because both have the same first error.
-    - ``generated`` decodes the answer greedily with the cache.
+    - ``teacher_forced`` takes the most likely token at every scored position, given the correct tokens before this
+      position. One forward pass is enough.
+    - ``generated`` decodes the answer greedily (`kerple.model.generation.fill_in`).
 
-    The exact matches of the two protocols differ for a strategy whose logits depend on later tokens, such as RoPE with
-    dynamic NTK. Set ``generate`` for such a strategy.
+    Both protocols make the same first error and therefore have the same exact match, unless logits depend on later
+    tokens, as in RoPE with dynamic NTK. Set ``generate`` for such a strategy.
 
     The text is a `kerple.tasks.sampling.Examples`. The column ``protocol`` of the results has ``<task>`` for
     ``teacher_forced``, and ``<task> generated`` for ``generated``. The result has a figure of exact match against
@@ -153,7 +153,7 @@ class TaskAccuracy(Measure):
     def _tables(
         self, network: Transformer, text: Examples, runner: Runner, protocols: list[str]
     ) -> dict[str, pd.DataFrame]:
-        """Return the table of `answer_table` by protocol. Examples that are too long for the network are left out."""
+        """Return the table of `answer_table` by protocol. Batches that are too long for the network are left out."""
         examples = [example for group in text.groups for example in group]
         counts = {protocol: torch.zeros(2, len(examples), dtype=torch.int64) for protocol in protocols}
         problems = HeldOutProblems(text.groups, text.batch_size, runner.rank, runner.processes)

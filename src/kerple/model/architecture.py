@@ -53,8 +53,9 @@ class Architecture:
             unchanged logits.
         dropout: Dropout probability of the embeddings and of the outputs of attention and feed-forward network.
         attention: Implementation of attention. ``auto`` selects the fastest one that supports the strategy, and logs
-            the choice. ``fused`` does the same, but raises an error if the choice is ``blocks``. ``blocks`` computes
-            the scores of one block of queries at a time, and ``reference`` those of all queries at once.
+            the choice. ``fused`` does the same, but raises an error if the choice is ``blocks`` (exceptions: calls with
+            few keys or with fewer queries than keys). ``blocks`` computes the scores of one block of queries at a time,
+            and ``reference`` those of all queries at once.
 
     Raises:
         UserError: If an option is unknown or out of range.

@@ -1,6 +1,6 @@
 """Cache of keys and values for generation.
 
-B is the batch size, H the number of query heads, G the number of key heads, and T the number of tokens in the cache.
+T is the number of tokens in the cache. The other letters in shapes are those of `kerple.positions.base`.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class LayerCache:
 
 @dataclass
 class Cache:
-    """Cache of a network. `Transformer.new_cache` creates it, and each call extends it.
+    """Cache of a network. `Transformer.new_cache` creates it, and each forward pass with it adds new tokens.
 
     Args:
         visibility: Keys that a query sees in calls with this cache.

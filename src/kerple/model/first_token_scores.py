@@ -1,8 +1,8 @@
 """`FirstTokens`: scores of the first tokens of an input for queries whose window does not contain them.
 
-With a `Visibility` that has a window and F first tokens, these scores are computed separately if there is a cache, or
-if `Visibility.distances` replaces the true distances of the first tokens by others. B is the batch size, H the number
-of query heads, G the number of key heads, δ the head dimension, and Tq the number of queries.
+A `Visibility` may have a window and F first tokens. The scores of the first tokens are then computed separately from
+those in the window if there is a cache or `Visibility.distances` is not ``true``, and if the strategy allows it
+(`is_separable`). The other letters in shapes are those of `kerple.positions.base`.
 """
 
 import math
@@ -25,7 +25,7 @@ DISTANCE_HOOKS = ("bias", "score_scale", "transform_qk", "sink_logit", "transfor
 
 @dataclass(frozen=True)
 class FirstTokens:
-    """First tokens as keys of queries whose window does not contain them.
+    """Positions, mask, bias and score scale of first tokens, for queries whose window does not contain these tokens.
 
     Args:
         queries: Positions of the queries. Their differences from the positions of first tokens are the distances that
@@ -80,7 +80,7 @@ class FirstTokens:
             k: Keys (B, G, Tq, δ) of the same tokens, before `Position.transform_qk`.
             v: Values (B, G, Tq, δ) of the same tokens.
             state: `Position.token_state` of the same tokens, (B, H, Tq, c), or None.
-            cache: The layer's cache, or None. If some of the same tokens are first tokens, they are added to it.
+            cache: The layer's cache, or None. First tokens that are not yet in the cache are added to ``cache.first``.
         """
         far_q, _ = position.transform_qk(q, k, state, self.queries)
         first = LayerCache() if cache is None or cache.first is None else cache.first
@@ -106,7 +106,7 @@ def is_separable(position: Position, visibility: Visibility) -> bool:
 def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
     """Create the cache of a layer. It keeps the tokens that later queries may see.
 
-    If first tokens are visible and not separable (`is_separable`), it keeps all tokens.
+    If first tokens are visible, but their scores cannot be computed separately (`is_separable`), it keeps all tokens.
     """
     visibility = visibility.narrow(position.window)
     if is_separable(position, visibility):

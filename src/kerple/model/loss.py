@@ -21,7 +21,7 @@ from kerple.positions.precise_products import precise
 
 @dataclass(frozen=True)
 class ChunkSizes:
-    """Sizes of the chunks of logits. A logit is one number, so each target has V logits.
+    """Sizes of the chunks of logits. Each target has V logits, one per token id.
 
     Args:
         logits: Approximate number of logits per chunk.

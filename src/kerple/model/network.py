@@ -59,8 +59,8 @@ class Offset(ABC):
     ) -> Tensor:
         """Return the losses of `Windows.losses` with ``offset`` added to every position.
 
-        ``offset`` may also be a tensor (T,) int64 with one number per input token. Layers with a window ignore such a
-        tensor. A window counts keys, so gaps between positions would give its keys distances unseen in training.
+        ``offset`` may also be a tensor (T,) int64 with one number per input token. Layers whose strategy has a window
+        ignore such a tensor: a window counts keys, so gaps would give these keys distances unseen in training.
         """
 
 

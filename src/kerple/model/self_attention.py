@@ -1,7 +1,8 @@
 """Causal multi-head attention that calls the hooks of a positional strategy.
 
 B is the batch size, T the number of tokens, D the width of the network, and δ the head dimension. H is the number of
-query heads, and G the number of heads of keys and values. Tq and Tk are the numbers of queries and keys.
+query heads, and G the number of heads of keys and values. Tq and Tk are the numbers of queries and keys, and c the
+width of a strategy's state.
 """
 
 from dataclasses import dataclass, replace
@@ -26,11 +27,11 @@ class PositionContext:
         positions: Positions of all tokens, including tokens in the cache.
         queries: Positions of the queries, which are the last tokens.
         table: `Position.bias` at distances 0 to T - 1, (H, T) fp32. None if the strategy has no bias, or if positions
-            are not contiguous, so that the bias is evaluated for each pair.
+            are not contiguous (the bias is then evaluated for each pair of query and key).
         weight: `Position.score_scale` at distances 0 to T - 1, (H, T) fp32, or None for the same reasons.
         attention: Option for the implementation of attention, see `kerple.attention.backend_selection`.
-        first: The first tokens of the text as keys of queries whose window does not contain them. None if the scores of
-            these keys are not computed separately (`kerple.model.first_token_scores`).
+        first: Data for the scores of the first tokens, for queries whose window does not contain these tokens. None if
+            the scores are not computed separately (`kerple.model.first_token_scores`).
     """
 
     positions: TokenPositions

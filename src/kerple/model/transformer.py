@@ -187,8 +187,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             **options: Options of `torch.compile`.
         """
         config = torch._dynamo.config
-        # training, validation and test need several graphs; at torch's limit, 8 by default, it would run later lengths
-        # uncompiled instead of raising an error
+        # training, validation and test need several graphs; by default, torch raises no error after 8 graphs, but runs
+        # further lengths uncompiled
         config.recompile_limit = max(config.recompile_limit, GRAPHS)
         config.fail_on_recompile_limit_hit = True
         config.optimize_ddp = False  # this optimisation splits graphs, and does not support FlexAttention

@@ -64,7 +64,7 @@ class Sinusoidal(Position):
 class Learned(Position):
     """One learned vector per position, added to the embeddings: ``x_t + P[t]`` (Radford et al. 2019, GPT-2).
 
-    P has L rows, one for each possible position in training. It is initialised from N(0, 0.02²).
+    P has L rows, one for each possible position in training (`Shape.positions`). P is initialised from N(0, 0.02²).
 
     Parameters: `L * D`. Cost: one (T, D) look-up per forward pass.
 
