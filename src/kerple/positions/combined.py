@@ -23,7 +23,7 @@ class Combined(Position):
     `remap_positions`, `embed`, `transform_qk`, `modify_scores` and `transform_output` of the parts are applied in the
     order of the parts. The logits of several sinks are merged by their log-sum-exp.
 
-    Parameters: `0`, and those of the parts. If one part has one set per layer by default, all parts have.
+    Parameters: `0`, and those of the parts. By default every part has one set per layer if any part does.
     Cost: that of the parts. If one part needs explicit scores (see `Position`), no part uses fused attention.
 
     Args:
@@ -32,7 +32,7 @@ class Combined(Position):
 
     Raises:
         UserError: If there are no parts, or two parts exclude each other (`check_combination`). In a forward pass, if a
-            part returns `AttentionWeights` and a later part modifies scores, or another part has a sink.
+            part returns `AttentionWeights`, and a later part modifies scores or any part has a sink.
     """
 
     def __init__(self, shape: Shape, parts: Sequence[StrategyBuilder] = (SSMax, KerpleLog)) -> None:
@@ -45,7 +45,7 @@ class Combined(Position):
         self.per_layer = any(part.per_layer for part in self.parts)
         self.varies_by_layer = any(part.varies_by_layer for part in self.parts)
         self.window = min((part.window for part in self.parts if part.window is not None), default=None)
-        # SelfExtend has a neighbor window; `check_combination` refuses two SelfExtend that rotate queries and keys
+        # the first one; `check_combination` refuses two parts of class `SelfExtend` if they rotate queries and keys
         self.neighbor_window = next(filter(None, (part.neighbor_window for part in self.parts)), None)
         self.test_only = any(part.test_only for part in self.parts)
         self.max_length = min((part.max_length for part in self.parts if part.max_length is not None), default=None)

@@ -42,7 +42,7 @@ class FoX(Position):
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         assert block.state is not None, "FoX's scores need the state of the keys"
         sums, queries = block.state[..., 0], len(block.queries.rows)  # (B, H, Tk)
-        # relative to the sum at the first query, sums of keys near this query are small, and fp32 rounds them little
+        # after subtraction of the sum at the first query, sums near this query are small, and so are their fp32 errors
         sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
         # a + (-b): the backward pass of a - b would negate the gradient (B, H, Tq, Tk) before its sum over queries
         return s + (sums[..., -queries:, None] + -sums[..., None, :])  # (B, H, Tq, Tk)

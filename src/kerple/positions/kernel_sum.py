@@ -28,7 +28,7 @@ class KernelSum(Position):
         shape: Sizes of the model.
         kernels: Functions that build strategies from the shape. Each strategy must be only a bias by distance, such as
             KerpleLog or a class of your project.
-        factors: A non-negative number for each kernel; None for 1.
+        factors: A non-negative number for each kernel; None means that all are 1.
 
     Raises:
         UserError: If there is no kernel, a kernel is not only a bias by distance, or the initial sum is not

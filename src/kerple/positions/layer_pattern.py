@@ -11,9 +11,10 @@ from kerple.positions.wrapper import Wrapper
 class LayerPattern(Wrapper):
     """A strategy and a window for each kind of layer. Layer i = 0, 1, … is of the kind ``pattern[i % len(pattern)]``.
 
-    Examples: RNoPE-SWA (Yang et al. 2025, arXiv 2501.18795, section 4) and iRoPE (Llama 4) repeat three local layers
-    with RoPE and a window, and a global layer with NoPE. Gemma 3 (arXiv 2503.19786) repeats five local layers with RoPE
-    of base 10,000, and a global layer with RoPE of base 1,000,000. Each layer has its own instance of its strategy.
+    Examples: RNoPE-SWA (Yang et al. 2025, arXiv 2501.18795, section 4) repeats three local layers with RoPE and a
+    window, and a global layer with NoPE. iRoPE (Llama 4) has chunks of tokens instead of the window. Gemma 3 (arXiv
+    2503.19786) repeats five local layers with RoPE of base 10,000, and a global layer with RoPE of base 1,000,000. Each
+    layer has its own instance of its strategy.
 
     Parameters: `0`, and those of the strategies in each layer.
     Cost: that of the strategies. A layer with a window takes O(T · window) time and O(window) cache.

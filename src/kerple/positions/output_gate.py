@@ -20,7 +20,7 @@ class OutputGate(Position):
 
     Args:
         shape: Sizes of the model.
-        elementwise: Whether each of the H · δ numbers in o has its own gate, as in Qwen3-Next, instead of each head.
+        elementwise: Whether each of the H · δ numbers in o has a gate, as in Qwen3-Next. If False, each head has one.
     """
 
     shift_invariant = True

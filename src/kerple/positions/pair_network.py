@@ -42,7 +42,7 @@ def pair_network(s: Tensor, b: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Te
 def pair_network_backward(
     grad: Tensor, s: Tensor, b: Tensor, w1: Tensor, b1: Tensor, w2: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of all arguments of `pair_network`; ``grad`` (B, H, N) is that of its result."""
+    """Return the gradients of all arguments of `pair_network`; ``grad`` (B, H, N) is the gradient of its result."""
     w1_s, w1_b = w1.chunk(2, -1)  # (hidden, H) each
     d_s, d_b = torch.empty_like(s), torch.empty_like(b)
     d_w1_s, d_w1_b, d_b1, d_w2 = (torch.zeros_like(x) for x in (w1_s, w1_b, b1, w2))

@@ -19,7 +19,7 @@ class PlaceEmbedding(Resampled):
     """Learned vectors for the places of tokens, added to the embeddings of the tokens.
 
     A place is a positive number that the task assigns to a token, such as the significance of a digit. It is the
-    index of a row in the table of vectors. Tokens without a place have the number 0, and get no vector.
+    index of a row in the table of vectors. Tokens without a place have a 0 instead, and get no vector.
 
     In training all places of a sequence are shifted by the same number, so that short problems train every row. The
     shift is a random number from 0 to ``rows - 1 - p``, where p is the largest place of the sequence. The shift is a
@@ -54,7 +54,7 @@ class PlaceEmbedding(Resampled):
         self.shift_invariant = False
         self.rows = rows
         table = torch.empty(rows, shape.dim, dtype=torch.float32)
-        # distant places do not occur in the same training input, which is short, so that training cannot learn to
+        # training inputs are short, so that distant places never occur in one input, and training cannot learn to
         # distinguish their rows; orthogonal rows differ from the start
         table = nn.init.orthogonal_(table) * size if rows <= shape.dim else table.normal_(std=size * shape.dim**-0.5)
         # the model calls `embed` only for the strategy of the first layer
@@ -105,8 +105,8 @@ class Coupled(PlaceEmbedding):
         seed: Seed of the shifts in training.
         size: Initial norm of a row. Token embeddings have an initial norm of about √D times ``init`` (`Architecture`).
             With a larger norm, initial rows differ enough to distinguish places that never occur together in training.
-            Up to D rows are initialised orthogonally, more rows from a normal distribution.
-        learned: Whether the rows are trained, as in Cho et al. Up to D rows that are not trained stay orthogonal.
+            All rows are orthogonal at first if ``rows`` <= D; if not, they are drawn from a normal distribution.
+        learned: Whether the rows are trained, as in Cho et al. Untrained rows stay orthogonal if ``rows`` <= D.
 
     Raises:
         UserError: If ``rows`` is below 2, or ``size`` is not positive and finite. In a forward pass, if a place is

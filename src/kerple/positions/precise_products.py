@@ -15,7 +15,7 @@ def precise(x: Tensor) -> Tensor:
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a @ b``, (…, m, k) times (…, k, n), in fp32, or in fp64 if a factor is fp64.
 
-    Autocast and TF32 do not affect it. TF32 would round each factor to 11 significant bits.
+    Autocast and TF32 do not affect the result. TF32 would round each factor to 11 significant bits.
     ``torch.set_float32_matmul_precision("high")`` enables TF32.
     """
     a, b = precise(a), precise(b)

@@ -43,12 +43,12 @@ class TokenPositions:
 
     @classmethod
     def arange(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "TokenPositions":
-        """Return the rows 0 to length - 1 with the positions offset to offset + length - 1."""
+        """Return the rows 0 to length - 1 with the positions ``offset`` to ``offset + length - 1``."""
         rows = torch.arange(length, device=device)
         return cls(rows, rows + offset)
 
     def compute_once(self, function: Callable[["TokenPositions"], Result]) -> Result:
-        """Return ``function(self)``, and store it for later layers of the forward pass with the same strategy."""
+        """Return ``function(self)``; later layers of the forward pass with the same strategy get the stored result."""
         if torch.compiler.is_compiling():  # every layer runs the same graph, which cannot use results of another layer
             return function(self)
         if function not in self._results:

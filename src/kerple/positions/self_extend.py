@@ -17,9 +17,9 @@ from kerple.positions.wrapper import Wrapper
 
 
 class SelfExtend(Wrapper):
-    """Shorter distances in tests of a trained model; `fit` refuses it. The distance is ``m - n`` for the last w =
-    ``neighbor_window`` keys, and ``⌊m/g⌋ - ⌊n/g⌋ + w - ⌊w/g⌋`` with g = ``group`` for earlier keys (Jin et al. 2024,
-    arXiv 2401.01325, section 3).
+    """Shorter distances in tests of a trained model; `fit` refuses this strategy. The distance is ``m - n`` for the
+    last w = ``neighbor_window`` keys, and ``⌊m/g⌋ - ⌊n/g⌋ + w - ⌊w/g⌋`` with g = ``group`` for earlier keys (Jin et
+    al. 2024, arXiv 2401.01325, section 3).
 
     w is the neighbor window, a number of keys, and g the group size. If g divides w, distances in an input of up to
     w + (L - w) · g tokens stay below L. The model must have been trained with the wrapped strategy.

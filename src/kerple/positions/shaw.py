@@ -20,7 +20,7 @@ class Shaw(Position):
 
     Args:
         shape: Sizes of the model.
-        clip: Largest distance with its own vector. With 0 the scores do not depend on the distance.
+        clip: Larger distances use the vectors of this distance. With 0 the scores do not depend on the distance.
 
     Raises:
         UserError: If ``clip`` is negative.

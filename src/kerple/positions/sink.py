@@ -9,13 +9,14 @@ from kerple.positions.query_key_positions import TokenPositions
 
 class Sink(Position):
     """Probability ``exp(s_n) / (exp(σ_h) + Σ_l exp(s_l))`` of key n with score s_n in head h. The logit σ_h is learned,
-    as in GPT-OSS (OpenAI 2025, arXiv 2508.10925), or 0 for all heads (softmax off by one, Miller 2023).
+    as in GPT-OSS (OpenAI 2025, arXiv 2508.10925), or constant. A constant of 0 gives softmax off by one (Miller
+    2023).
 
-    The remaining probability, that of the sink, has no value vector. Models without a sink often give it to the first
-    token (Xiao et al. 2024, arXiv 2309.17453). The sink does not depend on positions; use `Combined` to add a strategy
-    with positions.
+    The remaining probability belongs to the sink, which has no value vector. Models without a sink often give this
+    probability to the first token (Xiao et al. 2024, arXiv 2309.17453). The sink does not depend on positions; use
+    `Combined` to add a strategy with positions.
 
-    Parameters: `H * learnable`, one set per layer by default.
+    Parameters: `H if learnable else 0`, one set per layer by default.
     Cost: that of a fused kernel for attention biases, which also returns the log-sum-exp of the scores.
 
     Args:

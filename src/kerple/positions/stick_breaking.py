@@ -17,9 +17,9 @@ class StickBreaking(Position):
     """Attention weights ``A_mn = σ(z_mn) · Π_{n < l < m} (1 - σ(z_ml))`` of query m and keys n < m with scores z (Tan
     et al. 2025, arXiv 2410.17980, section 2).
 
-    z = q·k / √δ are the scores, where δ is the head dimension. From the key before the query backwards, each key takes
-    the fraction σ(z) of the remaining weight. With ``rest`` the final remainder is the weight of the query's own value,
-    as in the appendix of Tan et al. By default the final remainder is discarded, and the weights sum to less than 1.
+    z = q·k / √δ are the scores, where δ is the head dimension. From the key before the query back to the first key,
+    each key takes the fraction σ(z) of the remaining weight. With ``rest`` the final remainder is the weight of the
+    query's own value (appendix of Tan et al.). By default the remainder is discarded, and weights sum to less than 1.
 
     Parameters: `0`. Cost: explicit scores, a logarithm for each score, and a cumulative sum over the keys.
 
@@ -47,7 +47,7 @@ class StickBreakingWeights(torch.autograd.Function):
 
     For query m, let c_n = Σ_{n <= l < m} log(1 - σ(z_l)). Then A_n = exp(z_n + c_n), because
     log σ(z) = z + log(1 - σ(z)). The derivatives are dA_n/dz_n = A_n · (1 - σ(z_n)), and dA_n/dz_l = -A_n · σ(z_l) for
-    l > n. With w_n = A_n times the gradient of A_n, the gradient of z_l is w_l - σ(z_l) · Σ_{n <= l} w_n.
+    l > n. Let w_n = A_n · dloss/dA_n. Then dloss/dz_l = w_l - σ(z_l) · Σ_{n <= l} w_n.
     """
 
     @staticmethod

@@ -12,8 +12,8 @@ class T5(Position):
     """Learned bias ``b_h[bucket(d)]`` of head h for each bucket of distances d (Raffel et al. 2020, arXiv 1910.10683, §
     2.1).
 
-    Buckets in the first half contain one distance each. The sizes of the other buckets grow geometrically up to
-    ``max_distance``, and the last bucket contains all larger distances. Biases are initialised from N(0, 0.02²). As for
+    Buckets in the first half contain one distance each. The sizes of the other buckets grow geometrically. The
+    last bucket also contains all distances from ``max_distance`` on. Biases are initialised from N(0, 0.02²). As for
     all strategies here, and unlike in T5, scores are divided by √δ, where δ is the head dimension.
 
     Parameters: `buckets * H`, shared by all layers. Cost: one (H, T) table per forward pass.

@@ -58,7 +58,7 @@ class SSMax(Position):
 
 class Temperature(Position):
     """Factor of the scores that grows, by a published ``rule``, with the number n of keys that a query sees. The
-    default is that of Llama 4, ``1 + scale · log(1 + ⌊n / length⌋)``. The rule ``swan`` is from arXiv 2504.08719.
+    default is the rule of Llama 4, ``1 + scale · log(1 + ⌊n / length⌋)``. The rule ``swan`` is from arXiv 2504.08719.
 
     With n₀ = ``length`` and a = ``scale``, the factor of each ``rule`` is
 

@@ -18,7 +18,7 @@ class Visibility:
         distances: Distances of first tokens outside the window. ``true``: the true distances, so that only the mask
             changes. ``capped``: all equal to ``window`` (LM-Infinite, Han et al. 2024, arXiv 2308.16137). ``cache``:
             positions count only visible keys (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453). The distance from
-            token m back to the first token j < ``first`` is then ``min(m, first + window - 1) - j``.
+            token m back to token j < ``first`` is then ``min(m, first + window - 1) - j``.
 
     Raises:
         UserError: If a number is out of range. If ``capped`` or ``cache`` is given without a window, or with first = 0.

@@ -49,8 +49,8 @@ for _hook in HOOKS:  # a loop instead of methods, so that new hooks are forwarde
 class Resampled(Wrapper):
     """Wrapper that draws new random numbers for each optimiser step.
 
-    The draw is a function of ``seed`` and of the number of steps, which checkpoints store. It is therefore the same on
-    all devices and after resuming. The constructor of a subclass registers its buffers and calls `draw_`.
+    The draw is a function of ``seed`` and of the number of steps. Checkpoints store this number. The draw is therefore
+    the same on all devices and after resuming. The constructor of a subclass registers its buffers and calls `draw_`.
 
     Args:
         position: The wrapped strategy.

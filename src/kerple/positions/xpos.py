@@ -15,8 +15,8 @@ class XPos(Position):
 
     The pairs are i = 0..δ/2-1, and δ is the head dimension. Positions m and n are relative to the first token of the
     text, also with a cache, or to 0 if positions have gaps. Factors are clamped to e^±80. In fp16 they are clamped to
-    e^±7, because a query or key times its factor must stay below e^11, the largest number. Therefore the decay is exact
-    for inputs of up to 63 · decay tokens (32,000 for the default of 512), and in fp16 of up to 5 · decay tokens.
+    e^±7, because a query or key times its factor must stay below e^11, the largest fp16 number. Therefore the decay is
+    exact for inputs of up to 63 · decay tokens (32,000 for the default of 512), and in fp16 of up to 5 · decay tokens.
 
     Parameters: `0`. Cost: two multiplications and one addition per entry of q and of k.
 

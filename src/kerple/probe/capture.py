@@ -47,7 +47,7 @@ class Call:
 
 @contextmanager
 def captured(model: Any) -> Iterator[list[Call]]:
-    """Record every call of an attention function of the model, as a context manager around forward passes.
+    """Context that records every call of an attention function of the model, and yields the list of calls.
 
     Inside the context, attention returns the value of each query's own token. If the input repeats a single token, all
     positions therefore have the same hidden state in every layer. Queries at different positions differ only by the
@@ -100,7 +100,7 @@ def _factor(q: Tensor, outputs: list[Tensor]) -> float | None:
     for output in reversed(outputs):
         output = output.transpose(1, 2) if output.shape[1:3] == (heads, length) else output
         row = output.reshape(-1)[: output.numel() // length]
-        # a row begins with the queries of all heads, or has query, key and value head by head, as in GPT-NeoX
+        # a row begins with the queries of all heads, or lists query, key and value of each head, as in GPT-NeoX
         candidates = [row[: len(query)]]
         candidates += [row.view(heads, -1)[:, :width].reshape(-1)] if row.numel() % heads == 0 else []
         for candidate in candidates if row.numel() >= len(query) else ():

@@ -35,8 +35,8 @@ class Layer:
         window: Number of keys that a query sees, including its own; None for all keys up to its own.
         chunk: Length of the chunks of tokens to which attention is limited; None without chunks.
         temperature: Strategy that multiplies queries by a factor that grows with the position, or None.
-        judged: Whether a difference from the forward pass is a fault; False for families outside of `KNOWN`, and for
-            layers whose RoPE has no formula in this project.
+        judged: Whether a difference from the forward pass is a fault. False for families outside of `KNOWN`, for layers
+            whose RoPE has no formula in this project, and for this project's strategies other than RoPE and NoPE.
     """
 
     rope: RoPE | None = None
@@ -95,7 +95,7 @@ def our_layers(network: Transformer) -> list[Layer]:
     """
     layers = []
     for i in range(len(network.blocks)):
-        outer = network.positions[min(i, len(network.positions) - 1)]  # there is one instance per layer, or for all
+        outer = network.positions[min(i, len(network.positions) - 1)]  # one instance per layer, or one for all layers
         position = outer.position if isinstance(outer, LayerPattern) else outer
         rope, judged = position if isinstance(position, RoPE) else None, isinstance(position, RoPE | NoPE)
         layers.append(Layer(rope, outer.window, judged=judged))

@@ -17,8 +17,8 @@ from kerple.probe.rotation import rotation_differences
 
 SHORT = 32  # number of tokens of the short text
 DECODED = 4  # number of tokens that are decoded one by one
-# Largest number of tokens of the text that tests a window. The text has 3 tokens more than the window. For a larger
-# window, the model reads 4 tokens after a cache filled with zeros.
+# Largest number of tokens of a text that tests a window. Such a text has 3 tokens more than the window. If this number
+# is above LONGEST, the model reads only 4 tokens, after a cache filled with zeros.
 LONGEST = 1040
 SAME = 1e-3  # largest relative difference of numbers that are considered equal
 
@@ -88,9 +88,9 @@ def measure_layers(model: Any, config: Any) -> list[Verdict]:
 def _read_texts(model: Any, config: Any, expected: list[Layer], relative: bool) -> list[Trace]:
     """Read several texts that repeat a single token: a short text, and a text whose last tokens are decoded one by one.
 
-    With ``relative``, also read a longer text for each different window, and a text with the positions 0, 1, 2, 4, … up
-    to the largest of the configuration. ``relative`` is false for models with learned positions and for models of this
-    project, because such models may not accept these positions.
+    With ``relative``, also read a text longer than the window for each different window, and a text with the positions
+    0, 1, 2, 4, … up to the largest of the configuration. ``relative`` is false for models with learned positions and
+    for models of this project, because such models may not accept these positions.
     """
     length, max_positions = original_length(config), getattr(config, "max_position_embeddings", None) or 0
     norms = model.get_input_embeddings().weight[:1000].float().norm(dim=-1)
@@ -135,7 +135,7 @@ def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | No
 
 
 def _cache_of_zeros(earlier: Trace, length: int) -> Any:
-    """Return a cache of ``length`` keys and values that are 0, with the heads of an earlier trace."""
+    """Return a cache of ``length`` keys and values that are 0, with as many and as wide heads as an earlier trace."""
     from transformers import DynamicCache
 
     cache = DynamicCache()

@@ -1,4 +1,4 @@
-"""`probe_model`: checks of a model's positional encoding, and `Report`: their results as text, page and JSON file."""
+"""`probe_model`: checks of a model's positional encoding, and `Report`: their results as text, HTML and JSON."""
 
 import base64
 import io

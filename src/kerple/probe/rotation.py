@@ -78,8 +78,8 @@ def _factors(x: Tensor, first: slice, second: slice) -> tuple[Tensor, Tensor, fl
 
     Returns:
         The factors relative to position 0, (T, r/2) complex; their rounding errors, (r/2,); and the residual. The
-        residual of a pair is the part of its norm that the factors do not explain, relative to its norm at position 0
-        and less its rounding error. The returned residual is the largest over all pairs and positions.
+        residual of a pair is the norm of the part that the factors do not explain, divided by the pair's norm at
+        position 0, minus the rounding error. The returned residual is the largest over all pairs and positions.
     """
     z = torch.complex(x[..., first], x[..., second])  # (H, T, r/2)
     norm = z[:, 0].abs().square().sum(0).clamp(min=1e-30).sqrt()  # (r/2,)
