@@ -84,14 +84,14 @@ def select(
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
     elif explicit_scores:
-        reason = "no fused kernel can scale or replace scores, add outputs or keys, or see first tokens beyond a window"
+        reason = "model.position or the window needs explicit scores, which no fused kernel has"
         backend = AttentionBackend("blocks", reason)
     elif plain:
-        backend = AttentionBackend("sdpa", "torch's fused kernel does causal attention without a table")
+        backend = AttentionBackend("sdpa", "torch's fused kernel supports causal attention without a bias")
     elif device.type == "cpu":
-        backend = AttentionBackend("tiles", "on a CPU torch's fused kernel takes the table as its mask")
+        backend = AttentionBackend("tiles", "torch's fused CPU kernel takes the bias as a mask, tile by tile")
     elif (obstacle := flex_obstacle(device, dtype, dims, queries, few_keys)) is None:
-        backend = AttentionBackend("flex", "FlexAttention and the kernel for the table's gradient support the call")
+        backend = AttentionBackend("flex", "FlexAttention supports the bias, and there is a kernel for its gradient")
     else:
         backend = AttentionBackend("blocks", obstacle)
     if option == "fused" and backend.name == "blocks" and queries == "all" and not few_keys:
@@ -111,11 +111,11 @@ def flex_obstacle(
 ) -> str | None:
     """Return why FlexAttention and the kernel for the table's gradient cannot be used, or None if they can."""
     if device.type != "cuda":
-        return f"there is no fused kernel with a table on {device.type}"
+        return f"there is no fused kernel with a bias on {device.type}"
     if few_keys:
         return f"up to {FEW_KEYS} keys are processed in fp32, without a fused kernel"
     if queries != "all":
-        return "no fused kernel with a table supports fewer queries than keys"
+        return "no fused kernel with a bias supports fewer queries than keys"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"the fused kernels take bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if any(not HEAD_DIMS[0] <= dim <= HEAD_DIMS[1] for dim in dims):

@@ -65,7 +65,8 @@ def main(arguments: list[str]) -> None:
     if options.bound < 0:
         raise UserError(f"bound: got {options.bound:g}, expected 0 or more percent")
     if length < 2:
-        raise UserError(f"length: got {length}, expected the training length, 2 tokens or more; set it with --length")
+        given = f"got {options.length}" if options.length is not None else "the model's configuration has none"
+        raise UserError(f"length: {given}, expected the training length, 2 tokens or more; set --length")
     if options.to <= length:
         raise UserError(f"to: got {options.to}, expected more than the training length, {length}")
     candidates, reasons = methods(config, length, options.to)

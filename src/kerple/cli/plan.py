@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
     _, *arguments = insert_stored_config(["fit", *arguments])  # inserts the architecture of --weights
     options = parse(parser, arguments)
     if not 0 < options.efficiency <= 1:
-        raise UserError(f"efficiency: got {options.efficiency}, expected a fraction of the peak in (0, 1]")
+        raise UserError(f"efficiency: got {options.efficiency}, expected a fraction of peak FLOP/s in (0, 1]")
     chips = {chip.name: chip for chip in CHIPS}
     if unknown := [name for name in options.chips.split(",") if name not in chips]:
         raise UserError(f"chips: got {unknown[0]!r}, expected some of {', '.join(chips)}")
@@ -78,7 +78,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         if not isinstance(data.get(name), int):
             raise UserError(f"data.{name}: got {data.get(name)} in {config.data.class_path}, expected a number")
     if trainer.max_steps < 1:
-        raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected the number of steps")
+        raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected 1 or more, the number of steps to plan")
     with torch.device("meta"):
         model = build_model(config.model.as_dict())
     count, work = count_parameters(model.network), flops(model.network, data.length)

@@ -130,7 +130,7 @@ class Comparison:
                 expected += f", other than {', '.join(reserved)}" if reserved else ""
                 raise UserError(f"compare: {key}: got {name!r}, expected {expected}")
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
-            expected = f"a folder outside of {self.report_folder / 'runs'}, which contains the records of the report"
+            expected = f"a folder outside of {self.report_folder / 'runs'}, where the report keeps its records"
             raise UserError(f"compare: runs: got {self.runs_folder}, expected {expected}")
 
     def _check_flags(self) -> None:

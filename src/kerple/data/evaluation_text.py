@@ -193,7 +193,9 @@ class Text:
         counts[left_out] = 0
         documents = torch.repeat_interleave(counts)  # index of each block's document
         if len(documents) < (limit or 1):
-            given = f"expected at least {limit or 1} blocks of {length + 1} tokens in documents, got {len(documents)}"
+            given = (
+                f"expected at least {limit or 1} blocks of {length + 1} tokens inside documents, got {len(documents)}"
+            )
             longest = f"the longest document has {max(sizes.tolist(), default=0)} tokens"
             raise UserError(f"documents: {given}; {longest}; use shorter lengths, fewer blocks, or documents: false")
         # index of each block within its document

@@ -94,5 +94,6 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         except UserError as error:
             reasons[name] = str(error)
     if not applicable[1:]:
-        raise UserError(f"model: no method applies: {'; '.join(dict.fromkeys(reasons.values()))}; use another model")
+        listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
+        raise UserError(f"model: expected one to which a method applies; use another model. Reasons: {listed}")
     return applicable, reasons

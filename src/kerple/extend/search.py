@@ -116,7 +116,7 @@ class Search:
             record["losses"].append(float(losses.double().mean()))
             record["seconds"].append(seconds := time.monotonic() - start)
             if not losses.isfinite().all():
-                raise UserError(f"model: the loss of {method.label} is not finite; check the weights for NaN")
+                raise UserError(f"model: the loss with {method.label!r} is not finite; check the weights for NaN")
             write(path, json.dumps(record), durable=False)
             if seconds > 1:
                 print(f"{method.label}, {split}, {length:,} tokens: block {i + 1}, {seconds:.0f} s", flush=True)
@@ -171,7 +171,8 @@ class Search:
                         higher = f"loss higher than that of {best.label} by {effect[0]:.4f} nats"
                         print(f"{m.label}: dropped at {length:,} tokens ({higher})", flush=True)
                 if not remaining:
-                    raise UserError(f"bound: got {self.bound:.3%}, but all methods raise the loss by more; increase it")
+                    given = f"got {self.bound:.3%}, but all methods raise the loss at {length:,} tokens by more"
+                    raise UserError(f"bound: {given}; increase --bound")
         return remaining
 
     def network(self, method: Method) -> Any:

@@ -110,7 +110,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         """
         if visibility.distances != "true":
             given = f"got {visibility.distances!r} for a model that is run by transformers"
-            raise UserError(f"distances: {given}, expected 'true'; set model.position to use this project's network")
+            expected = "'true', or a model.position, with which this project runs the model"
+            raise UserError(f"distances: {given}, expected {expected}")
         end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
             expected = f"at most {self.max_length}, for which the model has learned positions"

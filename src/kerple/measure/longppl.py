@@ -229,6 +229,8 @@ class LongPerplexity(Measure):
         limit = network.training_length or 0
         if limit < len(tokens) - 1:
             given = f"got {self.lengths[-1]} tokens, or {len(tokens) - 1} with the tokenizer of {self.evaluator}"
-            expected = f"expected at most the evaluator's training length, {limit or 'which is not known'}"
+            expected = f"expected at most the evaluator's training length, {limit}"
+            if not limit:
+                raise UserError(f"LongPerplexity: evaluator: got {self.evaluator}, expected a known training length")
             raise UserError(f"LongPerplexity: lengths: {given}, {expected}; use shorter lengths or another evaluator")
         return key_targets(network, tokens[None], **self.criterion)[0].tolist()

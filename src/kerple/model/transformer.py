@@ -136,7 +136,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         for p in self.positions:
             if p.max_length is not None and end > p.max_length:
                 given = f"{type(p).__name__} has positions up to {p.max_length - 1}, got {end - 1}"
-                advice = "use shorter inputs, or for Learned set model.position.beyond to clamp or interpolate"
+                advice = "use shorter inputs, or for Learned set model.position.beyond to 'clamp' or 'interpolate'"
                 raise UserError(f"model.position: {given}; {advice}")
         all_tokens = tokens if cache is None else cache.append(tokens)  # (B, length)
         positions = TokenPositions.arange(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)

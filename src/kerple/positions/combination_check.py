@@ -33,7 +33,8 @@ def check_combination(parts: Sequence[Position]) -> None:
             _refuse(earlier, "before PaTH, which replaces the scores; put PaTH first")
         if _contains(part, PoPE) or part.neighbor_window is not None:
             name = "PoPE" if _contains(part, PoPE) else type(part).__name__
-            single_width = [other for other in parts if other is not part and _contains(other, *SINGLE_WIDTH)]
+            others = [other for other in parts if other is not part]
+            single_width = [p for p in others if _contains(p, *SINGLE_WIDTH) or p.neighbor_window is not None]
             _refuse(single_width, f"with {name}, which doubles the width of queries and keys; leave one out")
 
 

@@ -161,8 +161,8 @@ class TaskData(LightningDataModule):
         places = self.task.places(tokens)
         for end in range(1, tokens.shape[1]):
             if not torch.equal(self.task.places(tokens[:, :end]), places[:, :end]):
-                given = f"got {self.task.name!r}, which changes places of earlier tokens when token {end} follows"
-                raise UserError(f"data.task: {given}; correct its method places, or use another strategy")
+                given = f"got {self.task.name!r}, whose places of earlier tokens change when token {end} is appended"
+                raise UserError(f"data.task: {given}; correct its method `places`, or use another strategy")
         return self.task.places
 
     def encode(self, text: str) -> list[int]:

@@ -89,7 +89,7 @@ class LanguageModel(LightningModule):
             ("adam_eps", adam_eps, adam_eps >= 0, "0 or more"),
             ("weight_decay", weight_decay, weight_decay >= 0, "0 or more"),
             ("warmup", warmup, 0 <= warmup < 1, "a fraction of the steps in [0, 1)"),
-            ("final_lr", final_lr, 0 <= final_lr <= 1, "a fraction of the peak in [0, 1]"),
+            ("final_lr", final_lr, 0 <= final_lr <= 1, "a fraction of model.lr in [0, 1]"),
             ("decay", decay, 0 < decay <= 1, "a fraction of the steps in (0, 1]"),
             ("pad_vocabulary_to", pad_vocabulary_to, pad_vocabulary_to >= 1, "1 (no padding) or more"),
         ):

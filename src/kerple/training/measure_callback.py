@@ -73,7 +73,7 @@ class MeasureCallback(Callback):
         data = untyped(trainer).datamodule
         if not hasattr(data, "text"):
             kind = type(self.measure).__name__
-            needed = f"{kind} needs data with a method text, which {type(data).__name__} lacks"
+            needed = f"{kind} needs a data module with a method `text`, which {type(data).__name__} lacks"
             raise UserError(f"trainer.callbacks: {needed}; leave {kind} out, or use TokenShards or TaskData")
         return data.text(split)
 

@@ -181,7 +181,8 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
         if (first := next(texts, None)) is None:
             reasons = reader.reasons() or "it is empty, or too small"
             given = f"got {options.corpus!r}, which has no training document for a tokenizer: {reasons}"
-            raise UserError(f"data.corpus: {given}; set data.text_field, data.split_fractions or data.tokenizer")
+            advice = "use a larger corpus, correct data.text_field or data.split_fractions, or set data.tokenizer"
+            raise UserError(f"data.corpus: {given}; {advice}")
         tokenizer = train_tokenizer(chain([first], texts), options.vocabulary)
     else:
         tokenizer = load_tokenizer(str(shipped) if options.tokenizer == TRAINED_HERE else options.tokenizer)
