@@ -49,6 +49,7 @@ EXPECTED = {
 }
 LONGROPE = {"scaling": "longrope", "factor": 2.0, "short_factors": [1.0] * 4, "long_factors": [2.0] * 4}
 RANDOMIZED_PATH = partial(positions.RandomizedPositions, position=PaTH)
+TWO_NEIGHBOR_WINDOWS = [partial(positions.SelfExtend, position=positions.SSMax)] * 2
 
 
 def subject(name: str) -> Subject:
@@ -156,6 +157,7 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("ReRoPE", {"neighbor_window": 0}, "neighbor_window: got 0, expected at least 1 key"),
         ("ReRoPE", {"position": KerpleLog}, "position: got KerpleLog, expected a strategy that only t"),
         ("Combined", {"parts": (RANDOMIZED_PATH, KerpleLog)}, "parts: got KerpleLog with PaTH"),
+        ("Combined", {"parts": TWO_NEIGHBOR_WINDOWS}, "parts: got SelfExtend with SelfExtend"),
         ("Combined", {"parts": (positions.FoX, PaTH)}, "parts: got FoX before PaTH"),
         ("Combined", {"parts": (positions.ReRoPE, positions.RoPE)}, "parts: got RoPE with ReRoPE, which doubles"),
         *(("Combined", {"parts": (PoPE, other)}, f"parts: got {other.__name__} with PoPE") for other in SINGLE_WIDTH),

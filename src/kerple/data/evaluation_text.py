@@ -193,11 +193,10 @@ class Text:
         counts[left_out] = 0
         documents = torch.repeat_interleave(counts)  # index of each block's document
         if len(documents) < (limit or 1):
-            given = (
-                f"expected at least {limit or 1} blocks of {length + 1} tokens inside documents, got {len(documents)}"
-            )
+            found = f"got {len(documents)} blocks of {length + 1} tokens inside documents"
             longest = f"the longest document has {max(sizes.tolist(), default=0)} tokens"
-            raise UserError(f"documents: {given}; {longest}; use shorter lengths, fewer blocks, or documents: false")
+            advice = "use shorter lengths, fewer blocks, or documents: false"
+            raise UserError(f"documents: {found}, expected at least {limit or 1}; {longest}; {advice}")
         # index of each block within its document
         index = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
         starts = begins[documents] + index * length
