@@ -28,7 +28,7 @@ def corpus_text(corpus: str, tokenizer: Any) -> Text:
 def measure_on_text(
     network: Any, text: Text, parts: list[str], length: int | None = None, blocks: int = 4
 ) -> list[Result]:
-    """Make the measurements and return their results. Print a lower bound of the time that they take first.
+    """Print a lower bound of the time that the measurements take, then make them and return their results.
 
     Args:
         network: A `kerple.model.network.Network`.

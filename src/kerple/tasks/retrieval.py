@@ -29,7 +29,7 @@ class Passkey(Task):
 
 
 class NeedleInFiller(Task):
-    """Find the number of one key among several keys: ``the[xq:40] gr[bo:71]ass is;xq=40``.
+    """Find the number of a given key in filler with one or more keys: ``the[xq:40] gr[bo:71]ass is;xq=40``.
 
     The problems are the single-key and multi-key needles of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1),
     in the filler of `Passkey`. A needle is a key of two lower-case letters and a number. The length is the number of
@@ -94,8 +94,9 @@ class VariableChain(Task):
 
     The length is the number of clauses. Each clause defines a variable, which is a letter. The first clause of the
     chain sets a variable to ``+1`` or ``-1``. Each of the other clauses sets a variable to the previous variable of the
-    chain or to its opposite. The prompt has the clauses in random order and then a random variable, whose sign is the
-    answer. The depth is the number of clauses from the start of the chain to the clause that defines this variable.
+    chain or to the negation of that variable. The prompt has the clauses in random order and then one of the variables,
+    the queried variable, whose sign is the answer. The depth is the number of clauses from the start of the chain to
+    the clause that defines the queried variable.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "depth")

@@ -2,8 +2,8 @@
 
 No test problem occurs in training:
 
-- A problem that is not longer than the training length is assigned to training, validation or test by a hash. To draw
-  a problem of a split, problems are drawn until one belongs to the split.
+- A problem that is not longer than the training length is assigned to training, validation or test by a hash. To
+  draw a problem of a split, `Sampler` draws random problems until one belongs to the split.
 - Longer problems do not occur in training.
 
 The hash does not depend on the seed, so that all runs of a comparison hold out the same problems.
@@ -26,7 +26,7 @@ from kerple.tasks.task import Example, Task
 from kerple.tasks.vocabulary import PAD_ID
 
 Split = Literal["train", "validation", "test"]
-MAX_DRAWS = 1000  # largest number of random problems that one call of `draw` makes to find one of the split
+MAX_DRAWS = 1000  # largest number of random problems that one call of `draw` tries to find one of the split
 STALE = 200  # number of consecutive calls of `draw` without a new problem after which `distinct` stops
 
 

@@ -83,7 +83,7 @@ class Task(ABC):
     def places(self, tokens: Tensor) -> Tensor:
         """Return a place for each token, for `kerple.positions.Coupled`.
 
-        Tokens with the same role have equal places, such as the last digits of two summands and of their sum.
+        Tokens with the same role, such as the last digits of two summands and of their sum, have equal places.
 
         The place of a token must not depend on later tokens, because they do not exist yet during generation.
 

@@ -27,7 +27,7 @@ class TaskData(LightningDataModule):
 
     Args:
         task: Class name of the task.
-        length: Training length in tokens, which some strategies use. At least the T of the longest training problem.
+        length: Training length in tokens, which some strategies use. A training problem has at most this many inputs.
         train_length: Largest length of a training problem, in units of the task such as digits, not in tokens. Lengths
             are uniform on 1..train_length.
         test_lengths: Lengths of test problems; null for 1 to twice ``train_length``.

@@ -38,15 +38,15 @@ def in_step(tokens: Tensor, ids: range) -> Tensor:
     If numbers are written with the last digit first, digits of equal significance have the same place (Cho et al. 2024,
     arXiv 2405.20671, section 4). Begin, end and padding have no place. Let p be the place of the last token
     that the model has read. To write the next digit, the model can attend to the digits with place p + 1. If a number
-    has no such digit, the model can attend to the begin token instead, which stands for no digit.
+    has no such digit, the model can attend to the begin token instead, which then represents the missing digit.
     """
     return (index_in_run(tokens, ids) + 1).where(is_text(tokens), 0)
 
 
 def mirrored(tokens: Tensor, ids: range) -> Tensor:
-    """Return the places of `in_step` before the first ``=``, and from this ``=`` on descending places, at least 1.
+    """Return the places of `in_step` before the first ``=``, and descending places of at least 1 from this ``=`` on.
 
-    If the tokens before the ``=`` are one run, the i-th token after it has the place of the i-th token from their end.
+    If one run precedes the ``=``, the i-th token after the ``=`` has the place of the i-th last token of the run.
     """
     indices = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     equals = tokens == IDS["="]

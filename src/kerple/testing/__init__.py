@@ -1,9 +1,9 @@
 """The public suite of `python run.py check`: tests of properties that every strategy must have.
 
 Most properties are tested with inputs of 30, 90, and at least 300 tokens (`Subject.lengths`). The longest input has
-more tokens than the value of every integer option, except for values above 1,000. Attention computes it in several
-blocks of queries. The suite does not detect an error that occurs only with longer inputs, with other options, or on a
-GPU. It does not compare a strategy with the formula of its paper.
+more tokens than the value of every integer option, except for values above 1,000. Attention processes this input
+in several blocks of queries. The suite does not detect an error that occurs only with longer inputs, with other
+options, or on a GPU. It does not compare a strategy with the formula of its paper.
 """
 
 from collections.abc import Callable, Iterator

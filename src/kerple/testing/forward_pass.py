@@ -128,7 +128,8 @@ def reach_of_a_window(subject: Subject, length: int) -> None:
     same(before[:, last:], after[:, last:], f"logits out of reach of a changed token, window {window}")
     assert (before[:, first:last] - after[:, first:last]).abs().max() > 1e-4, "a changed token changes nothing"
     # Without the first tokens, the later tokens keep their positions, but have smaller rows (indices in the input).
-    # A shift-invariant strategy may depend on large rows. For example, `XPos` clamps factors of rows above 63 * decay.
+    # Even a shift-invariant strategy may depend on large rows, so only the shortest input is compared. For example,
+    # `XPos` clamps the factors of rows above 63 * decay.
     if length == SHORT and network.positions[0].shift_invariant and network.prefix_consistent:
         rest = network(ids[:, first:], Visibility(window), offset=first)
         same(rest[:, reach:], before[:, last:], "logits without the tokens that no window reaches", atol=1e-4)
@@ -243,7 +244,7 @@ def number_of_parameters(subject: Subject) -> None:
     position = subject.position()
     strategy = type(position)
     formula = re.search(r"Parameters: `([^`]+)`", strategy.__doc__ or "")  # not the docstring of a base class
-    missing = "has no line 'Parameters: `formula`' in D (width), H (heads), δ (D/H), L (training length), options"
+    missing = "has no line 'Parameters: `formula`'; use D (width), H (heads), δ (D/H), L (training length), options"
     assert formula, f"the docstring of {strategy.__name__} {missing}"
     options = {k: p.default for k, p in inspect.signature(strategy).parameters.items()}
     options |= getattr(subject.build, "keywords", {})

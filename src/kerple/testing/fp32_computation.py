@@ -21,7 +21,7 @@ def hooks_in_fp32(subject: Subject, length: int) -> None:
     """Autocast and weights in bf16 do not change the results of the strategy's hooks.
 
     Hooks are the methods of a strategy that the model calls in a forward pass. Their results are fp32 or fp64. Under
-    autocast or after ``.bfloat16()``, the results are bitwise equal to those without.
+    autocast or after ``.bfloat16()``, the results are bitwise equal to those with fp32 weights and no autocast.
     """
     expected = results_of_hooks(subject.position(length), length)
     with torch.autocast("cpu", torch.bfloat16):
@@ -125,7 +125,7 @@ def _relative_error(got: Tensor, exact: Tensor) -> float:
 def results_of_hooks(position: Position, length: int) -> dict[str, Tensor]:
     """Return the results of all hooks for random fp32 input, by name.
 
-    Positions begin at 300, because bf16 rounds such numbers. They begin at 0 if the strategy has a ``max_length``.
+    Positions begin at 300, because bf16 rounds many integers above 256. With a ``max_length``, they begin at 0.
     """
     torch.manual_seed(1)
     k, x = torch.randn(2, 4, length, 8), torch.randn(2, length, 32)

@@ -20,8 +20,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint.
 
         Raises:
-            OSError: If the checkpoint cannot be written. Earlier checkpoints are intact. The error must end the run,
-                because `ModelCheckpoint` would remove an earlier checkpoint in exchange for the missing one.
+            OSError: If the checkpoint cannot be written. Earlier checkpoints are intact. The error must end the run.
+                If the run continued, `ModelCheckpoint` would remove an earlier one, although the new one is missing.
         """
         if "://" in str(path):  # an object store replaces files atomically
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -43,8 +43,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint, but only from a folder to which this object has written a checkpoint.
 
-        When a run resumes, `ModelCheckpoint` reads from a checkpoint the paths that it will remove. A forged checkpoint
-        could name any files or folders.
+        Each checkpoint contains the paths that `ModelCheckpoint` will remove later. A resumed run reads these paths, so
+        that a forged checkpoint could name any file or folder.
         """
         if _folder(path) in self._folders and not os.path.isdir(path):
             super().remove_checkpoint(path)

@@ -1,4 +1,4 @@
-"""`Dashboards`: charts of the training, hyperparameters and histograms of the strategy's parameters in TensorBoard."""
+"""`Dashboards`: TensorBoard pages of training curves, hyperparameters, and histograms of the strategy's parameters."""
 
 import os
 
@@ -26,8 +26,8 @@ class Dashboards(Callback):
       are numbers or strings, and the last value of each metric. They are written at the end of a fit or test.
     - *Histograms*: each parameter of the strategy as ``kernels/<name>``, at the start and after each validation.
 
-    Curves over the length are figures. As scalars, they would have the length as their step, and TensorBoard smooths
-    scalars over steps.
+    Other callbacks log curves over the evaluation length as figures. As scalars, such curves would have the length as
+    their step, and TensorBoard smooths scalars over steps.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -14,11 +14,11 @@ from kerple.measure.result import Result
 from kerple.training.measure_callback import publish, runner
 from kerple.training.trainer_access import network_of, refuse_shards
 
-MAX_RECORDS = 400  # they are part of each checkpoint
+MAX_RECORDS = 400  # limited, because each checkpoint contains the records
 
 
 class Kernels(Callback):
-    """Records the bias of each head by distance, and the weight by which a strategy multiplies its scores, if any.
+    """Records the bias of each head by distance, and the weight (`Position.score_scale`) of scores, if any.
 
     During `fit`, the callback records the bias and the weight at a few distances, and each parameter of the strategy
     that has one number for each head. For a strategy without parameters, it records the buffers of this shape. At the
@@ -26,7 +26,7 @@ class Kernels(Callback):
     records of the first layer. At the end of `test`, it runs `KernelCurves`.
 
     When there are more than `MAX_RECORDS` records, every second one is dropped and ``every`` is doubled. Strategies
-    whose bias and weight are not functions of the distance are not recorded.
+    that have neither a bias nor a weight by distance are not recorded.
 
     Args:
         length: Number of distances of `KernelCurves`, 0..length-1; null for 32 × the training length.
@@ -93,8 +93,8 @@ class Kernels(Callback):
     def _quantities(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
         """Return the current values to record, (heads,), by layer and name.
 
-        The layer is named as in `kernel_tables`. The name is that of a parameter or buffer, or that of a bias, such as
-        ``bias at 10`` for distance 10.
+        The layer is named as in `kernel_tables`. The name is that of a parameter or buffer, or that of a bias or
+        weight, such as ``bias at 10`` for distance 10.
         """
         quantities: dict[tuple[str, str], Tensor] = {}
         for layer, position, tables in kernel_tables(network_of(pl_module), max(self.distances, default=0) + 1):

@@ -117,7 +117,7 @@ class LanguageModel(LightningModule):
             expected = f"expected the {self.vocabulary} tokens of the model; use the tokenizer of the training"
             raise UserError(f"data.vocabulary: got {vocabulary}, {expected}")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            reason = "which is only for tests of weights trained with another strategy, such as RoPE; fit that strategy"
+            reason = "which is only for tests of weights trained with another strategy; fit a strategy such as RoPE"
             raise UserError(f"model.position: got {self.network.name}, {reason}")
         self.set_places(data)
         if self.compile_options and stage == "fit":  # not for a test, because each length would be compiled

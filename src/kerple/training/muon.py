@@ -60,7 +60,7 @@ class Muon(torch.optim.AdamW):
                 if not state:  # AdamW's `load_state_dict` expects a step
                     state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))
                 state["step"] += 1
-                state["momentum"].lerp_(p.grad, 1 - MOMENTUM)  # running mean of all gradients
+                state["momentum"].lerp_(p.grad, 1 - MOMENTUM)  # exponential moving average of the gradients
                 nesterov = p.grad.lerp(state["momentum"], MOMENTUM)
                 rows = group["muon"] or [len(p)]
                 for part, momentum in zip(p.split(rows), nesterov.split(rows), strict=True):

@@ -20,8 +20,9 @@ class NonFiniteGuard(Callback):
 
     The device makes this check. The host (the Python process) waits for the device when it reads the result. With
     torch's fused Adam or AdamW on a GPU, the host therefore reads the results only every few steps, and before each
-    validation and checkpoint. Until then, the optimiser skips a bad step and all later steps, because this callback
-    sets its flag ``found_inf``. With other optimisers or ``precision: 16-mixed``, the host reads every result.
+    validation and checkpoint. If a loss or gradient is not finite, this callback sets the flag ``found_inf`` of the
+    optimiser. The optimiser then skips this step and all later steps until the host reads the result. With other
+    optimisers or ``precision: 16-mixed``, the host reads every result.
 
     With 16-mixed only the loss is checked, because the loss scaler skips steps whose gradients overflow. Weights are
     checked after a bad step, before each checkpoint, and at the end.

@@ -31,10 +31,10 @@ class Throughput(Callback):
     seconds of these steps. This time includes waiting for data and excludes validation.
 
     ``cost.json`` contains the median rate, the seconds of torch.compile in this process, the peak memory, the numbers
-    of parameters and steps, the backends of attention, and the environment. The median leaves out the first rate of
-    each process, because the first step allocates and compiles. Peak memory is the largest total size of the tensors
-    on a CUDA device, or the largest resident size of the process on a CPU. Checkpoints contain the rates and the peak
-    memory, so that a resumed run includes them.
+    of parameters and steps, the backends of attention, and the environment. The median leaves out the first rate after
+    each start or resumption, because the first step allocates and compiles. Peak memory is the largest total size of
+    the tensors on a CUDA device, or the largest resident size of the process on a CPU. Checkpoints contain the rates
+    and the peak memory, so that a resumed run includes them.
     """
 
     def __init__(self) -> None:

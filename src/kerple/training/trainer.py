@@ -18,7 +18,7 @@ from kerple.training.measure_callback import MeasureCallback
 class AutoTrainer(Trainer):
     """Lightning's Trainer, which also accepts the precision ``auto``, and measurements as callbacks.
 
-    ``accelerator: auto`` never selects an Apple GPU, because it has no fp64, in which losses are summed.
+    ``accelerator: auto`` never selects an Apple GPU, because losses are summed in fp64, which Apple GPUs lack.
 
     Args:
         precision: A precision of Lightning, or ``auto`` for `kerple.base.auto_precision.choose_precision`.
@@ -50,7 +50,7 @@ class AutoTrainer(Trainer):
             if kwargs.get(name) == 0:
                 raise UserError(f"trainer.{name}: got {kwargs[name]}, expected a positive number")
         if batches := kwargs.get("overfit_batches"):  # Lightning would replace the sampler
-            advice = "to fit few samples, set data.samples"
+            advice = "to fit few samples, set data.samples, or data.examples for a task"
             raise UserError(f"trainer.overfit_batches: got {batches}, expected 0; {advice}")
         callbacks = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
         wrapped = [MeasureCallback(c) if isinstance(c, Measure) else c for c in callbacks]
