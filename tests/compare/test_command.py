@@ -189,7 +189,7 @@ def test_an_error_in_the_file_is_reported_in_one_line(config: Path, capsys: pyte
         ({"test_folder": "checkpoints"}, "test_folder"),
         ({"parts": {"../a": {}}}, "../a"),
         ({"name": "../a"}, "../a"),
-        ({"output": str(config.parent)}, "which contains the records"),
+        ({"output": str(config.parent)}, "where the report keeps its records"),
         ({"base": ["missing.yaml"]}, "missing.yaml"),
         ({"flags": {"data.init_args.seed": 7}}, "flags"),
     ):

@@ -266,7 +266,7 @@ def test_tables_of_far_context_are_differences_of_the_same_runs_over_groups_of_d
         runs.append(Run("KerpleLog", seed, test))
     page, text = report_texts(runs, tmp_path)
     assert "Perplexity, far_" not in text
-    assert "preceded by text of another document (foreign)" in page
+    assert "foreign: it reads L - T tokens of another document" in page
     ((_, figure),) = loss_and_gain(read_runs(runs).results, pd.Series(["KerpleLog"]))
     (points,) = [line.get_xydata() for line in figure.axes[0].lines if line.get_label() == "KerpleLog"]
     gains = [(losses[seed]["none"] - losses[seed]["own"]).mean() for seed in SEEDS]

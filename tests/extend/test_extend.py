@@ -152,7 +152,7 @@ def test_the_command_writes_its_results_and_continues_after_a_stop(place, monkey
     [
         ("llama", ["--to", LENGTH], "expected more than the training length"),
         ("llama", ["--to", TARGET, "--bound", -1], "bound: got -1, expected 0 or more"),
-        ("gpt2", ["--to", 1024], "no method applies: model.scaling: got pi, but gpt2 has no RoPE"),
+        ("gpt2", ["--to", 1024], "PI (model.scaling: got pi, but gpt2 has no RoPE; leave model.scaling out), NTK ("),
         ("llama", ["--to", 8 * LENGTH], "the longest document has 149 tokens"),
         ("llama", ["--to", 2**40], "GiB are free; give a smaller number"),
     ],

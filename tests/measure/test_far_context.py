@@ -106,7 +106,7 @@ def test_effects_are_zero_for_a_network_that_reads_only_the_last_tokens() -> Non
 
 def test_counterparts_come_from_the_next_group() -> None:
     assert counterparts(["a", "a", "a", "b", "c", "c"]) == [3, 3, 3, 4, 0, 1]
-    with pytest.raises(UserError, match="got one document"):
+    with pytest.raises(UserError, match="got blocks of only one document"):
         counterparts([0, 0])
 
 
@@ -122,8 +122,8 @@ def test_distant_text_is_used_if_gain_and_content_are_positive() -> None:
     [
         ({"lengths": [8]}, text_of(), "lengths: got 8, expected more than 8, the training length"),
         ({"lengths": [16], "k": 8}, text_of(), "k: got 8, expected less than 8"),
-        ({"lengths": [70]}, text_of(), "at least 1 blocks of 71 tokens .* the longest document has 70 tokens"),
-        ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64), [0]), "got one document"),
+        ({"lengths": [70]}, text_of(), "got 0 blocks of 71 tokens .* the longest document has 70 tokens"),
+        ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64), [0]), "got blocks of only one document"),
         ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64)), "documents of the text are not known; use Token"),
     ],
 )
