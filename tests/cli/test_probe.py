@@ -56,7 +56,7 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys):
     assert "gap, window: at least" in capsys.readouterr().out
     other = ["--layers", "false", "--invariances", "false", "--gap", "true", "--text", str(here / "1.txt")]
     complained = complaint(capsys, "probe", here / "llama", *other)
-    assert "blocks of 321 tokens inside documents, expected at least 12" in complained
+    assert "blocks of 321 tokens that lie inside one document, expected at least 12" in complained
 
 
 def test_invariances_judge_an_unknown_family_whose_code_needs_permission(here, capsys):

@@ -62,7 +62,7 @@ def test_a_run_continues_from_its_state_with_another_number_of_devices(module, w
     for loader in again:
         loader.load_state_dict(state)
     assert torch.equal(rows(*again), expected[16:])
-    with pytest.raises(ValueError, match=r"got .* samples per micro-batch of .*, expected a divisor of 0 and 16, "):
+    with pytest.raises(ValueError, match=r"got batches of .* over all devices, expected a divisor of 0 and 16, "):
         module(batch_size=5).train_dataloader().load_state_dict(state)
 
 

@@ -192,7 +192,7 @@ def test_a_measurement_that_does_not_apply_is_skipped_with_a_reason(
 @pytest.mark.parametrize(
     ("measure", "message"),
     [
-        (ShiftTest(blocks=1000), "of 8 targets, but the test split has only 49"),
+        (ShiftTest(blocks=1000), "got 49 blocks of 8 targets in the test split"),
         (AttentionMaps(heads=[(2, 0)]), r"got \[\(2, 0\)\], expected pairs of a layer in 0..1"),
         (FourTerms(length=513), "length: got 513, expected at most 512"),
     ],

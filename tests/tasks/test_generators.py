@@ -206,5 +206,5 @@ def test_places_that_depend_on_later_tokens_are_refused():
         def places(self, tokens: torch.Tensor) -> torch.Tensor:
             return abacus(tokens.flip(1)).flip(1)
 
-    with pytest.raises(UserError, match="got 'from the right', whose places of earlier tokens change when"):
+    with pytest.raises(UserError, match="got 'from the right', whose method `places` changes places when"):
         TaskData(FromTheRight(), 64).places("coupled")

@@ -126,7 +126,7 @@ class Comparison:
         for key, name in [("name", self.name), *names, ("test_folder", self.test_folder)]:
             reserved = RESERVED if key == "test_folder" else ()
             if Path(name).name != name or name.startswith(".") or name in reserved:
-                expected = "a folder name without / and without a leading dot"
+                expected = "a name for a folder, without / and without a leading dot"
                 expected += f", other than {', '.join(reserved)}" if reserved else ""
                 raise UserError(f"compare: {key}: got {name!r}, expected {expected}")
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):

@@ -196,8 +196,8 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
     for path in sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]):
         if path.name != results_table.TABLE:
             if (name := path.name.split(".")[0]) in REPORT_TABLES:
-                advice = "rename the table in its measure, and test the run again"
-                raise UserError(f"{path}: got the name {name}, which a table of the report has; {advice}")
+                advice = "rename the table in the measure that writes it, and test the run again"
+                raise UserError(f"{path}: the report has a table named {name} too; {advice}")
             try:
                 yield name, pd.read_csv(path)
             except ValueError as error:

@@ -154,9 +154,9 @@ class Text:
         available = max(len(self.stream) - 1, 0) // length
         needed = 1 if fewer else limit or 1
         if available < needed:
-            blocks = "block" if needed == 1 else "blocks"
-            given = f"expected at least {needed} {blocks} of {length} targets, but {self.name} has only {available}"
-            raise UserError(f"blocks: {given}; use fewer blocks, a shorter length, or a longer text")
+            given = f"got {available} blocks of {length} targets in {self.name}, expected at least {needed}"
+            advice = "a shorter length or a longer text" if needed == 1 else "fewer blocks, or a shorter length"
+            raise UserError(f"blocks: {given}; use {advice}")
         return TextBlocks(self.stream, torch.arange(available)[:limit] * length, length)
 
     def document_blocks(
@@ -183,8 +183,8 @@ class Text:
                 fewer than ``limit`` blocks before ``per_group`` is applied.
         """
         if (begins := self.begins) is None:
-            given = f"got true, but the documents of {self.name} are not known"
-            raise UserError(f"documents: {given}; use TokenShards, pass `begins` to Text, or set documents: false")
+            advice = "use TokenShards, pass `begins` to Text, or set documents: false in Extrapolation"
+            raise UserError(f"data: the documents of {self.name} are not known; {advice}")
         sizes = torch.diff(begins, append=torch.tensor([len(self.stream)]))
         counts = ((sizes - 1) // length).clamp(0, per_document)  # blocks in each document
         table = pd.DataFrame({"group": 0, "overlap": 0.0}, range(len(counts))) if self.table is None else self.table
@@ -193,10 +193,10 @@ class Text:
         counts[left_out] = 0
         documents = torch.repeat_interleave(counts)  # index of each block's document
         if len(documents) < (limit or 1):
-            found = f"got {len(documents)} blocks of {length + 1} tokens inside documents"
+            found = f"got {len(documents)} blocks of {length + 1} tokens that lie inside one document"
             longest = f"the longest document has {max(sizes.tolist(), default=0)} tokens"
-            advice = "use shorter lengths, fewer blocks, or documents: false"
-            raise UserError(f"documents: {found}, expected at least {limit or 1}; {longest}; {advice}")
+            advice = "use shorter lengths, fewer blocks, or documents: false in Extrapolation"
+            raise UserError(f"data: {found}, expected at least {limit or 1}; {longest}; {advice}")
         # index of each block within its document
         index = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
         starts = begins[documents] + index * length
@@ -251,5 +251,5 @@ def shuffled(count: int, chosen: int, seed: int) -> list[int]:
         UserError: ``chosen`` is larger than ``count``.
     """
     if chosen > count:
-        raise UserError(f"segments: got {chosen}, expected at most {count}; use fewer segments or a larger split")
+        raise UserError(f"segments: got {chosen}, but the split has only {count}; use fewer segments or a larger split")
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:chosen].tolist()

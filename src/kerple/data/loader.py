@@ -148,7 +148,7 @@ class TrainingLoader:
         """
         before, inside = (state[f"samples_{when}_epoch"] for when in ("before", "in"))
         if before % self.samples or inside % self.samples:
-            given = f"got {self.samples} samples per micro-batch of all devices"
+            given = f"got batches of {self.samples} samples over all devices"
             expected = f"a divisor of {before} and {inside}, the samples read in earlier epochs and in this epoch"
             advice = "use the batch_size and devices of the earlier run"
             raise UserError(f"data.batch_size: {given}, expected {expected}; {advice}")

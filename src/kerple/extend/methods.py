@@ -95,5 +95,5 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
             reasons[name] = str(error)
     if not applicable[1:]:
         listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
-        raise UserError(f"model: expected one to which a method applies; use another model. Reasons: {listed}")
+        raise UserError(f"model: got one to which no extension applies; use another model. Reasons by method: {listed}")
     return applicable, reasons

@@ -109,9 +109,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         The module is the whole model, which returns logits, or its base model, which returns hidden states.
         """
         if visibility.distances != "true":
-            given = f"got {visibility.distances!r} for a model that is run by transformers"
-            expected = "'true', or a model.position, with which this project runs the model"
-            raise UserError(f"distances: {given}, expected {expected}")
+            given = f"got {visibility.distances!r}, expected 'true' for a model that is run by transformers"
+            raise UserError(f"distances: {given}; set 'true', or set model.position, so that this project runs it")
         end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
             expected = f"at most {self.max_length}, for which the model has learned positions"

@@ -56,7 +56,7 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
     if unknown or ("rope_type" in changes and "rope_theta" not in target) or (kind == "divisors" and factor != 1):
         listed = ", ".join([*(f"{key} {value}" for key, value in scaling.items()), *divisors])
         given = f"got {path.name}, whose RoPE has a scaling of type {kind} ({listed})"
-        raise UserError(f"model: {given}; transformers does not support it, so use the model's safetensors")
+        raise UserError(f"model: {given}; it cannot be read from GGUF; use the safetensors of the model")
     if "rope_theta" in target:
         target.update(changes)
     return rope

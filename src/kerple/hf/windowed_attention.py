@@ -43,7 +43,7 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
     layers = model.config.get_text_config().num_hidden_layers
     if calls != layers:
         given = f"got {visibility.window}, but {type(model).__name__} can limit attention in {calls} of {layers} layers"
-        raise UserError(f"window: {given} only; remove the protocols and measures with a window")
+        raise UserError(f"window: {given} only; leave out measures and protocols with a window")
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def windowed_attention(
         needs = ", ".join(unsupported) or "a mask, dropout or attention to later tokens"
         given = f"got {visibility.window}, but {type(module).__name__} needs {needs}"
         reason = "which attention with a window does not support"
-        raise UserError(f"window: {given}, {reason}; remove the protocols and measures with a window")
+        raise UserError(f"window: {given}, {reason}; leave out measures and protocols with a window")
     spec = AttentionSpec(window=visibility.window, first=visibility.first)
     blocks = query_blocks(query.shape[2], key.shape[2], QUERY_ROWS, None if spec.first else spec.window)
     grouped, out = query.shape[1] != key.shape[1], []

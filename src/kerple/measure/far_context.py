@@ -64,7 +64,7 @@ def counterparts(groups: Sequence[Any]) -> list[int]:
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
     if len(members) < 2:
-        given = "got blocks of only one document, expected two or more with more tokens than the longest length"
+        given = "got blocks of only one document, expected blocks of two documents or more"
         raise UserError(f"data: {given}; use a longer text, shorter lengths or more blocks")
     first, *others = members.values()
     counterpart: dict[int, int] = {}

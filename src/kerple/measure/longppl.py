@@ -231,6 +231,7 @@ class LongPerplexity(Measure):
             given = f"got {self.lengths[-1]} tokens, or {len(tokens) - 1} with the tokenizer of {self.evaluator}"
             expected = f"expected at most the evaluator's training length, {limit}"
             if not limit:
-                raise UserError(f"LongPerplexity: evaluator: got {self.evaluator}, expected a known training length")
+                advice = "use an evaluator whose configuration states its training length"
+                raise UserError(f"LongPerplexity: evaluator: got {self.evaluator}, which states none; {advice}")
             raise UserError(f"LongPerplexity: lengths: {given}, {expected}; use shorter lengths or another evaluator")
         return key_targets(network, tokens[None], **self.criterion)[0].tolist()

@@ -80,7 +80,7 @@ class Sampler:
         """
         example = self.draw("train", seed, index, length)
         if example is None:
-            raise UserError(f"data.held_out: got {self.held_out}, which leaves no training problem; decrease it")
+            raise UserError(f"data.held_out: got {self.held_out}, which leaves no problem for training; decrease it")
         return example
 
     def training_batch(self, seed: int, examples: int | None, samples: Sequence[int]) -> Batch:

@@ -96,7 +96,7 @@ class Task(ABC):
         Raises:
             UserError: The task has no places, or has none with its current options.
         """
-        raise UserError(f"data.task: got {self.name!r}, expected a task with places for Coupled, such as Addition")
+        raise UserError(f"data.task: got {self.name!r}, expected a task that assigns places, such as Addition")
 
     @property
     def name(self) -> str:

@@ -133,7 +133,7 @@ class TaskData(LightningDataModule):
         """Validation problems of lengths 1..train_length, shortest text first. They do not depend on the seed."""
         problems = self.sampler.distinct("validation", self.validation_examples)
         if not problems:
-            raise UserError(f"data.held_out: got {self.held_out}, which leaves no validation problem; increase it")
+            raise UserError(f"data.held_out: got {self.held_out}, which leaves no problem for validation; increase it")
         return sorted(problems, key=lambda example: len(example.text))
 
     @cached_property
@@ -161,8 +161,8 @@ class TaskData(LightningDataModule):
         places = self.task.places(tokens)
         for end in range(1, tokens.shape[1]):
             if not torch.equal(self.task.places(tokens[:, :end]), places[:, :end]):
-                given = f"got {self.task.name!r}, whose places of earlier tokens change when token {end} is appended"
-                raise UserError(f"data.task: {given}; correct its method `places`, or use another strategy")
+                given = f"got {self.task.name!r}, whose method `places` changes places when token {end} is appended"
+                raise UserError(f"data.task: {given}; correct the method, or use another model.position")
         return self.task.places
 
     def encode(self, text: str) -> list[int]:

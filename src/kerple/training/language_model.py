@@ -144,7 +144,7 @@ class LanguageModel(LightningModule):
             return
         names = sorted({type(strategy).__name__ for strategy in placed})
         if len(names) > 1:
-            reason = "because the task gives a token only one place"
+            reason = "because they need different places of a token"
             raise UserError(f"model.position: got {' and '.join(names)}, expected one of them, {reason}")
         if not hasattr(data, "places"):
             raise UserError(f"model.position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")

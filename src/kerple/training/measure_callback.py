@@ -41,7 +41,7 @@ class MeasureCallback(Callback):
         name, kind = self.measure.name, type(self.measure).__name__
         others = [c.measure.name for c in untyped(trainer).callbacks if isinstance(c, MeasureCallback)]
         if others.count(name) > 1:
-            raise UserError(f"trainer.callbacks: got more than one {kind} that writes {name}, expected only one")
+            raise UserError(f"trainer.callbacks: got more than one {kind} with results named {name}, expected one")
         if stage == "test":
             if str(trainer.limit_test_batches) != "1.0":  # the default, no limit; the integer 1 is one batch
                 given = f"got {trainer.limit_test_batches}, which has no effect on {kind}"

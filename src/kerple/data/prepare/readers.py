@@ -99,7 +99,8 @@ def _walk(root: str) -> Iterator[str]:
     """Yield the paths of the files in a folder and its subfolders, except hidden ones."""
 
     def refuse(error: OSError) -> None:
-        raise UserError(f"data.corpus: {error.filename} cannot be read ({error.strerror}); remove it") from error
+        given = f"{error.filename} cannot be read ({error.strerror})"
+        raise UserError(f"data.corpus: {given}; make it readable, or move it away") from error
 
     for folder, subfolders, names in os.walk(root, onerror=refuse):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]  # os.walk skips the removed ones
