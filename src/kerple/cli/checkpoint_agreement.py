@@ -21,7 +21,7 @@ NOT_COMPARED = (*LOCATION, "weights", "weights_only", "trainer.default_root_dir"
 
 
 def check_tested_model(path: str, content: dict[str, Any], config: dict[str, Any], model: LightningModule) -> None:
-    """Check that a test uses the model of the checkpoint. Only the strategy may differ, and it must add no parameters.
+    """Check that a test uses the checkpoint's model. Only the positional strategy may differ, without new parameters.
 
     Args:
         path: Path of the checkpoint, for messages.
@@ -30,15 +30,15 @@ def check_tested_model(path: str, content: dict[str, Any], config: dict[str, Any
         model: The model with this configuration.
 
     Raises:
-        UserError: If the architecture differs, or the strategy has parameters that the checkpoint lacks.
+        UserError: If the architecture differs, or the positional strategy has parameters that the checkpoint lacks.
     """
     changes = _changes({"model": content[CONFIG]["model"]}, {"model": config["model"]})
     if others := [change for change in changes if not change.startswith("model.position.")]:
         raise UserError(f"{'; '.join(others)}: expected the architecture of {path}; leave these options out of a test")
     check_weights(path, content, model, other_strategy=bool(changes))
     if changes:
-        model.strict_loading = False  # weights of the replaced strategy are not loaded
-        print(f"tested with another strategy than {path}: {'; '.join(changes)}", flush=True)
+        model.strict_loading = False  # weights of the replaced positional strategy are not loaded
+        print(f"tested with another strategy (model.position) than that of {path}: {'; '.join(changes)}", flush=True)
 
 
 def check_weights(path: str, content: dict[str, Any], model: LightningModule, other_strategy: bool = False) -> None:
@@ -48,8 +48,8 @@ def check_weights(path: str, content: dict[str, Any], model: LightningModule, ot
         path: Path of the checkpoint, for messages.
         content: The loaded checkpoint.
         model: The model.
-        other_strategy: Whether the model has another strategy than the checkpoint. The checkpoint may then have more
-            weights than the model.
+        other_strategy: Whether the model has another positional strategy than the checkpoint. The checkpoint may then
+            have more weights than the model.
 
     Raises:
         UserError: If a weight is missing, has another shape, or is not in the model.
@@ -99,7 +99,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _with_options(before: Any, now: Any) -> Any:
-    """Return ``before``, but replace a class name by the mapping at the same key of ``now`` if both name one class.
+    """Return ``before``, with each class name replaced by the mapping at its key of ``now`` if that has this class.
 
     A parser writes a default class as its name only. A command that reads the written configuration, such as `test`,
     turns the name into a mapping with the options of the class.

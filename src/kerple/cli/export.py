@@ -56,5 +56,5 @@ def main(arguments: list[str]) -> None:
     steps = untrusted_checkpoints.load(options.ckpt_path)["global_step"]
     write(Path(options.to) / "README.md", CARD.format(steps=steps, **card))
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
-    condition = needs.get(name, "without this package")
+    condition = needs.get(name, "without the package kerple")
     print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({condition})")

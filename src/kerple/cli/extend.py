@@ -15,7 +15,7 @@ from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 
 
 def main(arguments: list[str]) -> None:
-    """Choose a method on validation text, measure it on test text, and write a page and its numbers.
+    """Choose a method on validation text, measure it on test text, and write the results as a page and as JSON.
 
     If the method is a scaling of RoPE, a folder with the model and its new configuration is written too.
 
@@ -84,8 +84,8 @@ def main(arguments: list[str]) -> None:
     path = options.model if source.gguf is None else unpack(source, config, folder / "unpacked")
     search = Search(path, candidates, length, options.to, options.bound / 100, records, texts, runner)
     search.network(candidates[0])
-    # The weights are already in memory. The check requires memory for a second copy, because a method with another
-    # strategy copies the weights into this project's network.
+    # The weights are already in memory. The check requires memory for a second copy: a method that replaces
+    # the model's positional strategy, such as SelfExtend, copies the weights into this project's network.
     check_memory(config, options.to, runner.device.type)
     blocks, seconds = search.plan(options.minutes)
     print(f"{len(candidates)} methods, {blocks} blocks of {options.to:,} tokens: about {duration(seconds)}", flush=True)

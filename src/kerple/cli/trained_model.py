@@ -45,7 +45,7 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
     if (state := content.get(type(loaded.data).__qualname__)) is not None:
         loaded.data.load_state_dict(state)
     loaded.model.load_state_dict(content["state_dict"])
-    loaded.model.set_places(loaded.data)  # places of tokens in a task, for strategies such as `Coupled`
+    loaded.model.set_places(loaded.data)  # numbers that a task assigns to tokens, see `Coupled`
     return loaded.model.to(device).eval(), loaded.data
 
 

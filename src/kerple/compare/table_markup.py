@@ -34,7 +34,7 @@ class Table:
 
     Args:
         title: Title above the table.
-        body: A `Cell` at each place. The index contains the labels of the rows, the columns the headings.
+        body: A `Cell` at each place. ``body.index`` contains the labels of the rows, and ``body.columns`` the headings.
         note: Text below the table.
     """
 

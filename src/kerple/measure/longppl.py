@@ -45,8 +45,8 @@ def key_targets(
         evaluator: The model that chooses key tokens.
         tokens: Blocks of text, (B, N+1) int64.
         short: Number of tokens in the short context, less than N.
-        stride: Number of tokens by which the short context moves. The short context of every target after the first
-            ``short`` has more than ``short - stride`` tokens.
+        stride: Number of tokens by which the short context moves. For every target except the first ``short``
+            targets, the short context has more than ``short - stride`` tokens.
         gain: A key token's log-probability with the whole context exceeds that with the short one by more than this, in
             nats.
         likely: A key token's log-probability with the whole context is more than this, in nats.
@@ -104,12 +104,13 @@ class LongPerplexity(Measure):
     """Measures LongPPL: perplexity of the key tokens, the targets that need far context.
 
     A pretrained model, the evaluator, chooses the key tokens. It reads each block as a whole and with a short context.
-    A target is a key token if the whole context raises its log-probability by more than ``gain``, to more than
-    ``likely``. If the tokenizers of model and evaluator differ, the model's key tokens are the tokens that share a byte
-    with a key token of the evaluator.
+    A target is a key token if its log-probability with the whole context is above ``likely``, and exceeds that with the
+    short context by more than ``gain``. If the tokenizers of model and evaluator differ, the model's key tokens are the
+    tokens that share a byte with a key token of the evaluator.
 
     The key tokens depend on the text's tokens, the evaluator and the options, but not on the measured model. They are
-    stored as ``keys-<hash>.json`` and used for every model. The result has the protocol ``longppl`` at each length.
+    stored as ``keys-<hash>.json`` and used for every model. In the table of results, the column ``protocol`` is
+    ``longppl``.
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest, which is the length of a block.

@@ -41,8 +41,8 @@ class TokenLoss(Metric):
 
         Args:
             losses: The losses, of any shape.
-            group: Number of the group of all these losses, 0..G-1. If it is None, successive losses belong to the
-                groups 0..G-1 in turn, such as the G positions of successive segments.
+            group: Index of the group to which all these losses belong, 0..G-1. If it is None, successive losses belong
+                to the groups 0..G-1 in turn, such as the G positions of successive segments.
             text_bytes: Number of bytes of the text of each target, int64, of the losses' shape, for `bits_per_byte`.
         """
         assert losses.dtype in (torch.float32, torch.float64), f"losses have dtype {losses.dtype}"

@@ -1,8 +1,9 @@
 """`FirstTokens`: scores of the first tokens of an input for queries whose window does not contain them.
 
-A `Visibility` may have a window and F first tokens. The scores of the first tokens are then computed separately from
-those in the window if there is a cache or `Visibility.distances` is not ``true``, and if the strategy allows it
-(`is_separable`). The other letters in shapes are those of `kerple.positions.base`.
+A `Visibility` may have a window and F first tokens. `FirstTokens` is used if the strategy allows it (`is_separable`),
+and either there is a cache or `Visibility.distances` is not ``true``. The scores of the first tokens are then computed
+separately from the scores of the tokens in the window. The other letters in shapes are those of
+`kerple.positions.base`.
 """
 
 import math
@@ -19,7 +20,7 @@ from kerple.positions.base import HOOKS
 from kerple.positions.precise_products import precise, product
 from kerple.positions.visibility import Visibility
 
-# hooks that can be evaluated at any distance; a strategy that uses another hook needs the true distances
+# hooks that accept changed distances, or use no distance to a key; all other hooks need the true distances
 DISTANCE_HOOKS = ("bias", "score_scale", "transform_qk", "sink_logit", "transform_output")
 
 
@@ -58,7 +59,7 @@ class FirstTokens:
         queries, keys = positions[cached:], positions[:first]
         hidden = queries.rows[:, None] - keys.rows < window  # (Tq, F)
         if distances != "true":
-            # for "cache", positions number the visible keys from 0; a query sees at most first + window keys
+            # for "cache", the visible keys have the positions 0, 1, …; a query sees at most first + window keys
             query_ids, key_ids = queries.rows.clamp(max=first + window - 1), keys.rows
             if distances == "capped":  # every first token has the distance ``window``
                 query_ids, key_ids = torch.full_like(query_ids, window), torch.zeros_like(key_ids)

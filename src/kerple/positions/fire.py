@@ -14,18 +14,18 @@ class FIRE(Position):
     """Bias ``MLP(ψ(d) / ψ(max(τ, m)))`` of a query at position m and a key at distance d, with ``ψ(x) = log(c·x + 1)``
     and learned c and τ (Li et al. 2024, arXiv 2310.04418, section 3.3).
 
-    The MLP has one input, ``hidden`` ReLU units and H outputs, one per head. The threshold τ is L in Li et al. c is
-    initialised to 0.1. `constrain_` keeps c >= 0.001 and τ >= 1. For m > τ the bias also depends on m, so that a
-    constant added to all positions changes the logits.
+    The MLP has one input, ``hidden`` ReLU units and H outputs, one per head. In Li et al., the threshold τ is named L.
+    The initial value of c is 0.1. `constrain_` keeps c >= 0.001 and τ >= 1. For m > τ the bias also depends on m, so
+    that a constant added to all positions changes the logits.
 
     Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer by default.
-    Cost: explicit scores, and for each score a search among the ``hidden`` + 1 segments of the piecewise linear MLP.
+    Cost: explicit scores (see `Position`), and a search among ``hidden`` + 1 segments of the MLP for each score.
 
     Args:
         shape: Sizes of the model.
         hidden: Width of the MLP.
-        threshold: Initial value of τ in tokens; None is a quarter of the training length (of ``max_positions`` in
-            `RandomizedPositions`), as in Li et al. (512 of 2048).
+        threshold: Initial value of τ in tokens; None is a quarter of the training length, as in Li et al. (512 of
+            2048). Inside `RandomizedPositions`, None is a quarter of ``max_positions``.
 
     Raises:
         UserError: If ``hidden`` or ``threshold`` is below 1.

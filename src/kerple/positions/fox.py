@@ -44,5 +44,5 @@ class FoX(Position):
         sums, queries = block.state[..., 0], len(block.queries.rows)  # (B, H, Tk)
         # after subtraction of the sum at the first query, sums near this query are small, and so are their fp32 errors
         sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
-        # a + (-b): the backward pass of a - b would negate the gradient (B, H, Tq, Tk) before its sum over queries
+        # a + (-b): autograd sums the gradient of b over queries, then negates the sum; a - b would negate all (Tq, Tk)
         return s + (sums[..., -queries:, None] + -sums[..., None, :])  # (B, H, Tq, Tk)

@@ -23,7 +23,7 @@ class PaTH(Position):
     tokens outside a window.
 
     Parameters: `2 * D * rank + H * D + H`, one set per layer by default.
-    Cost: explicit scores, and additional matrix products for each block of 64 keys (section 3.3).
+    Cost: explicit scores (see `Position`), and additional matrix products for each block of 64 keys (section 3.3).
 
     Args:
         shape: Sizes of the model.

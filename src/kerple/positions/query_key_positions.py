@@ -31,7 +31,7 @@ class TokenPositions:
         contiguous: Whether each position is the row plus a constant (unrelated to `torch.Tensor.is_contiguous`). If
             not, functions of distance are computed once per pair of query and key, instead of once per distance.
         places: Places (B, T) int64, 0 for tokens without a place; None if no task assigns places.
-        visibility: Keys that a query sees in this layer.
+        visibility: Keys that each token sees as a query. It may differ between layers.
     """
 
     rows: Tensor
@@ -74,8 +74,8 @@ class QueryKeyBlock:
     Args:
         queries: Positions of the queries.
         keys: Positions of the keys.
-        seen: Which keys each query sees, (Tq, Tk) bool. Unseen keys must not influence any result, because their number
-            depends on the size of the block.
+        seen: Which keys each query sees, (Tq, Tk) bool. Unseen keys must not influence any result: results must
+            not depend on the size of the block, which determines the number of unseen keys.
         state: `Position.token_state` of the keys, (B, H, Tk, width), or None.
     """
 
@@ -132,7 +132,7 @@ def readable(positions: Tensor, wait: bool = False) -> bool:
 def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
     """Return the entries of a table by distance, (H, >= keys), for a block of pairs; (H, queries, keys).
 
-    The queries belong to the last of the ``keys`` rows. Keys after a query get the entry of distance 0. With the
+    The queries belong to the last ``queries`` of the rows. Keys after a query get the entry of distance 0. With the
     queries in reverse order, the distance is constant along anti-diagonals. The block is then a view with strides
     (1, 1) of one vector (a Hankel matrix). `kerple.attention.hankel` makes such views for fused attention.
     """

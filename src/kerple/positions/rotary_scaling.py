@@ -90,5 +90,5 @@ class RotaryFrequencies:
         return ((self.beta_fast - rotations) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
 
     def _pair(self, rotations: float) -> float:
-        """Return the interpolated index of the pair with this number of rotations in L tokens."""
+        """Return the index of the pair with this number of rotations in L tokens; it may be between two integers."""
         return self.dim * math.log(self.length / (rotations * 2 * math.pi)) / (2 * math.log(self.base))

@@ -74,7 +74,7 @@ def _weights(z: Tensor, rest: Tensor | None) -> Tensor:
     """Return the weights of a part, which has the scores z (heads, Tq, Tk)."""
     # -c_n, from the last key to the first; sums that begin at the nearest key keep the weights of near keys precise
     minus_c = F.softplus(z, threshold=40).flip(-1).cumsum_(-1)
-    minimum = math.log(torch.finfo(z.dtype).tiny) + 7  # exp of smaller numbers is many times slower
+    minimum = math.log(torch.finfo(z.dtype).tiny) + 7  # exp is many times slower below about log(tiny); 7 is a margin
     weights = (z - minus_c.flip(-1)).clamp_(min=minimum).exp_()
     weights = F.threshold(weights, 2 * math.exp(minimum), 0.0, inplace=True)
     return weights if rest is None else torch.where(rest, (-minus_c[..., -1:]).exp(), weights)

@@ -15,10 +15,10 @@ class Visibility:
     Args:
         window: Number of last keys that a query sees, including its own; None for all.
         first: Number of first tokens of the input that every query sees in addition to its window.
-        distances: Distances of first tokens outside the window. ``true``: the true distances, so that only the mask
-            changes. ``capped``: all equal to ``window`` (LM-Infinite, Han et al. 2024, arXiv 2308.16137). ``cache``:
-            positions count only visible keys (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453). The distance from
-            token m back to token j < ``first`` is then ``min(m, first + window - 1) - j``.
+        distances: Distances of first tokens outside the window. ``true``: the true distances, so that the window
+            changes only the mask. ``capped``: all equal to ``window`` (LM-Infinite, Han et al. 2024, arXiv 2308.16137).
+            ``cache``: positions count only visible keys (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453). The
+            distance from token m back to token j < ``first`` is then ``min(m, first + window - 1) - j``.
 
     Raises:
         UserError: If a number is out of range. If ``capped`` or ``cache`` is given without a window, or with first = 0.

@@ -43,8 +43,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint, but only from a folder to which this object has written a checkpoint.
 
-        Each checkpoint contains the paths that `ModelCheckpoint` will remove later. A resumed run reads these paths, so
-        that a forged checkpoint could name any file or folder.
+        Each checkpoint contains the paths that `ModelCheckpoint` will remove later. A resumed run reads these paths. A
+        forged checkpoint could therefore name any file or folder.
         """
         if _folder(path) in self._folders and not os.path.isdir(path):
             super().remove_checkpoint(path)

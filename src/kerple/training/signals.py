@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-# no signal, and the signals to stop; if several arrive, the last one in this order takes effect
+# 0 means no signal; if several of these signals arrive, the last one in this tuple takes effect
 PRECEDENCE = (0, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 CTRL_C_MESSAGE = b"\nCtrl-C: the run ends when this step is done and saved; a second Ctrl-C ends it at once\n"
 

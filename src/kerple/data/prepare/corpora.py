@@ -34,7 +34,8 @@ class Corpus(NamedTuple):
         files: Paths or URLs of the files of the corpus; empty for downloaded corpora and datasets.
         text: Checksum that the text of a downloaded corpus must have (`Manifest.text`); None for other corpora.
         text_bytes: Number of bytes of this text.
-        drop_duplicates: Whether documents whose text equals that of an earlier document are always dropped.
+        drop_duplicates: Whether documents with the text of an earlier document are dropped even if the option
+            `ShardOptions.drop_duplicates` is false.
     """
 
     documents: Callable[[], Iterator[Document | Fault]]
