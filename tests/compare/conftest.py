@@ -65,8 +65,7 @@ def use_fake_runs(patch: Callable[[object, str, object], None], processes: bool 
         processes: Whether a run is a new process instead of a fork.
     """
     if processes:
-        patch(compare, "RUN", fake_run.PROGRAM)
-        patch(execution, "start", run_process.start)
+        patch(execution, "start", lambda job, threads, _: run_process.start(job, threads, fake_run.PROGRAM))
     else:
         patch(execution, "start", Fork)
     patch(execution, "TICK", 0.01)
