@@ -155,5 +155,6 @@ def test_the_scaling_of_a_gguf_file_is_applied(tmp_path, scaling, divisors, rope
 @pytest.mark.parametrize("scaling", [YARN | {"yarn_log_multiplier": 0.1}, {"type": "longrope"}, {"alpha": 2.0}])
 def test_an_unknown_scaling_of_a_gguf_file_is_an_error(tmp_path, scaling):
     write_gguf(tmp_path / "model.gguf", small(hf.Qwen2Config, num_key_value_heads=2), scaling)
-    with pytest.raises(ValueError, match=r"got model\.gguf, whose RoPE has a scaling of type .* the safetensors"):
+    message = r"got model\.gguf, whose RoPE has a scaling of type .* use the safetensors of the model"
+    with pytest.raises(ValueError, match=message):
         read_model_config(find_model(str(tmp_path / "model.gguf")))

@@ -176,7 +176,7 @@ def test_invalid_sizes_and_an_unknown_name_are_errors() -> None:
 
 
 def test_strategies_that_are_allowed_with_pope_support_twice_the_width() -> None:
-    with_rope = ("LayerPattern", "RandomizedPositions", "ReRoPE", "SelfExtend")
+    with_rope = ("LayerPattern", "RandomizedPositions", "ReRoPE")
     for name, strategy in strategies().items():
         if strategy not in SINGLE_WIDTH and name not in with_rope:
             build = partial(Combined, parts=(PoPE, strategy))

@@ -229,10 +229,10 @@ class LongPerplexity(Measure):
         """Return whether each target is a key token, for tokens (N+1,) int64 of the evaluator's tokenizer."""
         limit = network.training_length or 0
         if limit < len(tokens) - 1:
+            if not limit:
+                expected = "expected one whose configuration states its training length"
+                raise UserError(f"LongPerplexity: evaluator: got {self.evaluator}, {expected}")
             given = f"got {self.lengths[-1]} tokens, or {len(tokens) - 1} with the tokenizer of {self.evaluator}"
             expected = f"expected at most the evaluator's training length, {limit}"
-            if not limit:
-                advice = "use an evaluator whose configuration states its training length"
-                raise UserError(f"LongPerplexity: evaluator: got {self.evaluator}, which states none; {advice}")
             raise UserError(f"LongPerplexity: lengths: {given}, {expected}; use shorter lengths or another evaluator")
         return key_targets(network, tokens[None], **self.criterion)[0].tolist()

@@ -8,11 +8,12 @@ from kerple.positions.cope import CoPE
 from kerple.positions.path import PaTH
 from kerple.positions.pope import PoPE
 from kerple.positions.rotary import RoPE
+from kerple.positions.self_extend import SelfExtend
 from kerple.positions.shaw import Shaw
 from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
 
-SINGLE_WIDTH = (CoPE, PaTH, PoPE, RoPE, Shaw, TransformerXL, XPos)
+SINGLE_WIDTH = (CoPE, PaTH, PoPE, RoPE, SelfExtend, Shaw, TransformerXL, XPos)
 """Strategies that accept only queries and keys of the head dimension δ. `PoPE` and `SelfExtend` return them with 2δ."""
 
 
@@ -33,8 +34,7 @@ def check_combination(parts: Sequence[Position]) -> None:
             _refuse(earlier, "before PaTH, which replaces the scores; put PaTH first")
         if _contains(part, PoPE) or part.neighbor_window is not None:
             name = "PoPE" if _contains(part, PoPE) else type(part).__name__
-            others = [other for other in parts if other is not part]
-            single_width = [p for p in others if _contains(p, *SINGLE_WIDTH) or p.neighbor_window is not None]
+            single_width = [other for other in parts if other is not part and _contains(other, *SINGLE_WIDTH)]
             _refuse(single_width, f"with {name}, which doubles the width of queries and keys; leave one out")
 
 
