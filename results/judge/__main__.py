@@ -22,10 +22,9 @@ from typing import Any
 import yaml
 from scipy import stats
 
-from kerple.compare.comparison_file import Comparison, Strategy
-from kerple.compare.run_discovery import recorded_runs
 from results.judge import questions
-from results.judge.evidence import PLANNED, Tier, Untested
+from results.judge.evidence import Tier, Untested
+from results.judge.plan import progress
 from results.judge.statements import ALPHA, Part, chances, evaluate, parts, verdict
 
 HERE = Path(__file__).parent
@@ -193,29 +192,8 @@ def findings_page(root: Path) -> str:
         middle, low, high = (100 * math.expm1(value) for value in (middle, low, high))
         return f"{middle:+.1f}% [{low:+.1f}, {high:+.1f}]".replace("-", "−")
 
-    text = (HERE / "findings.md").read_text().replace("{missing}", plan_progress(root))
+    text = (HERE / "findings.md").read_text().replace("{missing}", progress(root))
     return SLOT.sub(number, text.replace("{questions}", questions.table(known["main"])))
-
-
-def plan_progress(root: Path) -> str:
-    """Return sentences on how many planned runs are finished, and which are missing."""
-    finished, planned, missing = 0, 0, []
-    for name in PLANNED:
-        plan = yaml.safe_load((HERE.parents[1] / f"configs/compare/{name}.yaml").read_text())
-        strategies = {label: Strategy(**(options or {})) for label, options in plan["strategies"].items()}
-        jobs = Comparison(**plan | {"strategies": strategies}).jobs()
-        recorded = {(run.strategy, run.seed) for run in recorded_runs(root / name)}
-        for strategy in strategies:
-            seeds = [job.seed for job in jobs if job.label == strategy]
-            absent = [seed for seed in seeds if (strategy, seed) not in recorded]
-            finished, planned = finished + len(seeds) - len(absent), planned + len(seeds)
-            if absent:
-                all_seeds = len(absent) == len(seeds) > 1
-                listed = f"{seeds[0]} to {seeds[-1]}" if all_seeds else ", ".join(map(str, absent))
-                missing.append(f"`{strategy}`{' on rfc' * (name != 'main')} {listed}")
-    last = f" Missing seeds: {'; '.join(missing)}." if missing else ""
-    first = f"Of the {planned} runs of [PLAN.md](PLAN.md), {finished} are finished."
-    return f"{first} Results on a corpus (`code` or `rfc`) are analysed only when all its runs are finished.{last}"
 
 
 def main(arguments: list[str]) -> None:

@@ -9,10 +9,8 @@ import numpy as np
 import pandas as pd
 
 from kerple.compare.estimates import Sums, by_block
-from kerple.compare.finished_runs import Run, Runs, read_runs
-from kerple.compare.run_discovery import recorded_runs
-
-PLANNED = ("main", "main-rfc")  # the comparisons of results/PLAN.md
+from kerple.compare.finished_runs import Runs, read_runs
+from results.judge.plan import readable_runs
 
 
 class Untested(LookupError):
@@ -59,27 +57,19 @@ class Tier:
     @property
     def has_results(self) -> bool:
         """Whether a comparison has results that may be read."""
-        return any((self.root / name).is_dir() and not self.is_unfinished(name) for name in self.comparisons)
-
-    def is_unfinished(self, name: str) -> bool:
-        """Whether planned runs of a comparison are missing. No run is then read, which prevents interim analyses."""
-        return name in PLANNED and (self.root / name / "runs").is_dir()  # a finished comparison is one archive
-
-    def recorded(self, name: str) -> list[Run]:
-        """The runs of a comparison; empty if its results may not be read yet."""
-        return [] if self.is_unfinished(name) else recorded_runs(self.root / name)
+        return bool(self.tables)
 
     @cached_property
     def comparison_of(self) -> dict[str, str]:
         """The comparison of each strategy, the first that has runs of the strategy."""
-        return {run.strategy: name for name in self.comparisons[::-1] for run in self.recorded(name)}
+        return {run.strategy: name for name in self.comparisons[::-1] for run in readable_runs(self.root, name)}
 
     @cached_property
     def runs(self) -> Runs:
         """The results of all comparisons. A run in several comparisons is read from the first of them."""
         runs = {}
         for name in self.comparisons[::-1]:
-            of_comparison = [run for run in self.recorded(name) if run.seed >= self.first_seed]
+            of_comparison = [run for run in readable_runs(self.root, name) if run.seed >= self.first_seed]
             runs |= {(run.part, run.strategy, run.seed): run for run in of_comparison}
         empty = pd.DataFrame(columns=["strategy", "seed", "metric", "protocol", "length", "block", "sum", "count"])
         return read_runs(runs.values()) if runs else Runs(empty, empty, empty)

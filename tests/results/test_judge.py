@@ -11,6 +11,7 @@ from scipy import stats
 from kerple.compare.estimates import estimate
 from kerple.measure import results_table
 from kerple.measure.results_table import Row
+from results.judge import plan
 from results.judge.__main__ import TABLE, deciding, findings_page, judge, judge_all, markdown, tiers
 from results.judge.evidence import Tier, angle
 from results.judge.statements import Number, Part, chances, evaluate, parts, verdict
@@ -116,6 +117,23 @@ def test_a_tier_leaves_out_seeds_and_documents_and_the_first_tested_tier_decides
     found = {"table3": judge(claim, whole), "beyond-128": judge(claim, part), "main": judge(claim, missing)}
     assert deciding(claim, found) == "beyond-128"  # before the runs of main
     assert deciding(claim, found | {"main": found["table3"]}) == "main"
+
+
+def test_no_planned_result_is_read_before_all_runs_of_the_questions_are_finished(tmp_path: Path) -> None:
+    def finish(strategy: str, *seeds: int) -> None:
+        for seed in seeds:
+            results_table.write_about(tmp_path / "main" / "runs" / strategy / f"seed-{seed}", {})
+
+    finish("FoX", 1300, 1301, 1302)  # of four seeds
+    finish("RoPE", 1300, 1301, 1302)
+    for strategy in ("KerpleLog", "ALiBi", "RNoPE-SWA"):
+        finish(strategy, *range(1300, 1308))
+    finish("KerplePower", 1300, 1301, 1302)
+    assert plan.readable_runs(tmp_path, "main") == []
+    finish("KerplePower", 1303)
+    read = {run.strategy for run in plan.readable_runs(tmp_path, "main")}
+    assert read == {"KerpleLog", "ALiBi", "RNoPE-SWA", "KerplePower", "RoPE"}
+    assert "34 are finished. Missing seeds: `FoX` 1303; `LearnedRelativeBias` 1300" in plan.progress(tmp_path)
 
 
 COMMITTED = Path(__file__).parents[2] / "results"

@@ -1,0 +1,52 @@
+"""The runs of PLAN.md: which of them are missing, and which results are read.
+
+PLAN.md allows no looks in between. The results of `main` are therefore read only when all runs of the four questions
+are finished, and those of another strategy only when all its seeds are. No results of `main-rfc` are read here.
+"""
+
+from pathlib import Path
+
+import yaml
+
+from kerple.compare.comparison_file import Comparison, Strategy
+from kerple.compare.finished_runs import Run
+from kerple.compare.run_discovery import recorded_runs
+
+CONFIGS = Path(__file__).parents[2] / "configs/compare"
+PLANNED = ("main", "main-rfc")  # the comparisons of PLAN.md
+IN_QUESTIONS = {"KerpleLog", "ALiBi", "RNoPE-SWA", "KerplePower"}
+
+
+def seeds(name: str) -> dict[str, list[int]]:
+    """The seeds of a planned comparison by strategy."""
+    plan = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    strategies = {label: Strategy(**(options or {})) for label, options in plan["strategies"].items()}
+    jobs = Comparison(**plan | {"strategies": strategies}).jobs()
+    return {label: [job.seed for job in jobs if job.label == label] for label in strategies}
+
+
+def missing_seeds(root: Path, name: str) -> dict[str, list[int]]:
+    """The seeds of a planned comparison that have no record in ``root``, by strategy. Some lists may be empty."""
+    recorded = {(run.strategy, run.seed) for run in recorded_runs(root / name)}
+    return {label: [seed for seed in of if (label, seed) not in recorded] for label, of in seeds(name).items()}
+
+
+def readable_runs(root: Path, name: str) -> list[Run]:
+    """The recorded runs of a comparison. Of `main`, the runs that may be read, which can be none."""
+    runs = recorded_runs(root / name)
+    if name not in PLANNED:
+        return runs
+    missing = missing_seeds(root, name)
+    if any(missing[strategy] for strategy in IN_QUESTIONS & missing.keys()):
+        return []
+    return [run for run in runs if not missing[run.strategy]]
+
+
+def progress(root: Path) -> str:
+    """A sentence on how many planned runs are finished, and one on those that are missing."""
+    planned = sum(len(of) for name in PLANNED for of in seeds(name).values())
+    missing = [(name, label, of) for name in PLANNED for label, of in missing_seeds(root, name).items() if of]
+    finished = planned - sum(len(of) for *_, of in missing)
+    listed = "; ".join(f"`{label}`{' on rfc' * (name != 'main')} {str(of)[1:-1]}" for name, label, of in missing)
+    first = f"Of the {planned} runs of [PLAN.md](PLAN.md), {finished} are finished."
+    return f"{first} Missing seeds: {listed}." if missing else first
