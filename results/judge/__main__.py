@@ -181,19 +181,25 @@ def _evidence(finding: Finding) -> str:
 
 
 def findings_page(root: Path) -> str:
-    """Return the content of README.md: findings.md, with each number and its interval computed from committed runs."""
+    """Return the content of README.md: findings.md, with the answers, and each number with its interval, filled in."""
     known = tiers(root)
 
     def number(slot: re.Match[str]) -> str:
-        estimate = evaluate(slot["expression"], known[slot["tier"]]).estimate
+        try:
+            estimate = evaluate(slot["expression"], known[slot["tier"]]).estimate
+        except Untested:
+            return "(not yet measured)"
         middle, low, high = estimate.mean, *estimate.interval()
         if slot["shown"] == "nats":
-            return f"{middle:+.4f} [{low:+.4f}, {high:+.4f}]".replace("-", "−")
+            return f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")
         middle, low, high = (100 * math.expm1(value) for value in (middle, low, high))
         return f"{middle:+.1f}% [{low:+.1f}, {high:+.1f}]".replace("-", "−")
 
     text = (HERE / "findings.md").read_text().replace("{missing}", progress(root))
-    return SLOT.sub(number, text.replace("{questions}", questions.table(known["main"])))
+    for index, of in enumerate(questions.answers(known["main"]).values(), start=1):
+        p = of.below if of.answer == "no" else of.adjusted
+        text = text.replace(f"{{answer {index}}}", f"{of.answer.capitalize()}{f' (p = {p:.2g})' * bool(of.parts)}.")
+    return SLOT.sub(number, text)
 
 
 def main(arguments: list[str]) -> None:

@@ -79,13 +79,3 @@ def answers(tier: Any) -> dict[str, Answer]:
         answer = "yes" if shown else "no" if below < ALPHA / 2 else "inconclusive"
         answered[question] = Answer(answer, p[question], below, adjusted[question], found[question])
     return answered
-
-
-def table(tier: Any) -> str:
-    """A table of the questions, the numbers of their statements, and the answers, in Markdown."""
-    rows = ["| question | numbers | p | adjusted | answer |", "|---|---|---:|---:|---|"]
-    for question, of in answers(tier).items():
-        numbers = " and ".join(map(str, of.parts)) or "–"
-        p = f"{of.p:.2g} | {of.adjusted:.2g}" if of.parts else "– | –"
-        rows.append(f"| {question} | {numbers} | {p} | {of.answer} |")
-    return "\n".join(rows)

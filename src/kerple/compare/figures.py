@@ -52,9 +52,9 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
 
 
 def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
-    """Yield (name, figure) of the gain from far context against the loss, at the longest length, with a point per run.
+    """Yield (name, figure) of the gain from distant text against the loss, at the longest length, with a point per run.
 
-    The gain is the loss without far context (protocol ``far_none``) minus the loss with it (``far_own``). The loss on
+    The gain is the loss without distant text (protocol ``far_none``) minus the loss with it (``far_own``). The loss on
     the horizontal axis is that of ``full``. Each part of the comparison, such as a corpus, has a figure if it has
     results of these protocols. If there are parts, the name of a protocol begins with the part, as in ``rfc full``.
 
@@ -79,10 +79,12 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
         # the limits keep small gains visible; runs with a much larger loss, or a large negative gain, are outside
         ax.set_ylim(bottom=max(ax.get_ylim()[0], -max(points["gain"].max(), 0.01)))
         ax.set_xlim(right=min(ax.get_xlim()[1], points["loss"].min() + 0.4))
+        (_, right), (bottom, _) = ax.get_xlim(), ax.get_ylim()
+        outside = ((points["loss"] > right) | (points["gain"] < bottom)).sum()
         ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")
-        ax.set(ylabel="gain from far context (nats per token);\n0: the model does not use far context")
+        ax.set(ylabel="gain from distant text (nats per token);\n0: distant text does not lower the loss")
         plain(ax)
-        figure.legend(title="one point per run;\nruns with a much larger loss\nare outside the axes", **LEGEND)
+        figure.legend(title="one point per run" + f";\n{outside} outside the axes" * bool(outside), **LEGEND)
         yield f"loss-and-gain{part and f'-{part}'}", figure
 
 
