@@ -38,6 +38,12 @@ def test_each_run_is_trained_and_tested_once_and_reported(config: Path, capsys: 
     assert "2 runs: 2 finished, 0 to do" in capsys.readouterr().out
 
 
+def test_the_parts_of_a_comparison_are_compared_with_the_baseline(config: Path) -> None:
+    change(config, parts={"copy": {}, "sort": {}}, baseline="ALiBi")
+    run(config)
+    assert "ratio to ALiBi" in (config.parent / "report/table.md").read_text()
+
+
 def test_a_report_of_folders_needs_no_comparison_file_and_removes_no_file(tmp_path: Path) -> None:
     for label, seed in (("ALiBi", 1235), ("ALiBi", 1236), ("KerpleLog", 1235)):
         write_run(tmp_path / "runs" / label / f"seed-{seed}", label, seed, CURVES[label])

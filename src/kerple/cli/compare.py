@@ -124,7 +124,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
     order = list(comparison.strategies)
     runs = [job.as_run for job in sorted(ready.values(), key=lambda job: (order.index(job.label), job.seed))]
     # until a run of the baseline is finished, the first strategy with a finished run takes its place
-    baseline = comparison.baseline if comparison.baseline in (run.label for run in runs) else runs[0].label
+    baseline = comparison.baseline if comparison.baseline in (run.strategy for run in runs) else runs[0].strategy
     texts = {"missing": [job.name for job in jobs if job.name not in ready]}
     if comparison.plan:
         _, plan = _read(["--config", config_path(comparison.plan)])
