@@ -189,11 +189,10 @@ def findings_page(root: Path) -> str:
             estimate = evaluate(slot["expression"], known[slot["tier"]]).estimate
         except Untested:
             return "(not yet measured)"
-        middle, low, high = estimate.mean, *estimate.interval()
+        values = estimate.mean, *estimate.interval()
         if slot["shown"] == "nats":
-            return f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")
-        middle, low, high = (100 * math.expm1(value) for value in (middle, low, high))
-        return f"{middle:+.1f}% [{low:+.1f}, {high:+.1f}]".replace("-", "−")
+            return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*values).replace("-", "−")
+        return "{:+.1f}% [{:+.1f}, {:+.1f}]".format(*(100 * math.expm1(v) for v in values)).replace("-", "−")
 
     text = (HERE / "findings.md").read_text().replace("{missing}", progress(root))
     for index, of in enumerate(questions.answers(known["main"]).values(), start=1):
