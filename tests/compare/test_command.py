@@ -92,7 +92,7 @@ def test_the_first_line_lists_deviations_from_the_plan(config: Path, capsys: pyt
 
 
 def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    change(config, plan=str(config), strategies={"KerpleLog": {}}, seeds=[1, 2, 3])
+    change(config, plan=str(config), strategies={"KerpleLog": {}, "ALiBi": {"seeds": 1}}, seeds=[1, 2, 3])
     run(config)
     assert "Not as planned" not in capsys.readouterr().out
     for seed, factor in ((1, 1.6), (2, 1.0), (3, math.inf)):
@@ -107,6 +107,11 @@ def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert "missing: KerpleLog seed 3\n" in printed
     assert "Not as planned: missing: KerpleLog seed 3" in printed
+    assert runs_in(config.parent / "report") == {("ALiBi", 1)}  # no interim look at KerpleLog
+    for folder in ("runs/ALiBi", "report"):
+        shutil.rmtree(config.parent / folder)
+    with pytest.raises(ValueError, match="no strategy with all its runs"):
+        run(config, "--report-only")
 
 
 def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,12 +117,18 @@ def _row(run: Run) -> str:
 
 
 def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], printed: list[str] | None) -> None:
-    """Write the report of the finished runs, and print its first table."""
+    """Write the report of the finished runs, and print its first table.
+
+    With a plan, the report contains only the strategies whose runs are all finished, to prevent interim looks.
+    """
     ready = {job.name: job for job in jobs if committed_records.finished(job)}
-    if not ready:
-        raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first, without --report_only")
+    unfinished = {job.label for job in jobs if comparison.plan and job.name not in ready}
     order = list(comparison.strategies)
-    runs = [job.as_run for job in sorted(ready.values(), key=lambda job: (order.index(job.label), job.seed))]
+    reported = [job for job in ready.values() if job.label not in unfinished]
+    runs = [job.as_run for job in sorted(reported, key=lambda job: (order.index(job.label), job.seed))]
+    if not runs:
+        what = "strategy with all its runs" if comparison.plan else "finished run"
+        raise UserError(f"compare: runs: got no {what} of {comparison.name}; run it first, without --report_only")
     # until a run of the baseline is finished, the first strategy with a finished run takes its place
     baseline = comparison.baseline if comparison.baseline in (run.strategy for run in runs) else runs[0].strategy
     texts = {"missing": [job.name for job in jobs if job.name not in ready]}
