@@ -185,10 +185,7 @@ def findings_page(root: Path) -> str:
     known = tiers(root)
 
     def number(slot: re.Match[str]) -> str:
-        try:
-            estimate = evaluate(slot["expression"], known[slot["tier"]]).estimate
-        except Untested:
-            return "(not yet measured)"
+        estimate = evaluate(slot["expression"], known[slot["tier"]]).estimate
         values = estimate.mean, *estimate.interval()
         if slot["shown"] == "nats":
             return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*values).replace("-", "−")

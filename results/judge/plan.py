@@ -37,7 +37,7 @@ def readable_runs(root: Path, name: str) -> list[Run]:
     if name not in PLANNED:
         return runs
     missing = missing_seeds(root, name)
-    if any(missing[strategy] for strategy in IN_QUESTIONS & missing.keys()):
+    if any(missing.get(strategy) for strategy in IN_QUESTIONS):
         return []
     return [run for run in runs if not missing[run.strategy]]
 
