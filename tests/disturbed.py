@@ -66,13 +66,9 @@ def interruption(hook: str, call: int, number: int = signal.SIGKILL, rank: int =
 
 
 class Fit:
-    """A small run in a folder. Each `start` is a new process that continues the run.
+    """A small run in a new folder. Each `start` is a new process that continues the run, on ``processes`` processes.
 
-    Args:
-        folder: New folder of the run.
-        shards: Folder of its data.
-        processes: Number of processes that train together.
-        **config: Options of model, data and trainer that differ from the defaults below.
+    ``config`` has the options of model, data and trainer that differ from the defaults below.
     """
 
     def __init__(self, folder: Path, shards: Path, processes: int = 1, **config: dict[str, Any]) -> None:

@@ -58,12 +58,7 @@ def resolve(job: Job) -> Job:
 
 
 def use_fake_runs(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
-    """Make `compare` start fake runs.
-
-    Args:
-        patch: Function that sets an attribute of a module.
-        processes: Whether a run is a new process instead of a fork.
-    """
+    """Make `compare` start fake runs, by ``patch(module, name, value)``; ``processes``: as processes instead of forks."""
     if processes:
         patch(execution, "start", lambda job, threads, _: run_process.start(job, threads, fake_run.PROGRAM))
     else:

@@ -28,17 +28,10 @@ def write_run(
     lengths: tuple[int, ...] = LENGTHS,
     **cost: Any,
 ) -> Path:
-    """Write a finished run, and return the folder of its test.
+    """Write a finished run in ``directory``, and return the folder of its test.
 
-    Args:
-        directory: Folder of the run.
-        strategy: Name of the strategy.
-        seed: The seed.
-        curve: Perplexities at the lengths, which are multiplied by 1 + (seed - 1236) / 1000.
-        blocks: Number of blocks of text.
-        about: Further entries of the description of the test.
-        lengths: Evaluation lengths.
-        **cost: Further entries of the cost.
+    The perplexities of ``curve``, one for each length, are multiplied by 1 + (seed - 1236) / 1000. ``about`` and
+    ``cost`` are further entries of the description of the test, and of the cost. The text has ``blocks`` blocks.
     """
     test = directory / "test"
     test.mkdir(parents=True)

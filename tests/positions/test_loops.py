@@ -47,14 +47,9 @@ def compare_with_loops(
 ) -> None:
     """Compare attention in fp64 with loops over sequences, heads, queries and keys.
 
-    Args:
-        position: The strategy.
-        score: Its score of a query and a key.
-        window: Number of keys that a query sees; None for all.
-        offset: Position of the first token.
-        probabilities: Function from the scores of the keys that a query sees, (n,), and the head to n probabilities.
-        value_bias: Function from a query and a key to a vector that is added to the value of the key.
-        gate: Function from the hidden state of a token and the head to a factor of the token's output.
+    ``offset`` is the position of the first token. ``probabilities`` maps the scores of the n visible keys, and the
+    head, to n probabilities. ``value_bias`` maps a query and a key to a vector that is added to the value of the key.
+    ``gate`` maps the hidden state of a token, and the head, to a factor of the token's output.
     """
     torch.manual_seed(0)
     attention = SelfAttention(SHAPE, Architecture(bias=False)).double()
