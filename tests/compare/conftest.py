@@ -58,7 +58,7 @@ def resolve(job: Job) -> Job:
 
 
 def use_fake_runs(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
-    """Make `compare` start fake runs, by ``patch(module, name, value)``; ``processes``: as processes instead of forks."""
+    """Make `compare` start fake runs, with ``patch(module, name, value)``; ``processes``: not as forks."""
     if processes:
         patch(execution, "start", lambda job, threads, _: run_process.start(job, threads, fake_run.PROGRAM))
     else:
