@@ -77,9 +77,8 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
             ax.plot(runs["loss"], runs["gain"], label=literal(strategy), **styles[str(strategy)] | {"linestyle": ""})
         ax.axhline(0, color="black", linewidth=0.8)
         # the limits keep small gains visible; runs with a much larger loss, or a large negative gain, are outside
-        ax.set_ylim(bottom=max(ax.get_ylim()[0], -max(points["gain"].max(), 0.01)))
-        ax.set_xlim(right=min(ax.get_xlim()[1], points["loss"].min() + 0.4))
-        (_, right), (bottom, _) = ax.get_xlim(), ax.get_ylim()
+        bottom, _ = ax.set_ylim(bottom=max(ax.get_ylim()[0], -max(points["gain"].max(), 0.01)))
+        _, right = ax.set_xlim(right=min(ax.get_xlim()[1], points["loss"].min() + 0.4))
         outside = ((points["loss"] > right) | (points["gain"] < bottom)).sum()
         ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")
         ax.set(ylabel="gain from distant text (nats per token);\n0: distant text does not lower the loss")
