@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.gpu import timings
 from benchmarks.measure import record
+from kerple.base.processor_cores import cores
 from kerple.measure import results_table
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,7 @@ def parity(dtype: str, toy: bool, out: Path) -> dict[str, Any]:
         selection = f"{selection} and 32-129" if dtype != "other" else "equal_in_every_bit or share_a_key_head"
     path = out / f"parity-{dtype}.xml"
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-m", "gpu", "-k", selection, f"--junit-xml={path}"]
+    command += [f"-n{cores()}"]  # processes, because compilation on one processor core takes most of the time
     environment = os.environ | {"KERPLE_DRY": "1" if toy else "0"}
     subprocess.run([*command, "-p", "no:cacheprovider"], cwd=ROOT, env=environment)
     suite = next(ET.parse(path).getroot().iter("testsuite"))
