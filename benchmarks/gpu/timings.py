@@ -99,10 +99,14 @@ def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
 
     if alibi:
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-        options = cuda.tiles(cuda.shared_memory(like.device), like.shape[3])
+        options = cuda.tiles(like.shape[3], table=False)
         return lambda q, k, v: compiled(q, k, v, add_bias, mask, kernel_options=options)  # type: ignore[arg-type]
-    rest = mask, like.shape[3] ** -0.5, False
-    return lambda q, k, v, table=None: cuda.compiled_flex()(q, k, v, table, *rest)[0]
+
+    def call(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None) -> Tensor:
+        line = None if table is None else cuda.aligned_copies(table, like.shape[2])
+        return cuda.compiled_flex()(q, k, v, line, mask, like.shape[3] ** -0.5, False)[0]
+
+    return call
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:

@@ -67,10 +67,7 @@ def attend_flex(
     length = q.shape[2]
     padded = padded_length(length)
     rows = [F.pad(x, (0, 0, 0, padded - length)) for x in (q, k, v)] if padded > length else [q, k, v]
-    line = None
-    if table is not None:
-        line = table.detach()[:, :padded]
-        line = F.pad(line, (0, padded - line.shape[1])).contiguous()  # (H, padded)
+    line = None if table is None else aligned_copies(table.detach(), padded)
     with torch.autocast(q.device.type, enabled=False):  # FlexAttention would round fp32 to bf16 under autocast
         if torch.compiler.is_compiling():
             mask = build_mask(padded, window, q.device)
@@ -91,61 +88,62 @@ def attend_flex(
 def flex(
     q: Tensor, k: Tensor, v: Tensor, line: Tensor | None, mask: BlockMask, scale: float, differentiable_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    """FlexAttention with the bias ``line[h, m - n]`` for query m and key n of head h.
+    """FlexAttention with the bias of ``line``, the result of `aligned_copies`; None for no bias.
 
     It must be compiled, because uncompiled FlexAttention stores T × T scores.
     """
+    length = q.shape[2]
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
-        # FlexAttention also calls this function for hidden pairs, for which m - n may be negative
-        return score + line[h, torch.clamp(m - n, min=0)]  # type: ignore[index]
+        row = (4 * h + ((m + 1) & 3)) * 2 * length
+        start = ((length + 2 - m) >> 2) * 4  # & and >> need fewer instructions than % and //
+        return score + line[row + start + n]  # type: ignore[index]
 
     out, aux = flex_attention(  # type: ignore[call-overload]
         q, k, v, score_mod=None if line is None else add_bias, block_mask=mask, scale=scale,
         enable_gqa=q.shape[1] != k.shape[1], return_aux=AuxRequest(lse=True),
-        kernel_options=tiles(shared_memory(q.device), max(q.shape[3], v.shape[3])),
+        kernel_options=tiles(max(q.shape[3], v.shape[3]), line is not None),
     )  # fmt: skip
     # detach saves time: without it, the compiled backward pass would subtract zeros, the gradient of the log-sum-exp
     return out, aux.lse if differentiable_lse else aux.lse.detach()
 
 
-def tiles(shared: int, dim: int) -> dict[str, Any]:
-    """Return options of FlexAttention's kernels with large tiles that fit the chip's shared memory and registers.
+def aligned_copies(table: Tensor, length: int) -> Tensor:
+    """Return a table of biases by distance, (H, T), in the layout that `flex` reads, (H · 4 · 2 · length,).
 
-    Torch's default for bf16 and head dimension 64 needs 245,760 bytes of shared memory. An H100 has 232,448, so that
-    this kernel does not launch (pytorch issue 133254). The sizes returned here come from ahead-of-time compilations
-    (`benchmarks.gpu.kernels`).
+    In a row of reversed distances, the biases of consecutive keys are consecutive numbers. A GPU can load four of them
+    at once if the first index is a multiple of four. Therefore each head has four copies of the row: copy s is shifted
+    by s numbers, and query m reads copy (m + 1) mod 4, in which its first index is such a multiple. A row ends with
+    ``length`` zeros, which are read for hidden pairs, whose key comes after the query.
+    """
+    line = F.pad(table[:, :length], (0, max(0, length - table.shape[1]))).flip(-1)
+    line = F.pad(line, (0, length))  # (H, 2 · length)
+    return torch.stack([line.roll(s, -1) for s in range(4)], 1).flatten()  # (H · 4 · 2 · length,)
+
+
+def tiles(dim: int, table: bool) -> dict[str, Any]:
+    """Return options of FlexAttention's kernels: sizes of tiles, and numbers of warps and of pipeline stages.
+
+    They were the fastest of 8 to 18 combinations on an H200, and fit into the shared memory and registers of chips of
+    compute capability 8.0, 8.6 and 9.0. Torch's default for bf16 and head dimension 64 does not fit into the shared
+    memory of an H100 (pytorch issue 133254).
 
     Args:
-        shared: Bytes of shared memory available to a block of threads.
         dim: The larger of the head dimensions of keys and values.
+        table: Whether there is a table of biases.
     """
-    wide = dim > 64
-    if shared >= 232_448:  # H100, H200, B200
-        forward = (128, 64, 8, 2) if wide else (128, 64, 4, 2)
-        backward = (64, 64, 64, 64, 8, 2) if wide else (64, 128, 128, 64, 8, 3)
+    if table:
+        forward, backward = ((128, 32, 4, 3), (32, 64, 4, 1)) if dim <= 64 else ((64, 32, 4, 3), (32, 64, 4, 2))
     else:
-        backward = (64, 64, 64, 64, 8, 2) if wide else (32, 128, 128, 32, 8, 2)
-        if shared >= 166_912:  # A100
-            forward = (128, 64, 8, 3) if wide else (128, 64, 4, 3)
-        else:  # chips of capability 8.6 and 8.9 have 101,376 bytes
-            forward = (64, 64, 4, 2) if wide else (128, 64, 8, 2)
+        forward, backward = ((128, 64, 4, 3), (64, 64, 4, 3)) if dim <= 64 else ((128, 64, 8, 3), (64, 64, 4, 2))
+    small, large, *rest = backward
     forward_names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
     backward_names = ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "num_warps", "num_stages")
     return {
         "ROWS_GUARANTEED_SAFE": True,  # every query sees at least its own key
         **{f"fwd_{name}": size for name, size in zip(forward_names, forward, strict=True)},
-        **{f"bwd_{name}": size for name, size in zip(backward_names, backward, strict=True)},
+        **{f"bwd_{name}": size for name, size in zip(backward_names, (small, large, large, small, *rest), strict=True)},
     }
-
-
-@torch.compiler.assume_constant_result
-def shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory available to a block of threads; 0 for a CPU."""
-    if device.type != "cuda":
-        return 0
-    properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack the attribute
-    return properties.shared_memory_per_block_optin
 
 
 def padded_length(length: int) -> int:
