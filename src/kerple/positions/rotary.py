@@ -26,7 +26,23 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         (B, H, T, δ) in the dtype of x.
     """
     cos, sin = (a.to(precise(x).dtype) if a.ndim == 2 else a.to(precise(x).dtype)[:, None] for a in (cos, sin))
+    if torch.compiler.is_compiling():
+        cos, sin = materialized(cos, sin)
     return _Rotation.apply(x, cos, sin, layout)
+
+
+@torch.library.custom_op("kerple::materialized", mutates_args=())
+def materialized(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return copies. A compiled graph stores the arguments, instead of computing them again for each head and sequence.
+
+    On an H200, that repeated work took a fourth of the time of a training step.
+    """
+    return cos.clone(), sin.clone()
+
+
+@materialized.register_fake
+def _(cos, sin):
+    return torch.empty_like(cos), torch.empty_like(sin)
 
 
 class _Rotation(torch.autograd.Function):
