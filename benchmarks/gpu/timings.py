@@ -91,7 +91,7 @@ def _forward_and_backward(call: Callable[..., Tensor], arguments: list[Tensor], 
 
 def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
     """Return FlexAttention with an optional table and its own gradient of it, or with ALiBi's slopes."""
-    mask = cuda.causal_mask(like.shape[2], None, like.device)
+    mask, scale = cuda.causal_mask(like.shape[2], None, like.device), like.shape[3] ** -0.5
     slopes = 2.0 ** -torch.arange(1, like.shape[1] + 1, device=like.device)
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
 
     def call(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None) -> Tensor:
         line = None if table is None else cuda.aligned_copies(table, like.shape[2])
-        return cuda.compiled_flex()(q, k, v, line, mask, like.shape[3] ** -0.5, False)[0]
+        return cuda.compiled_flex()(q, k, v, line, mask, scale, False)[0]
 
     return call
 

@@ -54,8 +54,7 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | 
     distance = index[:, None] - index
     hidden = (distance < 0) | (distance >= (window or len(index)))
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    s = q @ k.mT * scale + table[:, distance.clamp(min=0)]
-    s = s.masked_fill(hidden, float("-inf"))
+    s = (q @ k.mT * scale + table[:, distance.clamp(min=0)]).masked_fill(hidden, float("-inf"))
     return [s.softmax(-1) @ v, s.logsumexp(-1)]
 
 

@@ -25,9 +25,9 @@ def test_plan_of_the_papers_configuration(capsys):
     per_token = int(rows["FLOPs a token"][0].split()[0].replace(",", ""))
     assert per_token == pytest.approx(0.77e9, rel=0.01)
     hours = {chip: [float(x) for x in rows[chip][1:]] for chip in ("A100", "H100")}
-    assert hours["A100"][0] == pytest.approx(per_token * 819.2e6 / (312e12 * 0.4) / 3600, abs=0.01)
+    assert hours["A100"][0] == pytest.approx(per_token * 819.2e6 / (312e12 * 0.34) / 3600, abs=0.01)
     assert hours["A100"][0] == pytest.approx(hours["H100"][0] * 989 / 312, rel=0.01)
-    compute, exchange = per_token * 16_384 / 32 / (312e12 * 0.4), 2 * 4 * 162_322_968 * 31 / 32 / NETWORK
+    compute, exchange = per_token * 16_384 / 32 / (312e12 * 0.34), 2 * 4 * 162_322_968 * 31 / 32 / NETWORK
     # DDP sends the parameters that layers share first, but their gradients are ready last: no overlap
     assert hours["A100"][2] == pytest.approx(50_000 * (compute + exchange) / 3600, abs=0.01)
     without = plan_rows(capsys, "--devices", "1,8,32", "--model.position", "RoPE")["A100"]

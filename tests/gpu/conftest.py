@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-HERE = Path(__file__).parent
 DRY = os.environ.get("KERPLE_DRY") == "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = pytest.mark.skip(reason="there is no CUDA device; KERPLE_DRY=1 runs it on the CPU")
     for item in items:
-        if item.path.is_relative_to(HERE):
+        if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.gpu)
             if not (DRY or torch.cuda.is_available()):
                 item.add_marker(missing)

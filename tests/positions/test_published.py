@@ -23,9 +23,7 @@ def close(got: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
 
 
 def embed(position: Position, x: Tensor, ids: list[int]) -> Tensor:
-    return position.embed(
-        x, TokenPositions(torch.arange(len(ids)), torch.tensor(ids), EVERYTHING, contiguous=False)
-    ).detach()
+    return position.embed(x, TokenPositions(torch.arange(len(ids)), torch.tensor(ids), EVERYTHING, False)).detach()
 
 
 def test_sinusoidal_is_its_formula() -> None:

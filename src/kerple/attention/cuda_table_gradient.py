@@ -9,8 +9,7 @@ table, the log-sum-exp, Δ and the gradient of the output. It can therefore be c
 of q, k and v.
 
 The tests run the kernel in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), in fp32 and fp16, because the
-interpreter has no bf16. They also compile it for two kinds of chips, compute capability 8.0 and 9.0. Its speed on a GPU
-has not been measured.
+interpreter has no bf16. They also compile it for two kinds of chips, compute capability 8.0 and 9.0.
 """
 
 import torch
