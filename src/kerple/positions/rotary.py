@@ -33,9 +33,9 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 @torch.library.custom_op("kerple::materialized", mutates_args=())
 def materialized(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return copies. A compiled graph stores the arguments, instead of computing them again for each head and sequence.
+    """Return copies. A compiled graph then stores the arguments, instead of computing them for each head and sequence.
 
-    On an H200, that repeated work took a fourth of the time of a training step.
+    Without this, a training step with RoPE took 1.4 times as long as without positions (162M parameters, H200).
     """
     return cos.clone(), sin.clone()
 
