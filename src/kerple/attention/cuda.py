@@ -113,8 +113,8 @@ def aligned_copies(table: Tensor, length: int) -> Tensor:
 
     In a row of reversed distances, the biases of consecutive keys are consecutive numbers. A GPU can load four of them
     at once if the first index is a multiple of four. Therefore each head has four copies of the row: copy s is shifted
-    by s numbers, and query m reads copy (m + 1) mod 4, in which its first index is such a multiple. A row ends with
-    ``length`` zeros, which are read for hidden pairs, whose key comes after the query.
+    by s numbers, and query m reads copy (m + 1) mod 4, in which its first index is such a multiple. Zeros at the end of
+    a row are read for hidden pairs, whose key comes after the query.
     """
     line = F.pad(table[:, :length], (0, max(0, length - table.shape[1]))).flip(-1)
     line = F.pad(line, (0, length))  # (H, 2 · length)
@@ -124,8 +124,8 @@ def aligned_copies(table: Tensor, length: int) -> Tensor:
 def tiles(dim: int, table: bool) -> dict[str, Any]:
     """Return options of FlexAttention's kernels: sizes of tiles, and numbers of warps and of pipeline stages.
 
-    They were the fastest of 8 to 18 combinations on an H200, and fit into the shared memory and registers of chips of
-    compute capability 8.0, 8.6 and 9.0. Torch's default for bf16 and head dimension 64 does not fit into the shared
+    They were chosen from 3 to 17 combinations on an H200 (docs/gpu-kernels.md), and fit into the shared memory of chips
+    of compute capability 8.0, 8.6 and 9.0. Torch's default for bf16 and head dimension 64 does not fit into the shared
     memory of an H100 (pytorch issue 133254).
 
     Args:
