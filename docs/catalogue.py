@@ -52,13 +52,12 @@ def draw(strategy: type[Position], path: Path) -> None:
     figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
-def draw_hero(comparison: str, labels: list[str], title: str) -> None:
-    """Draw the figure of the README: perplexity against length, relative to that at the training length."""
+def draw_hero(labels: list[str], title: str) -> None:
+    """Draw the figure of the README: perplexity in main against length, relative to that at the training length."""
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
-    results = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / "earlier" / comparison)).results.query(
-        "metric == 'ppl' and protocol == 'full'"
-    )
+    runs = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / "main"))
+    results = runs.results.query("metric == 'ppl' and protocol == 'full'")
     last_values, y = {}, 0.0
     for label, colour in zip(labels, COLOURS, strict=False):
         curve = results[results["strategy"] == label].groupby("length")["value"].mean()
@@ -127,5 +126,5 @@ if __name__ == "__main__":
     head = (DOCS / "catalogue.md").read_text(encoding="utf-8").split(WRITTEN)[0] + WRITTEN
     page = [f"\n## {kind}\n\n| attention | strategy |\n|---|---|\n{rows}" for kind, rows in tables.items()]
     (DOCS / "catalogue.md").write_text(head + "".join(page), encoding="utf-8")
-    labels = ["KerplePower", "KerpleLog", "ALiBi", "T5", "FIRE", "NoPE", "RoPE"]
-    draw_hero("beyond-128", labels, "Trained on 128 tokens, tested on up to 2,048: which strategies hold up")
+    labels = ["KerplePower", "KerpleLog", "ALiBi", "FoX", "RNoPE-SWA", "RoPE"]
+    draw_hero(labels, "Trained on 128 tokens, tested on up to 2,048: which strategies hold up")
