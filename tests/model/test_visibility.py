@@ -39,7 +39,7 @@ def score(position: Position, q: Tensor, k: Tensor, m: int, n: int, d: int) -> T
 
     def token(row: int, place: int) -> TokenPositions:
         rows, ids = torch.tensor([row]), torch.tensor([place])
-        return TokenPositions(rows, ids, Visibility(WINDOW, FIRST), contiguous=False)
+        return TokenPositions(rows, ids, contiguous=False, visibility=Visibility(WINDOW, FIRST))
 
     q, k = q[:, :, m : m + 1], k[:, :, n : n + 1]
     q, k = position.transform_qk(q, k, None, token(m, d))[0], position.transform_qk(q, k, None, token(n, 0))[1]

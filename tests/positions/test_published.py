@@ -10,7 +10,6 @@ from torch import Tensor
 from kerple import positions
 from kerple.positions import Learned, Position, QueryKeyBlock, Shape, Sinusoidal, Temperature, TokenPositions
 from kerple.positions.t5 import t5_bucket
-from kerple.positions.visibility import EVERYTHING
 
 HEADS, HEAD_DIM, LENGTH = 3, 8, 40
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
@@ -23,7 +22,7 @@ def close(got: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
 
 
 def embed(position: Position, x: Tensor, ids: list[int]) -> Tensor:
-    return position.embed(x, TokenPositions(torch.arange(len(ids)), torch.tensor(ids), EVERYTHING, False)).detach()
+    return position.embed(x, TokenPositions(torch.arange(len(ids)), torch.tensor(ids), contiguous=False)).detach()
 
 
 def test_sinusoidal_is_its_formula() -> None:

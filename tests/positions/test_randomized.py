@@ -13,7 +13,6 @@ from kerple.base.errors import UserError
 from kerple.model.generation import fill_in
 from kerple.model.transformer import Transformer
 from kerple.positions import Abacus, Coupled, Position, RandomizedPositions, Shape, TokenPositions
-from kerple.positions.visibility import EVERYTHING
 from kerple.positions.wrapper import Resampled
 from kerple.tasks import Addition, TaskData
 from kerple.tasks.sampling import collate
@@ -106,7 +105,7 @@ def place_vectors(position: Position, places: Tensor, tokens: Tensor | None = No
     """Return the vectors that a strategy adds to tokens with these places, (B, T, 8)."""
     tokens = torch.arange(1, 1 + places.numel()).view(places.shape) if tokens is None else tokens
     rows = torch.arange(places.shape[1])
-    shifted = position.remap_positions(TokenPositions(rows, rows, EVERYTHING, places=places), tokens)
+    shifted = position.remap_positions(TokenPositions(rows, rows, places=places), tokens)
     return position.embed(torch.zeros(*places.shape, 8), shifted)
 
 

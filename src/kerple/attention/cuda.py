@@ -116,8 +116,7 @@ def aligned_copies(table: Tensor, length: int) -> Tensor:
     by s numbers, and query m reads copy (m + 1) mod 4, in which its first index is such a multiple. Zeros at the end of
     a row are read for hidden pairs, whose key comes after the query.
     """
-    line = F.pad(table[:, :length], (0, max(0, length - table.shape[1]))).flip(-1)
-    line = F.pad(line, (0, length))  # (H, 2 · length)
+    line = F.pad(table[:, :length], (length, max(0, length - table.shape[1]))).flip(-1)  # (H, 2 · length)
     return torch.stack([line.roll(s, -1) for s in range(4)], 1).flatten()  # (H · 4 · 2 · length,)
 
 

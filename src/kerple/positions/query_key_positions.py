@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from kerple.positions.visibility import EVERYTHING, Visibility
+from kerple.positions.visibility import Visibility
 
 Result = TypeVar("Result")
 
@@ -28,25 +28,24 @@ class TokenPositions:
     Args:
         rows: Rows (T,) int64, 0 for the first token of the input.
         ids: Positions (T,) int64, or (B, T) if they differ between sequences.
-        visibility: Keys that each token sees as a query. It may differ between layers. There is no default, because
-            torch.compile of torch 2.11 cannot trace a default that is an object.
         contiguous: Whether each position is the row plus a constant (unrelated to `torch.Tensor.is_contiguous`). If
             not, functions of distance are computed once per pair of query and key, instead of once per distance.
         places: Places (B, T) int64, 0 for tokens without a place; None if no task assigns places.
+        visibility: Keys that each token sees as a query. It may differ between layers.
     """
 
     rows: Tensor
     ids: Tensor
-    visibility: Visibility
     contiguous: bool = True
     places: Tensor | None = None
+    visibility: Visibility = field(default_factory=Visibility)  # torch 2.11 cannot trace a default that is an object
     _results: dict[Callable, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
     def arange(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "TokenPositions":
         """Return the rows 0 to length - 1 with the positions ``offset`` to ``offset + length - 1``."""
         rows = torch.arange(length, device=device)
-        return cls(rows, rows + offset, EVERYTHING)
+        return cls(rows, rows + offset)
 
     def compute_once(self, function: Callable[["TokenPositions"], Result]) -> Result:
         """Return ``function(self)``; later layers of the forward pass with the same strategy get the stored result."""
@@ -59,7 +58,7 @@ class TokenPositions:
     def __getitem__(self, tokens: slice) -> "TokenPositions":
         places = None if self.places is None else self.places[..., tokens]
         rows, ids = self.rows[tokens], self.ids[..., tokens]
-        return TokenPositions(rows, ids, self.visibility, self.contiguous, places)
+        return TokenPositions(rows, ids, self.contiguous, places, self.visibility)
 
     @property
     def visible(self) -> Tensor:

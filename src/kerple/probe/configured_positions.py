@@ -14,7 +14,6 @@ from kerple.model import Transformer
 from kerple.positions import LayerPattern, NoPE, RoPE, Shape
 from kerple.positions.query_key_positions import TokenPositions
 from kerple.positions.temperature import Temperature
-from kerple.positions.visibility import EVERYTHING
 
 ORIGINAL = "original_max_position_embeddings"
 KNOWN = {
@@ -56,7 +55,7 @@ class Layer:
         if self.temperature is None:
             return torch.ones(len(ids), dtype=torch.float64)
         positions = rows if self.temperature.rule == "llama4" else ids  # Llama 4 ignores position_ids
-        return self.temperature.factor(TokenPositions(positions, positions, EVERYTHING), torch.float64)[:, 0]
+        return self.temperature.factor(TokenPositions(positions, positions), torch.float64)[:, 0]
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return whether each query sees each key, (Tq, Tk) bool.
