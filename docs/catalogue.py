@@ -79,15 +79,15 @@ def draw_hero(labels: list[str], title: str) -> None:
 def extrapolation() -> dict[str, list[str]]:
     """Return phrases by class name on the longest length, in training lengths, up to which perplexity did not rise."""
     comparisons = defaultdict(list)
-    for comparison in ("beyond-128", "table3", "since-2023"):
-        read = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / "earlier" / comparison))
+    for comparison in ("catalogue", "earlier/beyond-128", "earlier/table3", "earlier/since-2023"):
+        read = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / comparison))
         paths = {run.strategy: config["model.position.class_path"] for run, config in read.configs.items()}
         classes = {label: path.rpartition(".")[2] for label, path in paths.items()}
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
             curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
             times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]
             result = f"{times}×" if label == classes[label] else f"*{label}* {times}×"
-            link = f"[{comparison}](../results/earlier/{comparison}/table.md)"
+            link = f"[{comparison.removeprefix('earlier/')}](../results/{comparison}/table.md)"
             comparisons[classes[label], result].append(link)
             if label in positions.names() and label != classes[label]:  # a combination named after a part
                 comparisons[label, f"{times}× in `{classes[label]}`"].append(link)

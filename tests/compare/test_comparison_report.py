@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from kerple.base.errors import UserError
 from kerple.compare import comparison_report as report
 from kerple.compare.estimates import estimate
-from kerple.compare.figures import DEVIATION, LEGEND, figures, loss_and_gain
+from kerple.compare.figures import DEVIATION, add_legend, figures, loss_and_gain
 from kerple.compare.finished_runs import Run, Runs, read_runs
 from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.print_figures import _narrow, write_print_figures
@@ -134,18 +134,22 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(runs: Runs, 
         write_print_figures(summary, runs, ["T5", "RoPE", "FIRE"], "KerpleLog", tmp_path / "none")
 
 
-def test_the_legend_of_twelve_strategies_in_print_is_inside_the_page_and_leaves_room_for_the_axes() -> None:
-    figure = Figure(layout="constrained")
+@pytest.mark.parametrize(("strategies", "in_print"), [(12, True), (29, False)])
+def test_the_legend_is_inside_the_page_and_leaves_room_for_the_axes(strategies: int, in_print: bool) -> None:
+    figure = Figure((6.4, 3.9), layout="constrained")
     ax = figure.subplots()
-    for i in range(12):
+    for i in range(strategies):
         ax.plot([1, 2], [i, i], label=f"KerpleLog per layer {i}")
-    figure.legend(title="band", **LEGEND)
-    _narrow(figure)
+    add_legend(figure, "band")
+    if in_print:
+        _narrow(figure)
     figure.draw_without_rendering()
-    legend, page = figure.legends[0].get_window_extent(), figure.bbox
+    legend, axes, page = figure.legends[0].get_window_extent(), ax.get_window_extent(), figure.bbox
     assert page.x0 <= legend.x0 < legend.x1 <= page.x1
-    assert page.y0 <= legend.y0 < legend.y1 < ax.get_window_extent().y0
-    assert ax.get_window_extent().height > page.width / 3
+    assert page.y0 <= legend.y0 < legend.y1 <= page.y1
+    assert legend.y1 < axes.y0 if in_print else axes.x1 < legend.x0
+    assert axes.height > (page.width / 3 if in_print else page.height / 2)
+    assert axes.width > page.width / 3
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from kerple.compare.estimates import Estimate, estimate, over_seeds
-from kerple.compare.figures import INTERVAL, LEGEND, Styles, literal, plain, styles_of
+from kerple.compare.figures import INTERVAL, Styles, add_legend, literal, plain, styles_of
 
 POINTS = 32  # points of a curve of the loss by position
 PER_OCTAVE = 2  # points per octave of distance of a curve of the gain
@@ -99,7 +99,8 @@ def _drawn(table: pd.DataFrame, styles: Styles, column: str) -> Figure:
         ax.plot(points, means, label=literal(str(strategy)), linewidth=1.3, **style)
         ax.fill_between(points, low, high, alpha=0.15, color=style["color"], linewidth=0)
     _axes(ax, table, column)
-    figure.legend(title=INTERVAL, **LEGEND)
+    several_seeds = table.groupby("strategy")["seed"].nunique().max() > 1
+    add_legend(figure, INTERVAL if several_seeds else None)
     return figure
 
 

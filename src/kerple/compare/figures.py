@@ -23,8 +23,6 @@ MARKERS = "osD^vP*X"
 Styles = dict[str, dict[str, Any]]
 """Colour, dashes and marker by strategy."""
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
-# handlelength: in units of the font size, long enough to show the dashes
-LEGEND: Any = {"loc": "outside right center", "frameon": False, "fontsize": 9, "handlelength": 3.2}
 DEVIATION, INTERVAL = "band: one standard\ndeviation over seeds", "band: 95% interval"
 HEADROOM = 4.0  # largest ratio of the upper end of an axis to the best value
 
@@ -83,7 +81,7 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
         ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")
         ax.set(ylabel="gain from distant text (nats per token);\n0: distant text does not lower the loss")
         plain(ax)
-        figure.legend(title="one point per run" + f";\n{outside} outside the axes" * bool(outside), **LEGEND)
+        add_legend(figure, "one point per run" + f";\n{outside} outside the axes" * bool(outside))
         yield f"loss-and-gain{part and f'-{part}'}", figure
 
 
@@ -145,10 +143,19 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
         plain_log_ticks(axes[0, 0])
     for ax in axes[:, 0]:
         ax.set_ylabel(label)
-    handles = {name: h for ax in figure.axes for h, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    band = INTERVAL if draw is _ratios else DEVIATION if chosen["std"].notna().any() else None
-    figure.legend(handles.values(), handles.keys(), title=band, **LEGEND)
+    has_bands = chosen["std"].notna().any()  # not with one seed
+    add_legend(figure, (INTERVAL if draw is _ratios else DEVIATION) if has_bands else None)
     return figure
+
+
+def add_legend(figure: Figure, title: str | None) -> None:
+    """Add a legend of all curves at the right. If it needs several columns, the figure becomes wider."""
+    handles = {name: h for ax in figure.axes for h, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    columns = -(-len(handles) // 15)  # as many rows as fit into the height of a panel
+    figure.set_figwidth(figure.get_figwidth() + 1.8 * (columns - 1))
+    place: Any = {"loc": "outside right center", "ncols": columns, "frameon": False}
+    # handlelength: in units of the font size, long enough to show the dashes
+    figure.legend(handles.values(), handles.keys(), title=title, fontsize=9, handlelength=3.2, **place)
 
 
 def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
