@@ -137,9 +137,8 @@ def markdown(root: Path) -> str:
     for number, of_claim in findings.items():
         claim, tier = claims[number], tier_of.get(number)
         cells = [_cell(of_claim.get(name), name == tier, claim, known[name]) for name in known]
-        # another tier decides until main is finished, or because main does not have the claim's strategies (°)
-        mark = " until main" if "main" in claim["decided_by"] else " °" * (tier in TABLE["usual"])
-        by = f"{tier}{mark * (tier != 'main')}" if tier else "–"
+        mark = " °" * (tier in TABLE["usual"] and tier != "main")  # main does not have the claim's strategies
+        by = f"{tier}{mark}" if tier else "–"
         p = f"{adjusted[number]:.2g}{' ‡' * (number in decided and number not in passing)}" if tier else "–"
         about = claim["claim"] + " \\*" * ("our_bound" in claim) + " ◊" * ("looked_at" in claim)
         table.append(f"| {' | '.join([number, about, claim['source'], *cells, by, p])} |")
