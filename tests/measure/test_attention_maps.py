@@ -7,18 +7,21 @@ from torch import Tensor
 from kerple import positions
 from kerple.measure.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
 from kerple.positions import QueryKeyBlock, TokenPositions
-from kerple.positions.visibility import Visibility
+from kerple.positions.visibility import EVERYTHING, Visibility
+
+CASES = [(name, (EVERYTHING, Visibility(5))[i % 2]) for i, name in enumerate(positions.names())]
+CASES += [("RoPE", Visibility(5, 2, "capped")), ("KerpleLog", Visibility(5, 2, "cache"))]
 
 
-def probabilities_of(network, tokens: Tensor, window: int | None = None) -> list[Tensor]:
+def probabilities_of(network, tokens: Tensor, visibility: Visibility = EVERYTHING) -> list[Tensor]:
     """Return the attention probabilities of each layer."""
     maps: list[Tensor] = []
-    network.visit_attention(tokens, lambda layer, p: maps.append(p), Visibility(window))
+    network.visit_attention(tokens, lambda layer, p: maps.append(p), visibility)
     return maps
 
 
-@pytest.mark.parametrize(("name", "window"), [(name, (None, 5)[i % 2]) for i, name in enumerate(positions.names())])
-def test_probabilities_reproduce_the_output_of_attention(name: str, window: int | None, tiny_network) -> None:
+@pytest.mark.parametrize(("name", "visibility"), CASES)
+def test_probabilities_reproduce_the_output_of_attention(name: str, visibility: Visibility, tiny_network) -> None:
     network, tokens = tiny_network(name), torch.randint(50, (2, 20))
     calls: list[tuple[Tensor, Tensor]] = []  # input and output of attention in each layer
     hooks = [
@@ -26,10 +29,10 @@ def test_probabilities_reproduce_the_output_of_attention(name: str, window: int 
         for block in network.blocks
     ]
     with torch.no_grad():
-        network.features(tokens, Visibility(window))
+        network.features(tokens, visibility)
         for hook in hooks:
             hook.remove()
-        maps = probabilities_of(network, tokens, window)
+        maps = probabilities_of(network, tokens, visibility)
         assert len(maps) == len(calls) == 2
         for i, (p, (x, output), block) in enumerate(zip(maps, calls, network.blocks, strict=True)):
             *_, v = block.attention.split(block.attention.qkv(x))
@@ -41,9 +44,8 @@ def test_probabilities_reproduce_the_output_of_attention(name: str, window: int 
             mixed = p @ v
             position = network.positions[min(i, len(network.positions) - 1)]
             if position.uses("add_to_output"):
-                token_positions, index = TokenPositions.arange(20), torch.arange(20)
-                distance = index[:, None] - index
-                visible = (distance >= 0) & (distance < (window or 20))
+                visible = torch.ones(20, 20, dtype=torch.bool).tril().triu(1 - (visibility.window or 20))
+                token_positions = TokenPositions.arange(20)
                 mixed = mixed + position.add_to_output(p, v, QueryKeyBlock(token_positions, token_positions, visible))
             mixed = position.transform_output(mixed, x)
             expected = block.attention.out(mixed.transpose(1, 2).flatten(2))

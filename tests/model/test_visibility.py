@@ -119,4 +119,5 @@ def test_a_cache_has_one_visibility_and_distances_need_first_tokens() -> None:
     with pytest.raises(UserError, match="distances: got 'capped' with window 3 and first 0, expected 'true'"):
         Visibility(3, distances="capped")
     assert EVERYTHING.narrow(4) == Visibility(8, 2).narrow(4) == Visibility(4)
+    assert Visibility(4).with_bos().narrow(4) == Visibility(4)  # as trained, so without BOS outside the layer's window
     assert Visibility(3, 2).narrow(4) == Visibility(3, 2)

@@ -171,6 +171,8 @@ def test_an_invalid_option_is_an_error(name: str, options: dict[str, Any], messa
 def test_invalid_sizes_and_an_unknown_name_are_errors() -> None:
     with pytest.raises(UserError, match="heads: got 5, which does not divide dim 32"):
         Shape(32, 5, 16)
+    with pytest.raises(UserError, match="scaling: got proportional, expected another one, because a head has 9"):
+        positions.RoPE(Shape(18, 2, 16), scaling="proportional", rotary_fraction=0.5)
     with pytest.raises(UserError, match="name: got Alibi, did you mean ALiBi"):
         positions.build("Alibi", dim=32, heads=4, length=16)
 

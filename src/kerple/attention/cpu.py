@@ -57,7 +57,7 @@ def table_attention(
             q[:, :, indices].flip(2), k[:, :, columns], v[:, :, columns], 0.0, False, attn_mask=mask, scale=scale
         )
         out[:, :, indices] = block_out.flip(2)
-        lse[:, :, indices] = (block_lse if block_lse.shape[1] == heads else block_lse.transpose(1, 2)).flip(2)
+        lse[:, :, indices] = block_lse.flip(2)
     return out, lse
 
 

@@ -28,4 +28,8 @@ def attention_probabilities(layer: SelfAttention, x: Tensor, position: Position,
     with torch.autocast(x.device.type, enabled=False):
         q, k, _, spec = copy.deepcopy(layer).to(dtype).prepare(x.to(dtype), position, context)
         values = torch.eye(x.shape[1], device=x.device, dtype=dtype).expand(*k.shape[:2], -1, -1)  # (B, G, T, T)
+        if spec.more_keys is not None:  # first tokens at other distances, which the window hides
+            scores = spec.more_keys[0]  # (B, H, T, F)
+            first = values[:1, :1, : scores.shape[-1]].expand(*scores.shape[:2], -1, -1)  # (B, H, F, T)
+            spec = replace(spec, more_keys=(scores, first))
         return attend_reference(q, k, values, replace(spec, add_to_output=None))

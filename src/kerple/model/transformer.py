@@ -25,7 +25,7 @@ from kerple.positions.visibility import EVERYTHING, Visibility
 if TYPE_CHECKING:
     from kerple.positions.typed_module_list import Modules
 
-GRAPHS = 64  # largest number of graphs of a compiled block: one per length, window, and mode (training or evaluation)
+GRAPHS = 64  # largest number of graphs of compiled blocks: one per kind of layer, length, window, and mode
 
 
 class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInside, Embedding):
@@ -73,9 +73,9 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         self.positions.extend(_strategies(position, replace(shape, layers=layers), architecture.per_layer))
         self.name = type(self.positions[0]).__name__
         self.bos: int | None = None
-        """Token that is added before every input, and that every query sees; None for none.
+        """Token that is added before every input; None for none.
 
-        Lengths and windows exclude it."""
+        Lengths and windows exclude it. A window of a test contains it, but not a narrower window of a layer."""
         self.places: Callable[[Tensor], Tensor] | None = None
         """Function from tokens to `TokenPositions.places` (B, T), for example the significance of digits; or None."""
 
@@ -179,9 +179,9 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
     def compile(self, **options: Any) -> None:
         """Compile the loss and the blocks; the blocks once for each length, window and mode (training or evaluation).
 
-        All blocks share one graph, so that the time of compilation does not depend on the number of layers. While the
-        backward pass computes a block, DDP can send the gradients of later blocks to other devices. Calls with a cache
-        are not compiled, because each token changes the length.
+        Blocks with the same kind of strategy share one graph, so that the time of compilation does not depend on the
+        number of layers. While the backward pass computes a block, DDP can send the gradients of later blocks to other
+        devices. Calls with a cache are not compiled, because each token changes the length.
 
         Args:
             **options: Options of `torch.compile`.

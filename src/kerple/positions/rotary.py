@@ -140,6 +140,7 @@ class RoPE(Position):
         super().__init__()
         rotated = rotary_dim(self, shape, base, rotary_fraction)
         dim = shape.head_dim if scaling == "proportional" else rotated
+        self.require(dim % 2 == 0, "scaling", scaling, f"another one, because a head has {dim} dimensions")
         factor = 1.0 if factor is None and scaling in (None, "proportional") else factor
         expected = f"a number of 1 or more with scaling {scaling}: the extended context length over the training length"
         self.require(factor is not None and factor >= 1, "factor", factor, expected)

@@ -40,12 +40,12 @@ class Visibility:
             raise UserError(f"distances: got {options}, expected 'true'; other distances need `window` and `first`")
 
     def narrow(self, window: int | None) -> "Visibility":
-        """Return ``Visibility(window)`` if a layer's ``window`` is less than ``self.window``, else ``self``."""
-        narrower = window is not None and (self.window is None or self.window > window)
-        return Visibility(window) if narrower else self
+        """Return ``Visibility(window)`` if a layer's ``window`` is at most ``self.window``, else ``self``."""
+        changes_nothing = window is not None and (self.window is None or self.window >= window)
+        return Visibility(window) if changes_nothing else self
 
     def with_bos(self) -> "Visibility":
-        """Return this visibility for an input with an additional first token, which every query sees."""
+        """Return this visibility for an input with an additional first token, which every query sees (see `narrow`)."""
         return self if self.window is None else replace(self, first=self.first + 1)
 
 
