@@ -26,7 +26,8 @@ from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_ru
 CURVE = CURVES["KerpleLog"]
 
 
-def test_sums_are_by_document_or_by_group_of_documents(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["", "code"])
+def test_sums_are_by_document_or_by_group_of_documents(part: str, tmp_path: Path) -> None:
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
     rows = [Row("ppl", "last8", 128, None, block, float(block), 512) for block in range(12)]
     rows.append(Row("ppl", "last8", 128, None, 12, 0.0, 0))  # a block that a limited test did not read
@@ -34,7 +35,8 @@ def test_sums_are_by_document_or_by_group_of_documents(tmp_path: Path) -> None:
     rows = [Row("ppl", "last9", 128, None, block, float(block), 512) for block in range(5)]
     about = {"block_document": [3, 3, 5, 8, 9], "groups": ["attrs", "flask", "attrs", "click"]}  # of the documents
     results_table.add_to_results(test, "most", rows, about)
-    blocks = dict(iter(read_runs([Run("ALiBi", 1236, test)]).blocks.groupby("protocol")))
+    read = read_runs([Run("ALiBi", 1236, test, part)]).blocks
+    blocks = dict(iter(read.groupby(read["protocol"].str.removeprefix(f"{part} "))))
     assert blocks["last8"]["sum"].tolist() == [0 + 1 + 2, 3 + 4 + 5 + 6, 7, 8 + 9 + 10 + 11]
     assert blocks["last8"]["count"].tolist() == [512 * n for n in (3, 4, 1, 4)]
     assert blocks["last9"]["block"].tolist() == ["attrs", "flask", "click"]

@@ -4,12 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kerple.base.errors import UserError
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.rope import scaled
 from kerple.model.network import Offset
 from kerple.positions import RoPE, Shape
 from kerple.positions.visibility import Visibility
 from tests.hf.tiny import CONFIGS, LENGTH, configuration, hf, small, text, tiny
+from tests.probe.models import build
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -37,6 +39,15 @@ def test_a_window_equals_an_explicit_mask(family, window, keep_first):
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
     assert not torch.allclose(logits, model(tokens).logits, atol=1e-2)
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("family", ["llama4", "falcon", "mpt"])
+@torch.inference_mode()
+def test_attention_that_cannot_be_limited_to_a_window_is_an_error(family):
+    model = build("llama4") if family == "llama4" else small({"falcon": hf.FalconConfig, "mpt": hf.MptConfig}[family])
+    with pytest.raises(UserError, match=r"window: got 8, but .* can limit \d of \d layers only"):
+        hugging_face_network(model)(text(1, 24), Visibility(8))
+    assert not isinstance(hugging_face_network(small(hf.FalconConfig, alibi=True)), Offset)
 
 
 def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejected():

@@ -75,6 +75,8 @@ def test_the_table_has_the_loss_of_each_document_at_each_gap():
     assert {row.length for row in result.sums if row.protocol == f"gap{K}"} == {
         gap + CONTEXT + K for gap in measure.fitting_gaps(network)
     }
+    torch.nn.init.zeros_(network.head.weight)
+    assert "it does not help without a gap" in measure.run(network, text).report
     limited = hugging_face_network(tiny("gpt2"))
     assert GapCurve([10, 99], CONTEXT, K).fitting_gaps(limited) == [0, 10, 99]
     assert GapCurve([10, 101], CONTEXT, K).fitting_gaps(limited) == [0, 10]

@@ -7,7 +7,7 @@ import pandas as pd
 
 from kerple.compare.finished_runs import Runs
 from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better
-from kerple.compare.tables import format_mean, loss_differences
+from kerple.compare.tables import count_seeds, format_mean, loss_differences
 
 
 def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
@@ -50,7 +50,7 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
     lower, name = lower_is_better(metric), METRIC_NAMES[metric].lower()
     where = f"At length {length:,}" + (f", {length / trained:.3g} times that of training," if trained else "")
     if not rows["best"].any():
-        yield f"{where} all strategies have the same {name}."
+        yield f"{where} {f'only {rows.index[0]} has' if len(rows) == 1 else 'all strategies have the same'} {name}."
         return
     mean: pd.Series = rows["mean"]
     best: Any = mean.idxmin() if lower else mean.idxmax()
@@ -70,7 +70,7 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
         return
     significant, better = others["significant"].astype(bool), (others["difference"] < 0) == lower
     yield (
-        f"Against {baseline}, over {int(rows['seeds'].max())} seeds, {_are(others.index[significant & better])} better "
+        f"Against {baseline}, over {count_seeds(rows)}, {_are(others.index[significant & better])} better "
         f"and {_are(others.index[significant & ~better])} worse (p < 0.05 after Holm's correction); "
         f"strategies without a significant difference: {', '.join(others.index[~significant]) or 'none'}."
     )

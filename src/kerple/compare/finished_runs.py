@@ -112,7 +112,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
             name = protocol if protocol in set(table["protocol"]) else f"{run.part} {protocol}"
             descriptions[name][description] = None
         cells.append(totals.assign(**key, folder=str(run.folder)))
-        blocks.append(_sums_by_block(table, about).assign(**key))
+        blocks.append(_sums_by_block(table, about, run.part).assign(**key))
         if cost:
             environments[run] = cost.pop("environment", {})
             costs.append(key | part | cost)
@@ -137,8 +137,8 @@ def read_runs(runs: Iterable[Run]) -> Runs:
     )
 
 
-def _sums_by_block(table: pd.DataFrame, about: dict[str, Any]) -> pd.DataFrame:
-    """The rows of a test's table that have a block.
+def _sums_by_block(table: pd.DataFrame, about: dict[str, Any], part: str) -> pd.DataFrame:
+    """The rows of a test's table that have a block. Protocols may begin with the part of the comparison.
 
     If the test has groups of documents, such as packages, the sums of a group's documents are added. The block is then
     the name of the group. Documents of one package have the same authors, so the sampling unit of text is the package.
@@ -146,7 +146,7 @@ def _sums_by_block(table: pd.DataFrame, about: dict[str, Any]) -> pd.DataFrame:
     blocks = table[table["block"].notna()]
     for evaluation in about["evaluations"].values():
         if len(set(groups := evaluation.get("groups") or [])) > 1:
-            grouped = blocks["protocol"].isin(evaluation["protocols"])
+            grouped = blocks["protocol"].str.removeprefix(f"{part} ").isin(evaluation["protocols"])
             named = blocks[grouped].assign(block=[groups[block] for block in blocks["block"][grouped]])
             added = named.groupby([*CELL, "block"], sort=False, as_index=False)[["sum", "count"]].sum()
             blocks = pd.concat([blocks[~grouped], added])

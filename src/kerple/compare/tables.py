@@ -34,15 +34,13 @@ def metric_table(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Ta
     """
     metric, protocol = chosen[["metric", "protocol"]].iloc[0]
     body = _body(chosen.set_index(["strategy", "length"]).apply(_mean_cell, axis=1), chosen["strategy"], trained)
-    fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())
-    seeds = f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
     compared = "differences of mean loss" if metric in LOGARITHMIC else "differences"
     note = (
-        f"Mean ± standard deviation over {seeds}; best mean of a column in bold; {DAGGER}: differs from {baseline} "
-        f"(two-sided Welch test of {compared} over {_sources(chosen)}; p < 0.05 after Holm's correction over the "
-        "strategies of a column; no other correction)."
+        f"Mean ± standard deviation over {count_seeds(chosen)}; best mean of a column in bold; {DAGGER}: differs from "
+        f"{baseline} (two-sided Welch test of {compared} over {_sources(chosen)}; p < 0.05 after Holm's correction "
+        "over the strategies of a column; no other correction)."
     )
-    if most == 1:
+    if chosen["seeds"].max() == 1:
         note = "Best of each column in bold. With one seed the ranking may not be reproducible."
     shown, lengths = body.shape[1], chosen["length"].nunique()
     ratios = _with_ratio(chosen)
@@ -55,6 +53,12 @@ def metric_table(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Ta
     if shown < lengths:
         note += f" {shown} of {lengths} lengths are shown, results.csv has all."
     return Table(f"{METRIC_NAMES[metric]}, {protocol}", body, note)
+
+
+def count_seeds(cells: pd.DataFrame) -> str:
+    """Return the numbers of seeds of some rows of a summary, such as "3 to 8 seeds"."""
+    fewest, most = int(cells["seeds"].min()), int(cells["seeds"].max())
+    return f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
 
 
 def ratio_table(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Table | None:

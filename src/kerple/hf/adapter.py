@@ -25,6 +25,7 @@ def hugging_face_network(
     The arguments and errors are those of `HuggingFaceNetwork`.
     """
     takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    takes_positions &= not getattr(model.config, "alibi", False)  # Falcon takes and ignores them
     return (ShiftableHuggingFaceNetwork if takes_positions else HuggingFaceNetwork)(model, length, name, bos)
 
 

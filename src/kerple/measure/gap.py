@@ -96,11 +96,13 @@ class GapCurve(Measure):
         loss_rows = sums[NO_CONTEXT].rows(f"no_context{self.k}", self.k)
         loss_rows += [row for gap in gaps for row in sums[gap].rows(f"gap{self.k}", gap + self.context + self.k)]
         none, near = losses[NO_CONTEXT], losses[0]
-        curve = [(gap, *_remaining_fraction(none, near, losses[gap])) for gap in gaps[1:]]
+        helps = none.mean() > near.mean()
+        curve = [(gap, *_remaining_fraction(none, near, losses[gap])) for gap in gaps[1:] if helps]
         means = f"loss without context {none.mean():.3f}, with it {near.mean():.3f}"
-        lines = [f"gap curve: {len(blocks)} documents, {means}"]
+        lines = [f"gap curve: {len(blocks)} documents, {means}{'' if helps else '; it does not help without a gap'}"]
         for gap, fraction, low, high in curve:
-            effect = f"keeps {fraction:.0%} of its gain ({low:.0%} to {high:.0%})" if high > 0 else "harms"
+            interval = f" ({low:.0%} to {high:.0%})" if len(blocks) > 1 else ""
+            effect = f"keeps {fraction:.0%} of its gain{interval}" if high > 0 else "harms"
             lines.append(f"gap of {gap:,}: loss {losses[gap].mean():.3f}, the context {effect}")
         about = {"strategy": network.name, "training_length": network.training_length, "split": text.split}
         about |= {"context": self.context, "k": self.k, "block_document": documents, "precision": runner.precision}

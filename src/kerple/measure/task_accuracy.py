@@ -153,15 +153,15 @@ class TaskAccuracy(Measure):
     def _tables(
         self, network: Transformer, text: Examples, runner: Runner, protocols: list[str]
     ) -> dict[str, pd.DataFrame]:
-        """Return the table of `answer_table` by protocol. Batches that are too long for the network are left out."""
-        examples = [example for group in text.groups for example in group]
+        """Return the table of `answer_table` by protocol, without groups that have a problem with too many tokens."""
+        limit = length_limit(network)
+        groups = [group for group in text.groups if max((len(e.tokens()) for e in group), default=0) <= limit + 1]
+        examples = [example for group in groups for example in group]
         counts = {protocol: torch.zeros(2, len(examples), dtype=torch.int64) for protocol in protocols}
-        problems = HeldOutProblems(text.groups, text.batch_size, runner.rank, runner.processes)
+        problems = HeldOutProblems(groups, text.batch_size, runner.rank, runner.processes)
         for number in runner.progress(range(len(problems))):
             batch = problems[number]
             tokens, scored, index = (batch[name].to(runner.device) for name in ("tokens", "scored", "index"))
-            if scored.shape[1] > length_limit(network):
-                continue
             with runner.autocast():
                 for protocol, count in counts.items():
                     if protocol == GENERATED:

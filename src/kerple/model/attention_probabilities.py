@@ -29,7 +29,6 @@ def attention_probabilities(layer: SelfAttention, x: Tensor, position: Position,
         q, k, _, spec = copy.deepcopy(layer).to(dtype).prepare(x.to(dtype), position, context)
         values = torch.eye(x.shape[1], device=x.device, dtype=dtype).expand(*k.shape[:2], -1, -1)  # (B, G, T, T)
         if spec.more_keys is not None:  # first tokens at other distances, which the window hides
-            scores = spec.more_keys[0]  # (B, H, T, F)
-            first = values[:1, :1, : scores.shape[-1]].expand(*scores.shape[:2], -1, -1)  # (B, H, F, T)
-            spec = replace(spec, more_keys=(scores, first))
+            scores, first = spec.more_keys  # (B, H, T, F), (B, H, F, δ)
+            spec = replace(spec, more_keys=(scores, values[:1, :1, : first.shape[2]].expand(*first.shape[:2], -1, -1)))
         return attend_reference(q, k, values, replace(spec, add_to_output=None))
