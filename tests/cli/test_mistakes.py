@@ -23,6 +23,8 @@ class Wrong(Position):
 class OneRow(Wrong):
     def bias(self, distance): return distance[None]
 class Mine: ...
+class Unbuilt(Position):
+    def __init__(self, shape): {}["rate"]
 """
 
 
@@ -42,6 +44,7 @@ def config(folder, **sections):
         (["--model.position=mine.Broken"], ["got mine.Broken: No module named 'nowhere' (", "mine.py:1)"]),
         (["--model.position=ours.Mine"], ["expected a subclass of kerple.positions.Position"]),
         (["--model.position=ours.Wrong"], ["ours.py:4: ZeroDivisionError"]),
+        (["--model.position=ours.Unbuilt"], ["ours.py:9: KeyError: 'rate'"]),
         (["--model.position=ours.OneRow"], ["ours.OneRow.bias: got shape (1, 6), expected (2, 6), one row per head"]),
         (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),
         (["--data=TokenShards", "--data.corpus=nowhere"], ["data.corpus: got 'nowhere'"]),

@@ -121,6 +121,9 @@ def test_the_trajectory_of_kernels_is_bounded_and_continues_after_a_resumption(
     images = EventAccumulator(str(tmp_path / "b")).Reload().Tags()["images"]
     assert images == ["analyses/kernels_trajectory"]
     assert len(kernels.state_dict()["records"]) == 4
+    other = Kernels(distances=(1,))
+    other.load_state_dict(kernels.state_dict())
+    assert not other.records  # they are of two distances
 
 
 @torch.no_grad()

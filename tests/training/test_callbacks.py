@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback, Trainer, seed_everything
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
+from kerple.base.errors import UserError
 from kerple.training import last_checkpoint, provenance
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.provenance import Provenance
@@ -57,6 +60,20 @@ def test_the_last_checkpoint_follows_minutes_and_steps(options, steps, tmp_path:
     assert callback.steps == steps
     assert callback.handlers == {callback._signals._record}  # signals during the last save do not end the process
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 10
+
+
+def test_a_fit_does_not_continue_from_a_validation_inside_a_step(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 3, "accumulate_grad_batches": 2, "val_check_interval": 3}
+    each = ModelCheckpoint(tmp_path, save_top_k=-1)
+    trainer(tmp_path, LastCheckpoint(), each, **options).fit(small_model(), ToyData())
+    inside, between = tmp_path / "epoch=0-step=1.ckpt", tmp_path / "epoch=0-step=3.ckpt"  # after 3 and 6 micro-batches
+    for path, expected in (
+        (inside, pytest.raises(UserError, match="inside an optimiser step")),
+        (between, nullcontext()),
+    ):
+        run = trainer(tmp_path, LastCheckpoint(), **options)
+        with expected:
+            run.fit(small_model(), ToyData(), ckpt_path=path, weights_only=False)
 
 
 def test_provenance_of_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,9 @@ def user_location(error: BaseException) -> str:
     several errors in the chain of causes have such a call, the location is from the one that was raised first.
     """
     cause: BaseException | None = error
-    location = ""
-    while cause is not None:
+    location, seen = "", list[BaseException]()
+    while cause is not None and cause not in seen:  # an error can be among its own causes
+        seen.append(cause)
         calls = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
         if isinstance(cause, SyntaxError):  # no frame of its traceback is in the file
             calls.append((str(cause.filename), cause.lineno))

@@ -81,7 +81,8 @@ def main(arguments: list[str]) -> None:
     settings = {"model": options.model, "weights": source_digest(source), "precision": runner.precision}
     settings |= {"length": length, "target": options.to, **{split: text.digest for split, text in texts.items()}}
     records = folder / "records" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-    path = options.model if source.gguf is None else unpack(source, config, folder / "unpacked")
+    unpacked = folder / "unpacked" / settings["weights"][:8]
+    path = options.model if source.gguf is None else unpack(source, config, unpacked)
     search = Search(path, candidates, length, options.to, options.bound / 100, records, texts, runner)
     search.network(candidates[0])
     # The weights are already in memory. The check requires memory for a second copy: a method that replaces

@@ -75,8 +75,8 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     """
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
-        if not isinstance(data.get(name), int):
-            raise UserError(f"data.{name}: got {data.get(name)} in {config.data.class_path}, expected a number")
+        if not isinstance(number := data.get(name), int) or number < 1:
+            raise UserError(f"data.{name}: got {number} in {config.data.class_path}, expected a number of 1 or more")
     if trainer.max_steps < 1:
         raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected 1 or more, the number of steps to plan")
     with torch.device("meta"):

@@ -55,9 +55,10 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
     parser.add_argument("--weights", type=str | None, help=weights)
 
 
-def as_user_error(error: Exception) -> UserError:
-    """Return a UserError unchanged, and any other error as a UserError about the Trainer with the same message."""
-    return error if isinstance(error, UserError) else UserError(f"trainer: {error}")
+def as_user_error(error: Exception) -> Exception:
+    """Return an error as a UserError about the Trainer with its message. UserErrors and missing imports stay."""
+    missing = isinstance(error, ModuleNotFoundError) and error.name  # Lightning's errors about packages have no name
+    return error if isinstance(error, UserError) or missing else UserError(f"trainer: {error}")
 
 
 @contextmanager
@@ -82,4 +83,6 @@ def original_errors(parser: ArgumentParser) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise as_user_error(mistakes[-1]) if mistakes else error from error
+        if not mistakes:
+            raise
+        raise as_user_error(mistakes[-1]) from error

@@ -86,8 +86,10 @@ class TrainingLoader:
 
     The state holds two numbers of samples that all ranks together have received: before this epoch, and in this epoch.
     Batches that workers have only loaded ahead do not count. A run can resume with another number of ranks, workers or
-    accumulation steps if the new W·B divides both numbers. torchdata's `StatefulDataLoader` does not allow this. This
-    class is not a `DataLoader`, because Lightning would replace the order of the samples.
+    accumulation steps if the new W·B divides both numbers. An epoch has only whole micro-batches, so with several
+    epochs W·B must also divide the number of samples of an epoch, or other samples are left out after the change.
+    torchdata's `StatefulDataLoader` does not allow this. This class is not a `DataLoader`, because Lightning would
+    replace the order of the samples.
 
     Args:
         read: Returns the batch of the samples with the given indices. The indices of an epoch follow those of the
@@ -156,7 +158,7 @@ class TrainingLoader:
 
 
 def _start_worker(worker: int) -> None:
-    """Use one thread, and ignore SIGINT and SIGHUP, which the training process handles."""
+    """Use one thread, and ignore signals that a group of processes gets, and that the training process handles."""
     torch.set_num_threads(1)
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

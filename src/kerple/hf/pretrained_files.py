@@ -119,8 +119,12 @@ def _pickle_error(name: str, folder: Path | str) -> UserError:
 
 
 def model_name(path: str) -> str:
-    """Return the last part of a model's path, or of its name on the hub, without the suffix .gguf."""
-    return Path(path).name.removesuffix(".gguf")
+    """Return the last part of a model's path, or of its name on the hub, without the suffix .gguf.
+
+    The name of a checkpoint includes the folders of its run, because all runs have a last.ckpt.
+    """
+    parts = Path(path).absolute().parts[-4 if path.endswith(".ckpt") else -1 :]
+    return "-".join(part for part in parts if part not in ("/", "checkpoints")).removesuffix(".gguf")
 
 
 @contextmanager

@@ -38,16 +38,17 @@ class NeedleInFiller(Task):
 
     Args:
         keys: Number of needles, 1 to 676; 1 for RULER's single needle.
-        digits: Number of digits of each number, 1 or more.
+        digits: Number of digits of each number, 1 to 100.
 
     Raises:
-        UserError: ``keys`` is out of range.
+        UserError: ``keys`` or ``digits`` is out of range.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "position of the needle in tenths of the filler")
 
     def __init__(self, keys: int = 1, digits: int = 4) -> None:
         check_option(self, "keys", keys, 1, MOST_KEYS)
+        check_option(self, "digits", digits, 1, 100)
         self.keys, self.digits = keys, digits
 
     def example(self, length: int, rng: np.random.Generator) -> Example:

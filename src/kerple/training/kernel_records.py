@@ -49,10 +49,10 @@ class Kernels(Callback):
         self.steps: list[int] = []
         self.records: list[Tensor] = []  # for each of these steps, (quantities, heads)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_shards(trainer, "Kernels", "leave it out of the fit")
         if not self.steps:
-            self._record(0, pl_module)
+            self._record(trainer.global_step, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         step = trainer.global_step
@@ -74,10 +74,11 @@ class Kernels(Callback):
         publish(Result("kernels", {"kernels_trajectory": rows}, {"kernels_trajectory": figure}), trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"every": self.every, "steps": self.steps, "records": self.records}
+        return {"every": self.every, "steps": self.steps, "records": self.records, "distances": self.distances}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.every, self.steps, self.records = (state_dict[key] for key in ("every", "steps", "records"))
+        if state_dict.get("distances", self.distances) == self.distances:  # else new records begin at this step
+            self.every, self.steps, self.records = (state_dict[key] for key in ("every", "steps", "records"))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         publish(KernelCurves(self.length).run(network_of(pl_module), None, runner(trainer, pl_module)), trainer)

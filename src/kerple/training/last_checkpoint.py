@@ -15,7 +15,7 @@ from kerple.base.run_folder_choice import LAST
 from kerple.training.signals import Signals, requeue
 from kerple.training.trainer_access import log_directory, untyped
 
-ACCUMULATION = "accumulate_grad_batches"
+ACCUMULATION, INSIDE_STEP = "accumulate_grad_batches", "inside_step"
 
 
 class LastCheckpoint(Checkpoint):
@@ -79,10 +79,14 @@ class LastCheckpoint(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[ACCUMULATION] = trainer.accumulate_grad_batches
+        checkpoint[INSIDE_STEP] = trainer.state.fn == TrainerFn.FITTING and trainer.fit_loop._should_accumulate()
         if _validation_ahead(trainer):
             _expect_validation(checkpoint["loops"]["fit_loop"])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if checkpoint.get(INSIDE_STEP) and trainer.state.fn == TrainerFn.FITTING:
+            given = "got a checkpoint of a validation inside an optimiser step, which lacks accumulated gradients"
+            raise UserError(f"ckpt_path: {given}; continue from {LAST}, or start a new fit with --weights")
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
         # Lightning's loops count micro-batches, so the counts change with the number of micro-batches per step
         if before is not None and before != now:

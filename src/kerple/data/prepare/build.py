@@ -59,7 +59,8 @@ def prepare(options: ShardOptions) -> Manifest:
         shutil.rmtree(directory / PARTS, ignore_errors=True)  # a process that was killed may have left this folder
         return check_prepared(options)
     assert options.corpus is not None
-    if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):
+    folder = Path(options.corpus.removeprefix("file://"))
+    if folder.is_dir() and directory.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"data.directory: got {directory}, inside the corpus {options.corpus}; choose another folder")
     # called before the folder of the shards is made, so that a wrong data.corpus leaves no folder behind
     corpus = find_corpus(options.corpus, options.text_field, options.source_folder)
