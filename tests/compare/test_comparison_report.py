@@ -297,7 +297,11 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
     page, text = report_texts(runs[:1], tmp_path)
     assert "inside 4 documents (2 other documents of the split left out because of overlap with the training" in page
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # a run of a few steps has no speed
-    differences = "; ".join(inconsistencies(read_runs(runs)))
+    read = read_runs(runs)
+    for environment, data in zip(read.environments.values(), "ab", strict=True):
+        environment["data"] = data
+    differences = "; ".join(inconsistencies(read))
+    assert "data: a | b (KerpleLog seed 1236)" in differences
     assert "other text at each length" in differences
     assert "precision: 32-true | bf16-mixed (KerpleLog seed 1236)" in differences
     assert "full at 64: number of scored targets: 1,536 | 6,144 (KerpleLog seed 1235)" in differences

@@ -1,4 +1,6 @@
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +50,19 @@ def test_samples_have_the_order_of_a_single_device(module, ranks, accumulate, si
     assert torch.equal(rows(*loaders), expected)
     assert not torch.equal(rows(module(seed=3).train_dataloader()), expected)
     assert torch.equal(torch.get_rng_state(), state)  # the model's random numbers do not change
+
+
+BROKEN = """from kerple.data.loader import TrainingLoader
+def read(indices): raise OSError("broken disk")
+if __name__ == "__main__": list(TrainingLoader(read, 2, 100, 0, 1, workers=2))
+"""
+
+
+def test_a_process_ends_after_an_error_in_a_worker(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    run = subprocess.run([sys.executable, tmp_path / "broken.py"], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 1
+    assert "OSError: broken disk" in run.stderr
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -143,15 +143,16 @@ def test_receptive_field_windows_are_windowed_perplexities(tmp_path: Path) -> No
     assert table["smallest_sufficient"].sum() == 1
 
 
+@pytest.mark.parametrize("name", ["KerpleLog", "StickBreaking"])  # the first query of the latter attends to nothing
 @torch.no_grad()
-def test_attention_statistics_equal_a_loop_over_layers_and_heads(tmp_path: Path) -> None:
-    model, probabilities = model_of("KerpleLog"), {}
+def test_attention_statistics_equal_a_loop_over_layers_and_heads(name: str, tmp_path: Path) -> None:
+    model, probabilities = model_of(name), {}
     model.network.bos = 1
     table = table_of(tmp_path, AttentionStatistics(length=8, blocks=3), model)
     model.network.visit_attention(blocks_of(8, 3)[:, :-1], lambda layer, p: probabilities.update({layer: p}))
     for row in table.itertuples():
         p = probabilities[row.layer][:, row.head].double()  # (3, T, T), without BOS
-        p /= p.sum(-1, keepdim=True)
+        p = (p / p.sum(-1, keepdim=True)).nan_to_num()
         distance = torch.arange(8)[:, None] - torch.arange(8)
         assert row.entropy == pytest.approx(float(-torch.xlogy(p, p).sum(-1).mean()), rel=1e-5)
         assert row.distance == pytest.approx(float((p * distance).sum(-1).mean()), rel=1e-5)

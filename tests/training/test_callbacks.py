@@ -62,6 +62,16 @@ def test_the_last_checkpoint_follows_minutes_and_steps(options, steps, tmp_path:
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 10
 
 
+def test_a_stop_by_another_callback_takes_effect_after_the_step(tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer: Trainer, model: object, outputs: object, batch: object, i: int) -> None:
+            trainer.should_stop = i == 4  # the first of the two micro-batches of step 3
+
+    fit(tmp_path, model := Line(), Stop())
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 3
+    assert len(model.seen) == 6
+
+
 def test_a_fit_does_not_continue_from_a_validation_inside_a_step(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_steps": 3, "accumulate_grad_batches": 2, "val_check_interval": 3}
     each = ModelCheckpoint(tmp_path, save_top_k=-1)

@@ -38,7 +38,7 @@ class ModelOptions:
         dtype: Dtype of the weights in memory, if the model is not converted. Logits and losses are at least fp32.
         trust_remote_code: Whether code in the model's folder may run.
         bos: Whether to put a BOS token before every segment. Has no effect if the tokenizer adds no BOS token. The
-            BOS token is not scored, is visible in every window, and does not count towards lengths.
+            BOS token is not scored, is visible in every window of a test, and does not count towards lengths.
     """
 
     length: int | None = None

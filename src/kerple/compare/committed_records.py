@@ -171,7 +171,7 @@ def reuse(job: Job, record: Path) -> str | None:
 
 
 def write_record(job: Job, folders: Iterable[Path]) -> None:
-    """Write the record of a finished run to the first folder, unless one of the folders has it.
+    """Write the record of a finished run to the first folder, unless the first folder that has a record has this one.
 
     Args:
         job: The run.
@@ -180,7 +180,7 @@ def write_record(job: Job, folders: Iterable[Path]) -> None:
     about = (job.test_folder / results_table.ABOUT).read_bytes()
     records = [job.record(folder) for folder in folders]
     existing = (record / results_table.ABOUT for record in records)
-    if not any(path.is_file() and path.read_bytes() == about for path in existing):
+    if next((path.read_bytes() for path in existing if path.is_file()), None) != about:
         shutil.rmtree(records[0], ignore_errors=True)  # a record of an earlier test may have files of other analyses
         _copy(job.test_folder, records[0])
 

@@ -114,7 +114,8 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         cells.append(totals.assign(**key, folder=str(run.folder)))
         blocks.append(_sums_by_block(table, about, run.part).assign(**key))
         if cost:
-            environments[run] = cost.pop("environment", {})
+            data = about.get("run", {}).get("data")
+            environments[run] = cost.pop("environment", {}) | ({"data": data[:12]} if data else {})
             costs.append(key | part | cost)
         for name, analysis in _analyses(run.folder):
             analyses[name].append(analysis.assign(**key, **part))

@@ -23,6 +23,7 @@ def inconsistencies(runs: Runs) -> list[str]:
       example, one task),
     - the description of a protocol's scored text (`kerple.compare.finished_runs.Runs.text_descriptions`),
     - the precision of training,
+    - the checksum of the data in the same part,
     - the number of targets of a protocol and length.
     """
     found = []
@@ -35,11 +36,12 @@ def inconsistencies(runs: Runs) -> list[str]:
             if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label.items()):
                 found.append(f"{label}: {key}: {' | '.join(sorted(values))}")
     found += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text_descriptions.items() if len(text) > 1]
-    precisions: defaultdict[str, list[str]] = defaultdict(list)
+    members: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for run, environment in runs.environments.items():
-        if "precision" in environment:
-            precisions[environment["precision"]].append(f"{run.label} seed {run.seed}")
-    found += [f"precision: {_values(precisions)}"] if len(precisions) > 1 else []
+        for key, name in (("precision", "precision"), ("data", f"{run.part} data".strip())):
+            if key in environment:
+                members[name][environment[key]].append(f"{run.label} seed {run.seed}")
+    found += [f"{name}: {_values(values)}" for name, values in members.items() if len(values) > 1]
     return found + _numbers_of_targets(runs.results)
 
 

@@ -25,7 +25,7 @@ from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
 from kerple.base.run_folder_choice import lock
-from kerple.base.user_code_digests import own_classes
+from kerple.base.user_code_digests import own_classes, source_digests
 from kerple.compare import committed_records
 from kerple.compare.job import Job
 from kerple.measure import results_table
@@ -109,6 +109,9 @@ def work(main: Callable[[list[str]], None]) -> None:
     with locked(job):
         # another comparison may have finished the run while this process waited for the lock
         if not committed_records.finished(job):
+            for name, digest in source_digests(job.training).items():
+                if job.inputs.get(name, digest) != digest:
+                    sys.exit(f"{name} has changed since the comparison was started; run the command again")
             _finish(job, main)
 
 

@@ -128,7 +128,8 @@ def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
     gains: Gains = {}
     cell: Any
     for cell, cells in losses.groupby(["strategy", "length"], sort=False):
-        sums = {protocol: by_block(of_protocol) for protocol, of_protocol in cells.groupby("protocol")}
+        seeds = sorted(set(cells["seed"]))
+        sums = {protocol: by_block(of_protocol, seeds) for protocol, of_protocol in cells.groupby("protocol")}
         if (gain := difference(sums.get(first), sums.get(second), same_runs=True)) is not None:
             gains[cell] = gain
     return gains

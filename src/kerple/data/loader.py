@@ -1,5 +1,6 @@
 """Batches of text for training and evaluation, and the loader of training batches, which can resume."""
 
+import atexit
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -134,9 +135,17 @@ class TrainingLoader:
             generator=torch.Generator(),  # a DataLoader draws a seed, which must not change the model's random numbers
             worker_init_fn=_start_worker,
         )
-        for batch in loader:
-            self.done += 1
-            yield batch
+        batches = iter(loader)
+        stop = getattr(batches, "_shutdown_workers", lambda: None)  # missing without workers
+        # at the exit, multiprocessing sends SIGTERM to the workers, which ignore it, and waits for them
+        atexit.register(stop)
+        try:
+            for batch in batches:
+                self.done += 1
+                yield batch
+        finally:
+            stop()
+            atexit.unregister(stop)
 
     def state_dict(self) -> dict[str, int]:
         """Return the numbers of samples that all ranks together received before this epoch and in it."""

@@ -37,8 +37,8 @@ class AttentionStatistics(BlockMeasure):
     """Measures the entropy and the mean attended distance of each head, as means over all queries and blocks.
 
     The result has ``attention_statistics.csv`` (layer, head, entropy in nats, distance in tokens) and a figure of both.
-    The probabilities of a query are divided by their sum, which is below 1 with a sink or a BOS token. For comparison,
-    uniform attention to n keys has the entropy log n. In a block of L tokens, uniform attention has a
+    The probabilities of a query are divided by their sum, which is below 1 with a sink, a BOS token or StickBreaking.
+    For comparison, uniform attention to n keys has the entropy log n. In a block of L tokens, uniform attention has a
     mean distance of about L/4.
 
     Args:
@@ -55,7 +55,7 @@ class AttentionStatistics(BlockMeasure):
 
         def add(layer: int, p: Tensor) -> None:
             """Add the means over queries of the probabilities (1, heads, queries, keys)."""
-            p = p / p.sum(-1, keepdim=True)
+            p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
             sums[layer] = sums.get(layer, 0) + torch.stack([entropy(p), mean_distance(p)]).double().mean((1, 3))
 
         for _, tokens in runner.blocks(blocks):

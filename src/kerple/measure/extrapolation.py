@@ -58,8 +58,8 @@ class Extrapolation(Measure):
         block_length: Number of targets in a block, a multiple of the longest length; None for the longest length.
         blocks: Number of blocks, from the beginning of the text; None for all.
         window: Number of keys that a query sees in ``windowed`` and ``keep_first``; None for the training length.
-        keep_first: Number of first tokens of a segment that a query of ``keep_first`` sees in addition to its window;
-            at most the shortest length.
+        keep_first: Number of first tokens of a segment that a query of ``keep_first`` sees in addition to its window,
+            except in layers whose own window is not longer; at most the shortest length.
         stride: Number of new targets in each step of ``sliding``; at most the shortest length.
         skip: Number of targets at the start of a block that ``sliding`` does not score. 0 scores all targets. Any other
             number must be at least the longest length minus ``stride``. At each length L, every scored target then has

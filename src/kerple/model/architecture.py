@@ -86,6 +86,7 @@ class Architecture:
         for name, valid, expected in (
             ("hidden", self.hidden is None or self.hidden >= 1, "a positive width"),
             ("init", self.init > 0, "a positive standard deviation such as 0.02"),
+            ("logit_cap", self.logit_cap is None or self.logit_cap > 0, "a positive number, or null for no cap"),
             ("dropout", 0 <= self.dropout < 1, "a probability in [0, 1)"),
             ("activation", self.activation in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
             ("norm", self.norm in ("layer", "rms"), "layer or rms"),

@@ -51,7 +51,7 @@ def nan_in_parameters(subject: Subject) -> None:
     A run with NaN then stops. If `constrain_` replaced NaN by a bound, the run would continue with a wrong model.
     """
     position = subject.position()
-    parameters = [parameter for _, parameter, *_ in parameters_with_ranges(position)]
+    parameters = list(position.parameters())
     for parameter in parameters:
         parameter.data.fill_(float("nan"))
     position.constrain_()

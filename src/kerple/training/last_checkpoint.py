@@ -47,6 +47,7 @@ class LastCheckpoint(Checkpoint):
             raise UserError(f"LastCheckpoint: got {given}, expected positive numbers or null, and not null for both")
         self.every_n_train_steps, self.every_minutes = every_n_train_steps, every_minutes
         self.path: Path | None = None
+        self._stop = False  # whether another callback ends the fit after this step
         self._signals = Signals()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -57,11 +58,12 @@ class LastCheckpoint(Checkpoint):
         self._signals.install()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
+        self._saved_step, self._saved_at, self._stop = trainer.global_step, time.monotonic(), False
         self._signals.install()
         self._signals.connect(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self._stop_between_steps(trainer)
         is_last_step = 0 < trainer.max_steps <= trainer.global_step  # `on_train_end` saves after this step
         if is_last_step or trainer.fit_loop._should_accumulate():
             return
@@ -69,6 +71,15 @@ class LastCheckpoint(Checkpoint):
         due = self._obey_signals(trainer) or (every is not None and trainer.global_step % every == 0)
         if due and trainer.global_step != self._saved_step:
             self.save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop_between_steps(trainer)
+
+    def _stop_between_steps(self, trainer: Trainer) -> None:
+        """If a callback such as Timer has stopped the fit inside a step, let it end after the step."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._stop |= trainer.should_stop
+            trainer.should_stop = self._stop and not trainer.fit_loop._should_accumulate()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)
@@ -85,7 +96,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if checkpoint.get(INSIDE_STEP) and trainer.state.fn == TrainerFn.FITTING:
-            given = "got a checkpoint of a validation inside an optimiser step, which lacks accumulated gradients"
+            given = "got a checkpoint that was saved inside an optimiser step, without the accumulated gradients"
             raise UserError(f"ckpt_path: {given}; continue from {LAST}, or start a new fit with --weights")
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
         # Lightning's loops count micro-batches, so the counts change with the number of micro-batches per step
