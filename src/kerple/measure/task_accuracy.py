@@ -154,8 +154,8 @@ class TaskAccuracy(Measure):
         self, network: Transformer, text: Examples, runner: Runner, protocols: list[str]
     ) -> dict[str, pd.DataFrame]:
         """Return the table of `answer_table` by protocol, without groups that have a problem with too many tokens."""
-        limit = length_limit(network)
-        groups = [group for group in text.groups if max((len(e.tokens()) for e in group), default=0) <= limit + 1]
+        limit = length_limit(network) + 1  # a character is a token, and the last one is only a target
+        groups = [group for group in text.groups if all(len(example.text) <= limit for example in group)]
         examples = [example for group in groups for example in group]
         counts = {protocol: torch.zeros(2, len(examples), dtype=torch.int64) for protocol in protocols}
         problems = HeldOutProblems(groups, text.batch_size, runner.rank, runner.processes)

@@ -75,12 +75,6 @@ class LastCheckpoint(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_between_steps(trainer)
 
-    def _stop_between_steps(self, trainer: Trainer) -> None:
-        """If a callback such as Timer has stopped the fit inside a step, let it end after the step."""
-        if trainer.state.fn == TrainerFn.FITTING:
-            self._stop |= trainer.should_stop
-            trainer.should_stop = self._stop and not trainer.fit_loop._should_accumulate()
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)
         self._signals.restore()
@@ -114,6 +108,12 @@ class LastCheckpoint(Checkpoint):
         assert self.path is not None
         trainer.save_checkpoint(self.path)
         self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
+
+    def _stop_between_steps(self, trainer: Trainer) -> None:
+        """If a callback such as Timer has stopped the fit inside a step, let it end after the step."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._stop |= trainer.should_stop
+            trainer.should_stop = self._stop and not trainer.fit_loop._should_accumulate()
 
     def _obey_signals(self, trainer: Trainer) -> bool:
         """Save and end the process if a signal has arrived. If not, return whether ``every_minutes`` have passed."""
