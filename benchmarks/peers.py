@@ -70,8 +70,7 @@ class PlainTransformer(nn.Module):
         r1, r2 = self.kerple
         position = torch.arange(length)
         distance = position[:, None] - position  # (T, T)
-        bias = -r1 * torch.log1p(r2 * distance.clamp(min=0))  # (H, T, T)
-        return bias.masked_fill(distance < 0, float("-inf"))
+        return (-r1 * torch.log1p(r2 * distance.clamp(min=0))).masked_fill(distance < 0, float("-inf"))  # (H, T, T)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits (B, T, V) of tokens (B, T)."""
@@ -123,19 +122,14 @@ class Row(NamedTuple):
 
 
 LIBRARY = "x_transformers"
+projected = partial(x_transformers, attn_use_rel_proj_pos_bias=True)  # 16 curves of 1,024 distances, as in Inkling
 ROWS = [
     Row("KerpleLog", "plain block, (H, T, T) bias in SDPA", "torch", lambda _: PlainTransformer(kerple=True)),
     Row("ALiBi", "x-transformers, flash", LIBRARY, partial(x_transformers, alibi_pos_bias=True, attn_flash=True)),
     Row("RoPE", "GPT-NeoX of transformers, SDPA", "transformers", gpt_neox),
     Row("NoPE", "plain block, is_causal", "torch", lambda _: PlainTransformer(kerple=False)),
     Row("T5", "x-transformers", LIBRARY, partial(x_transformers, rel_pos_bias=True)),
-    Row(
-        "LearnedRelativeBias",
-        "x-transformers, projected",  # 16 curves of 1,024 distances, as in Inkling
-        LIBRARY,
-        partial(x_transformers, attn_use_rel_proj_pos_bias=True),
-        {"rank": 16, "extent": 1024},
-    ),
+    Row("LearnedRelativeBias", "x-transformers, projected", LIBRARY, projected, {"rank": 16, "extent": 1024}),
 ]
 
 
@@ -229,8 +223,7 @@ def main() -> None:
             print(f" {cell['ratio']:.2f} [{low:.2f}, {high:.2f}] |", end="", flush=True)
         print()
     if options.name:
-        path = RECORDS / f"peers-{options.name}.json"
-        path.write_text(json.dumps(record() | {"cells": cells}, indent=1) + "\n")
+        (RECORDS / f"peers-{options.name}.json").write_text(json.dumps(record() | {"cells": cells}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -81,8 +81,7 @@ def extrapolation() -> dict[str, list[str]]:
     comparisons = defaultdict(list)
     for comparison in ("catalogue", "earlier/beyond-128", "earlier/table3", "earlier/since-2023"):
         read = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / comparison))
-        paths = {run.strategy: config["model.position.class_path"] for run, config in read.configs.items()}
-        classes = {label: path.rpartition(".")[2] for label, path in paths.items()}
+        classes = {run.strategy: c["model.position.class_path"].rpartition(".")[2] for run, c in read.configs.items()}
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
             curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
             times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]
@@ -104,8 +103,8 @@ def row(strategy: type[Position], phrases: list[str]) -> str:
     parameters = next(paragraph for paragraph in rest if paragraph.startswith("Parameters:"))
     literals = re.findall(r"``[^`]+``", " ".join(rest))  # one pass, so that no match starts at the end of another
     formulas = [] if "``" in summary else [literal for literal in literals if re.search("[·+=]", literal)]
-    module = inspect.getmodule(strategy).__doc__
-    papers = [] if "arXiv" in summary else re.findall(r"arXiv\s[\d.]+\d", f"{text} {module}")
+    source = f"{text} {inspect.getmodule(strategy).__doc__}"
+    papers = [] if "arXiv" in summary else re.findall(r"arXiv\s[\d.]+\d", source)
     facts = [*parameters.replace(" Cost:", "\nCost:").split("\n"), f"Held to: {', '.join(phrases) or 'not measured'}."]
     cell = "<br>".join([f"**{name}**. {summary}", *formulas[:1], *papers[:1], *facts])
     cell = re.sub(r"arXiv\s([\d.]+\d)", r"[arXiv \1](https://arxiv.org/abs/\1)", cell)

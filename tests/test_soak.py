@@ -20,18 +20,9 @@ import yaml
 
 from tests.disturbed import ROOT, Fit, assert_same_state, prepare
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(3000),
-    pytest.mark.parametrize(
-        ("numbers", "times"),
-        [
-            ([signal.SIGKILL], 20),
-            *(([number], 5) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
-            ([signal.SIGINT, signal.SIGINT], 5),
-        ],
-    ),
-]
+CASES = [([signal.SIGKILL], 20), *(([number], 5) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT))]
+CASES += [([signal.SIGINT, signal.SIGINT], 5)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.parametrize(("numbers", "times"), CASES)]
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:

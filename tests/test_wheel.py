@@ -58,8 +58,7 @@ def test_fit_test_and_compare_from_an_empty_folder(program: Path, tmp_path: Path
     callbacks = [{"class_path": "Extrapolation", "init_args": {"lengths": [16, 32], "blocks": 2}}]
     test = f"--test={json.dumps({'trainer.callbacks': callbacks})}"
     flags = f"--flags={json.dumps(dict(flag[2:].split('=') for flag in TOY))}"
-    printed = run(program, tmp_path, "compare", "--config", "toy.yaml", flags, test)
-    assert "NoPE" in printed
+    assert "NoPE" in run(program, tmp_path, "compare", "--config", "toy.yaml", flags, test)
     assert (tmp_path / "results/toy/report.html").is_file()
 
 

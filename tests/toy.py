@@ -65,8 +65,7 @@ class RandomText(ToyData):
     def __init__(self, vocabulary: int = 23, length: int = 8, tokens: int = 200) -> None:
         super().__init__(vocabulary, length)
         for seed, split in enumerate(self.streams):
-            generator = torch.Generator().manual_seed(seed)
-            self.streams[split] = torch.randint(vocabulary, (tokens,), generator=generator)
+            self.streams[split] = torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(seed))
 
     @property
     def token_bytes(self) -> Tensor:

@@ -56,8 +56,7 @@ def parity(dtype: str, toy: bool, out: Path) -> dict[str, Any]:
     path = out / f"parity-{dtype}.xml"
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-m", "gpu", "-k", selection, f"--junit-xml={path}"]
     command += [f"-n{cores()}"]  # processes, because compilation on one processor core takes most of the time
-    environment = os.environ | {"KERPLE_DRY": "1" if toy else "0"}
-    subprocess.run([*command, "-p", "no:cacheprovider"], cwd=ROOT, env=environment)
+    subprocess.run([*command, "-p", "no:cacheprovider"], cwd=ROOT, env=os.environ | {"KERPLE_DRY": str(int(toy))})
     suite = next(ET.parse(path).getroot().iter("testsuite"))
     path.unlink()
     total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
@@ -102,8 +101,7 @@ def measurements(toy: bool, out: Path) -> dict[str, Callable[[], dict[str, Any]]
     calls |= {f"attention-64-{length}": partial(timings.attention, size, 64, length) for length in lengths}
     calls |= {f"step-{name}": partial(timings.step, size, name) for name in ("KerpleLog", "NoPE", "RoPE", "ALiBi")}
     calls |= {f"evaluation-{name}": partial(timings.evaluation, size, name) for name in ("KerpleLog", "NoPE")}
-    short = 4 if toy else 300
-    calls |= {f"trained-300-{name}": partial(train_and_test, short, name, toy) for name in STRATEGIES}
+    calls |= {f"trained-300-{name}": partial(train_and_test, 4 if toy else 300, name, toy) for name in STRATEGIES}
     calls |= {f"parity-{dtype}": partial(parity, dtype, toy, out) for dtype in ("bf16", "fp16")}
     calls |= {f"attention-128-{length}": partial(timings.attention, size, 128, length) for length in lengths}
     if not toy:
@@ -203,8 +201,7 @@ def measure(name: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
         print(f"{name}: {error}", file=sys.stderr)
-    seconds = time.monotonic() - start
-    return {"name": name, "seconds": seconds, "error": error, "result": result, **record()}
+    return {"name": name, "seconds": time.monotonic() - start, "error": error, "result": result, **record()}
 
 
 def append(path: Path, row: dict[str, Any]) -> dict[str, Any]:

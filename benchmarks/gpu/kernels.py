@@ -69,9 +69,8 @@ def compile_ahead(
         diagonal_kernel, signature, {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )  # fmt: skip
-    options = {"num_warps": warps, "num_stages": stages}
     chip = capability[0] * 10 + capability[1]
-    kernel = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
+    kernel = triton.compile(source, GPUTarget("cuda", chip, 32), {"num_warps": warps, "num_stages": stages})
     return resources(kernel.asm["ptx"], kernel.metadata.shared, chip)
 
 

@@ -121,10 +121,9 @@ def step(size: Size, name: str) -> dict[str, Any]:
     """Return time, tokens per second, MFU, memory and the 30 slowest kernels of a compiled training step."""
     torch._dynamo.reset()
     gc.collect()  # frees the network of an earlier measurement, which refers to itself when it is compiled
-    batch = size.tokens // size.training
     network = build(size.model, name, size.training, device())
     network.compile()
-    run = training_step(network, batch, size.training)
+    run = training_step(network, size.tokens // size.training, size.training)
     start = time.monotonic()
     run()
     compilation = time.monotonic() - start

@@ -51,8 +51,7 @@ def runs(stage: str) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the runs of a stage, with their value of ``far``; 0 if the stage has none."""
     plan = yaml.safe_load((HERE / "stages.yaml").read_text())[stage]
     for (strategy, flags), trial, seed in product(plan["strategies"].items(), plan["trials"], plan["seeds"]):
-        settings = {**plan["base"], **flags, **trial}
-        values = (stage, strategy, seed, plan["tokens"], json.dumps(settings, sort_keys=True))
+        values = (stage, strategy, seed, plan["tokens"], json.dumps({**plan["base"], **flags, **trial}, sort_keys=True))
         yield dict(zip(RUN, values, strict=True)), plan.get("far", 0)
 
 
@@ -116,9 +115,8 @@ def main() -> None:
     parser.add_argument("stages", nargs="*", help="names of stages in stages.yaml; with --task: -- and flags of fit")
     parser.add_argument("--task", help="name of a file in configs/tasks, such as long_addition")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1235, 1236, 1237], help="seeds of --task")
-    parser.add_argument(
-        "--share", type=int, nargs=2, default=[1, 1], metavar=("I", "N"), help="only every Nth run, starting with run I"
-    )
+    share = "only every Nth run, starting with run I"
+    parser.add_argument("--share", type=int, nargs=2, default=[1, 1], metavar=("I", "N"), help=share)
     options = parser.parse_args()
     if options.task:
         configs = [f"--config=configs/tasks/{name}.yaml" for name in ("base", options.task)]

@@ -160,10 +160,8 @@ def _cell(finding: Finding | None, decides: bool, claim: dict[str, Any], tier: T
     if finding is None:
         return "–"
     longest = max(tier.lengths, default=0) // tier.trained
-    is_limited = finding.verdict == "reproduced" and longest < claim.get("to", 0)
-    text = finding.verdict + f" to {longest}×" * is_limited
-    sample = tier.samples.removesuffix("s") + "s" * (finding.seeds > 1)
-    seeds = f", {finding.seeds} {sample}" if finding.seeds else ""
+    text = finding.verdict + f" to {longest}×" * (finding.verdict == "reproduced" and longest < claim.get("to", 0))
+    seeds = f", {finding.seeds} {tier.samples.removesuffix('s')}{'s' * (finding.seeds > 1)}" if finding.seeds else ""
     return f"**{text}**{seeds}" if decides else f"{text}{seeds}"
 
 

@@ -175,8 +175,7 @@ def head(tier: Tier, strategy: str, key: str) -> Value:
 def term(tier: Tier, strategy: str, key: str) -> Value:
     """Logarithm of the mean over heads of the standard deviation of a term of the scores, which the key names."""
     rows, page = tier.rows(strategy, "four_terms")
-    rows = rows[rows["term"] == key]
-    return Value(np.log(rows.groupby("seed")["standard_deviation"].mean()), page)
+    return Value(np.log(rows[rows["term"] == key].groupby("seed")["standard_deviation"].mean()), page)
 
 
 def speed(tier: Tier, strategy: str, key: str) -> Value:

@@ -41,8 +41,7 @@ def resolved(found: Estimate, power: float = 0.8) -> float:
 def main(root: str, seeds: str, documents: str) -> None:
     """Print the smallest detectable difference of each of `NUMBERS`."""
     for name, number in NUMBERS.items():
-        known = evaluate(number, tiers(Path(root))["beyond-128"]).estimate
-        found = expected(known, int(seeds), float(documents))
+        found = expected(evaluate(number, tiers(Path(root))["beyond-128"]).estimate, int(seeds), float(documents))
         fraction = found.text_variance / found.error**2
         print(f"{name}: {resolved(found):.4f} nats with 80% power; {fraction:.0%} of the variance is due to documents")
 

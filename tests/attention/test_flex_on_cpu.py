@@ -44,8 +44,7 @@ def tensors(
     shapes = [(heads, dim), (groups, dim), (groups, v_dim), (heads, v_dim)]
     rows = [torch.randn(2, length, h, d, device=device).to(dtype).transpose(1, 2) for h, d in shapes]
     q, k, v, grad = rows if view else (x.contiguous() for x in rows)
-    table = torch.randn(heads, length + 3, device=device)
-    return [x.requires_grad_() for x in (q, k, v, table)], grad
+    return [x.requires_grad_() for x in (q, k, v, torch.randn(heads, length + 3, device=device))], grad
 
 
 def by_definition(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float) -> list[Tensor]:

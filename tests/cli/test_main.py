@@ -85,8 +85,7 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     assert end.value.code == 130
     last = "logs/toy/KerpleLog/seed-3/checkpoints/last.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == 3
-    printed = capsys.readouterr().out.splitlines()[-1]
-    command = shlex.split(printed.partition(f"to continue this fit: {PROGRAM} ")[2])
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1].partition(f"to continue this fit: {PROGRAM} ")[2])
     assert command == ["fit", "--config", "logs/toy/KerpleLog/seed-3/config.yaml", "--ckpt_path", last]
 
     fit("--trainer.max_steps=1")  # these options are not those of the stopped fit
@@ -109,8 +108,7 @@ def test_test_needs_only_the_checkpoint(name, toy, capsys):
     run = toy / "logs" / "toy" / name / "seed-3"
     Path("toy.yaml").unlink()
 
-    command = capsys.readouterr().out.splitlines()[-1].partition(f"to test it: {PROGRAM} ")[2]
-    main(shlex.split(command))
+    main(shlex.split(capsys.readouterr().out.splitlines()[-1].partition(f"to test it: {PROGRAM} ")[2]))
     assert "another strategy" not in capsys.readouterr().out
 
     tested, trained = config_of(run / "test")["model"], config_of(run)["model"]
@@ -165,10 +163,8 @@ def test_auto_precision_is_stored_resolved_and_not_emulated_in_a_test(toy, monke
     run = toy / "logs/toy/KerpleLog/seed-3"
     assert config_of(run)["trainer"]["precision"] == "bf16-mixed"
     assert json.loads((run / "cost.json").read_text())["environment"]["precision"] == "bf16-mixed"
-    test = ["test", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trust", "tests"]
-
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    main(test)
+    main(["test", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trust", "tests"])
     assert config_of(run / "test")["trainer"]["precision"] == "32-true"
     assert "emulates bf16-mixed, in which the run was trained" in capsys.readouterr().out
 

@@ -69,8 +69,7 @@ def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
     with torch.inference_mode():
         for length in (16, 64):
             segments = [blocks[i].unfold(0, length + 1, length) for i in range(2)]
-            logits = [model(rows[:, :-1]).logits.double().mT for rows in segments]
-            pairs = zip(logits, segments, strict=True)
+            pairs = zip([model(rows[:, :-1]).logits.double().mT for rows in segments], segments, strict=True)
             expected = [F.cross_entropy(scores, rows[:, 1:], reduction="sum") for scores, rows in pairs]
             np.testing.assert_allclose(losses(folder, length), expected, rtol=1e-6)
     assert {"no_context4", "gap4"} <= set(results_table.read(folder)[0]["protocol"])
@@ -101,8 +100,7 @@ def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: ob
         if path.name not in without:
             (folder / path.name).write_bytes(path.read_bytes())
     if config:
-        content = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(content | config))
+        (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
     return folder
 
 
@@ -133,8 +131,7 @@ def test_pickled_weights_are_refused_with_a_conversion_command(here, capsys):
     torch.save(state, folder / "pytorch_model.bin")
     line = refused(capsys, here, folder)
     assert "reading a pickle can run any code" in line
-    command = line[line.index('python -c "') + len('python -c "') : line.rindex('"')]
-    exec(command)
+    exec(line[line.index('python -c "') + len('python -c "') : line.rindex('"')])
     converted = hf.AutoModelForCausalLM.from_pretrained(f"{folder}-safetensors", use_safetensors=True)
     torch.testing.assert_close(converted.state_dict()["model.norm.weight"], state["model.norm.weight"])
     # transformers would read files in an index by torch.load, whatever their extension
@@ -150,8 +147,7 @@ def test_pretrained_models_are_rows_of_a_comparison(here):
     folder = str(here / "llama")
     comparison: dict = {"name": "windows", "base": [], "seeds": [1], "baseline": "RoPE"}
     comparison["test"] = {"config": "hf.yaml", "data.directory": "shards-compared", "trainer.logger": False}
-    pi = {"hf": folder, "options": {"scaling": "pi", "factor": 2}}
-    comparison["strategies"] = {"RoPE": {"hf": folder}, "PI": pi}
+    comparison["strategies"] = {"RoPE": {"hf": folder}, "PI": {"hf": folder, "options": {"scaling": "pi", "factor": 2}}}
     Path("windows.yaml").write_text(yaml.safe_dump(comparison))
     main(["compare", "--config", "windows.yaml"])
     table = Path("results/windows/table.md").read_text()

@@ -32,8 +32,7 @@ class Fork:
         log.parent.mkdir(parents=True, exist_ok=True)
         task = log.with_suffix(".task.json")
         task.write_text(json.dumps(asdict(job), default=str))
-        arguments = (str(task), str(log), dict(os.environ))
-        self._process = SERVER.Process(target=fake_run.forked, args=arguments)
+        self._process = SERVER.Process(target=fake_run.forked, args=(str(task), str(log), dict(os.environ)))
         self._process.start()
         self.terminate = self._process.terminate
 

@@ -46,8 +46,7 @@ def write_run(
     rows = []
     for protocol, extra in (("full", 0.0), ("windowed64", 0.01)):
         for length, ppl in zip(lengths, curve, strict=True):
-            nats = math.log(ppl * (1 + (seed - 1236) / 1000)) + extra
-            sums = (nats + hardness - hardness.mean()) * 512
+            sums = (math.log(ppl * (1 + (seed - 1236) / 1000)) + extra + hardness - hardness.mean()) * 512
             rows += [Row("ppl", protocol, length, None, block, total, 512) for block, total in enumerate(sums)]
             bits, count = sums.sum() / math.log(2), int(512 * blocks * BYTES_PER_TOKEN)
             rows.append(Row("bits_per_byte", protocol, length, None, None, bits, count))

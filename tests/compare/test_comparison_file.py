@@ -108,8 +108,7 @@ def test_a_callback_without_options_and_an_unknown_option(monkeypatch: pytest.Mo
 
 
 def test_a_misspelt_flag_is_named_before_a_run_starts(tmp_path: Path) -> None:
-    demo = yaml.safe_load((ROOT / "configs/compare/demo.yaml").read_text())
-    settings = demo | {"runs": str(tmp_path / "runs")}
+    settings = yaml.safe_load((ROOT / "configs/compare/demo.yaml").read_text()) | {"runs": str(tmp_path / "runs")}
     for mistake in ({"test": {"trainer.precison": "32-true"}}, {"flags": {"model.leyers": 3}}):
         (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings | mistake))
         with pytest.raises(UserError, match=r"(?s)compare: (test|ALiBi seed \d+): .*(precison|leyers)"):

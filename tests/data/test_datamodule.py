@@ -101,8 +101,7 @@ def test_validation_scores_each_segment_once(module, ranks):
     batches = [b for rank in range(ranks) for b in module(rank, ranks, validation_segments=21).val_dataloader()]
     assert all(batch["tokens"].shape == (8, LENGTH + 1) for batch in batches)
     assert sum(int(batch["scored"].sum()) for batch in batches) == 21 * LENGTH
-    scored = torch.cat([batch["index"][batch["scored"][:, 0]] for batch in batches])
-    assert sorted(scored.tolist()) == list(range(21))
+    assert sorted(torch.cat([batch["index"][batch["scored"][:, 0]] for batch in batches]).tolist()) == list(range(21))
 
 
 def test_texts_are_decoded_exactly_and_the_bytes_of_tokens_are_those_of_the_split(module):
@@ -110,8 +109,7 @@ def test_texts_are_decoded_exactly_and_the_bytes_of_tokens_are_those_of_the_spli
     assert data.decode(data.encode("grey wolves <|endoftext|>")) == "grey wolves <|endoftext|>"
     sizes = data.text("test").token_bytes
     for name, split in data.manifest.splits.items():  # counted when the documents were read
-        stream = data.text(name).stream
-        assert int(sizes[torch.from_numpy(stream[:].astype("int64"))].sum()) == split.bytes > 0
+        assert int(sizes[torch.from_numpy(data.text(name).stream[:].astype("int64"))].sum()) == split.bytes > 0
 
 
 class Watcher(Line):
@@ -133,8 +131,7 @@ def test_a_finished_run_continues_with_more_steps(prepared, tmp_path):
         run.fit(model, shards(prepared), ckpt_path=checkpoint, weights_only=True)
         return torch.cat(model.seen)
 
-    parts = fit(9), fit(12, str(tmp_path / "step=9.ckpt"))
-    assert torch.equal(torch.cat(parts), fit(12))
+    assert torch.equal(torch.cat([fit(9), fit(12, str(tmp_path / "step=9.ckpt"))]), fit(12))
 
 
 def test_truncation_and_padding_of_a_tokenizer_are_disabled(prepared, json_lines, tmp_path):

@@ -64,8 +64,7 @@ def test_webdataset_and_tar_read_the_same(prepared):
     stream = TokenStream(Folder(str(prepared)), "train")
     shards = sorted(map(str, prepared.glob("train-*.tar")))
     dataset = webdataset.DataPipeline(webdataset.SimpleShardList(shards), webdataset.tarfile_to_samples())
-    payloads = b"".join(sample["u16"] for sample in dataset)
-    assert np.frombuffer(payloads, "<u2").tolist() == stream[:].tolist()
+    assert np.frombuffer(b"".join(sample["u16"] for sample in dataset), "<u2").tolist() == stream[:].tolist()
     with tarfile.open(shards[0]) as archive:
         assert archive.getnames() == ["train-00000.u16"]
 
@@ -175,13 +174,8 @@ def test_a_file_that_is_not_a_manifest_is_named(tmp_path, content):
 
 
 # as SentencePiece makes them: ▁ for a space, and a token for each byte
-PIECES = Tokenizer(
-    models.BPE(
-        {piece: i for i, piece in enumerate([f"<0x{b:02X}>" for b in range(256)] + ["▁", "a", "b", "é", "▁a", "ab"])},
-        [("▁", "a"), ("a", "b")],
-        byte_fallback=True,
-    )
-)
+IDS = {name: i for i, name in enumerate([*(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "é", "▁a", "ab"])}
+PIECES = Tokenizer(models.BPE(IDS, [("▁", "a"), ("a", "b")], byte_fallback=True))
 PIECES.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
 PIECES.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
@@ -193,8 +187,7 @@ def tokenizer(documents):
 
 def test_training_cuts_only_long_runs(documents):
     long = train_tokenizer(["x" * 200_000, *documents], 400)  # without the cuts, this takes minutes
-    whole = train_tokenizer(["x" * 256] * 781 + ["x" * 64] + documents, 400)
-    assert long.to_str() == whole.to_str()
+    assert long.to_str() == train_tokenizer(["x" * 256] * 781 + ["x" * 64] + documents, 400).to_str()
     assert len(long.encode("x" * 512).ids) < 512
 
 
@@ -210,8 +203,7 @@ def test_decoding_gives_the_text_and_its_tokens_have_its_bytes(tokenizer, text):
 @settings(max_examples=100, deadline=None)
 def test_bytes_of_pieces_with_byte_fallback(text):
     sizes = token_bytes(PIECES)
-    ids = PIECES.encode(text, add_special_tokens=False).ids
-    assert sum(sizes[i] for i in ids) == len(text.encode())
+    assert sum(sizes[i] for i in PIECES.encode(text, add_special_tokens=False).ids) == len(text.encode())
 
 
 def test_special_tokens_have_no_bytes_and_their_names_in_a_text_are_ordinary_characters(tokenizer):

@@ -85,8 +85,7 @@ def test_bos_is_the_token_that_the_tokenizer_or_its_configuration_adds(tmp_path)
     template = processors.TemplateProcessing("b $A", special_tokens=[("b", tokenizer.convert_tokens_to_ids("b"))])
     tokenizer.backend_tokenizer.post_processor = template
     tokenizer.save_pretrained(saved(tmp_path / "template", "llama"))
-    network = read_network(str(tmp_path / "template"))
-    assert network.bos == tokenizer.convert_tokens_to_ids("b")
+    assert read_network(str(tmp_path / "template")).bos == tokenizer.convert_tokens_to_ids("b")
     assert read_network(str(tmp_path / "template"), bos=False).bos is None
 
 

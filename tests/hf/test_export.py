@@ -50,8 +50,7 @@ def exported(options: dict[str, Any], folder: Path) -> tuple[Transformer, str]:
     """Export a random network to a folder; return the network and the name of the exported class."""
     torch.manual_seed(0)
     network = build_transformer(SIZES | options).eval()
-    name = export(StoredModel(SIZES | options, dict(network.state_dict())), folder, None, None)
-    return network, name
+    return network, export(StoredModel(SIZES | options, dict(network.state_dict())), folder, None, None)
 
 
 @pytest.mark.parametrize("name", OURS | STOCK)
@@ -175,8 +174,7 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
             assert torch.equal(loaded(tokens).logits, expected)
             folder = workdir / "saved-again"
             loaded.save_pretrained(folder)
-    strategy = type(loaded.network.positions[0].parts[1])
-    assert strategy.__module__.startswith("transformers_modules.")
+    assert type(loaded.network.positions[0].parts[1]).__module__.startswith("transformers_modules.")
     assert network_and_text(loaded, path, "modules", "my_file")[1].name.startswith("the test split of")
     with pytest.raises(UserError, match="add --trust my_file"):
         network_and_text(loaded, path, "modules")
@@ -193,8 +191,7 @@ def test_fit_starts_from_weights_with_another_strategy(workdir, capsys):
     assert "carried over:" in printed
     assert "positions.0." in printed
     ours, theirs = load_trained(path)[0], hf.AutoModelForCausalLM.from_pretrained(folder)
-    rows = ours.network.embedding.weight[:257]
-    torch.testing.assert_close(rows, theirs.model.embed_tokens.weight, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours.network.embedding.weight[:257], theirs.model.embed_tokens.weight, atol=1e-6, rtol=0)
     assert type(ours.network.positions[0]).__name__ == "KerpleLog"
     same = fit(workdir, "same", *weights, *slow)
     tokens = text(1, 2 * LENGTH)

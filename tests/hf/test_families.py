@@ -75,9 +75,8 @@ def test_weights_fit_a_larger_vocabulary_and_no_other_size():
 
 
 def test_a_file_names_only_strategies_of_this_project():
-    options = read_options(configuration("llama")) | {"position": {"class_path": "os.system"}}
     with pytest.raises(ValueError, match=r"position: names the class os.system, expected a class of this project"):
-        build_transformer(options)
+        build_transformer(read_options(configuration("llama")) | {"position": {"class_path": "os.system"}})
 
 
 def test_a_checkpoint_without_a_model_is_an_error(tmp_path):

@@ -60,8 +60,7 @@ def test_the_harness_reads_an_exported_model(tmp_path):
         tokens = torch.tensor([end, *tokenizer.encode(text).ids])
         for first in range(0, len(tokens) - 1, LENGTH):  # each target once; the last windows overlap
             last = min(first + LENGTH, len(tokens) - 1)
-            window = tokens[max(0, last - LENGTH) : last]
-            logits = network(window[None])[0, first - last :].double().log_softmax(-1)
+            logits = network(tokens[max(0, last - LENGTH) : last][None])[0, first - last :].double().log_softmax(-1)
             total -= float(logits.gather(-1, tokens[first + 1 : last + 1, None]).sum())
     size = sum(len(text.encode()) for text in TEXTS)
     (measured,) = json.loads(path.read_text())["results"].values()

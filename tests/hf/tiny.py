@@ -90,8 +90,7 @@ def text(batch: int, length: int, seed: int = 1) -> torch.Tensor:
 
 def saved(folder: Path, family: str, **changes: Any) -> Path:
     """Save a tiny model, and a tokenizer of 256 bytes and an end-of-text token, in a folder; return the folder."""
-    model = tiny(family, vocab_size=257, **changes)
-    model.save_pretrained(folder)
+    tiny(family, vocab_size=257, **changes).save_pretrained(folder)
     tokenizer = train_tokenizer(["none"], 257)
     hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
     return folder

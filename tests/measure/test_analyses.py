@@ -116,10 +116,8 @@ def test_the_trajectory_of_kernels_is_bounded_and_continues_after_a_resumption(
         assert at_end["bias at 50", head] == pytest.approx(bias[head, 50].item(), rel=1e-6)
         assert at_end["r1", head] == pytest.approx(position.r1[head].item(), rel=1e-6)
     assert set(table["name"]) == {"r1", "r2", "bias at 1", "bias at 50"}
-    at_start = table[table["step"] == 0]["value"].tolist()
-    assert at_start != pytest.approx(at_end.tolist(), rel=1e-3)
-    images = EventAccumulator(str(tmp_path / "b")).Reload().Tags()["images"]
-    assert images == ["analyses/kernels_trajectory"]
+    assert table[table["step"] == 0]["value"].tolist() != pytest.approx(at_end.tolist(), rel=1e-3)
+    assert EventAccumulator(str(tmp_path / "b")).Reload().Tags()["images"] == ["analyses/kernels_trajectory"]
     assert len(kernels.state_dict()["records"]) == 4
     other = Kernels(distances=(1,))
     other.load_state_dict(kernels.state_dict())

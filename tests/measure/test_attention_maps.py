@@ -90,8 +90,7 @@ def test_fractions_equal_finite_differences_of_the_last_loss(tiny_network) -> No
 def test_with_steep_slopes_the_last_input_has_99_per_cent_of_the_influence(tiny_network) -> None:
     network = tiny_network("ALiBi")
     network.positions[0].slopes.fill_(50.0)
-    fractions = gradient_by_distance(network, torch.randint(50, (4, 33))).mean(0)
-    assert distance_covering(fractions.cumsum(0), 0.99) == 0
+    assert distance_covering(gradient_by_distance(network, torch.randint(50, (4, 33))).mean(0).cumsum(0), 0.99) == 0
 
 
 def test_distance_covering_is_the_smallest_distance() -> None:

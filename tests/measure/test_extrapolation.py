@@ -151,8 +151,7 @@ def test_sampling_of_the_paper_scores_different_segments_at_each_length(tmp_path
     for (name, length), rows in measured.items():
         order = torch.randperm((400 - 1) // length, generator=torch.Generator().manual_seed(3))[:9].tolist()
         window = 8 if name == "windowed" else None  # the training length
-        expected = segment_sums(data, length, [i * length for i in order], window)
-        assert entries(rows) == pytest.approx(expected, rel=1e-6)
+        assert entries(rows) == pytest.approx(segment_sums(data, length, [i * length for i in order], window), rel=1e-6)
     assert len(measured) == 4
 
 

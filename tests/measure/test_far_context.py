@@ -21,8 +21,7 @@ BEGINS, TOKENS = [0, 40, 50, 120], 170  # documents of 40, 10, 70 and 50 tokens;
 
 
 def text_of(groups: list[str] | None = None) -> Text:
-    tokens = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(3))
-    text = Text(tokens, BEGINS)
+    text = Text(torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(3)), BEGINS)
     if groups is not None:
         text.table = pd.DataFrame({"group": groups, "overlap": 0.0})
     return text

@@ -42,8 +42,7 @@ def test_layers_with_windows_keep_their_positions(family):
     model = build(family)
     network = hugging_face_network(model)
     losses = network.losses(TOKENS, offset=OFFSET), network.losses(TOKENS)
-    only_windows_have_positions = family in ("mistral", "cohere2", "llama4")
-    assert torch.allclose(*losses, atol=1e-5) == only_windows_have_positions
+    assert torch.allclose(*losses, atol=1e-5) == (family in ("mistral", "cohere2", "llama4"))
     kinds = getattr(model.config, "layer_types", ["full_attention"] * 4)
     for layer, kind in zip(model.model.layers, kinds, strict=True):
         if kind == "full_attention":

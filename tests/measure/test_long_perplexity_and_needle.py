@@ -69,8 +69,7 @@ def test_models_are_scored_on_the_same_key_tokens(folder: Path, monkeypatch: pyt
         tokens = torch.from_numpy(stream[48 * block : 48 * block + 49].astype("int64"))
         for t in targets:
             with torch.inference_mode():
-                start = t // 16 * 16
-                logits = model(tokens[None, start : t + 1]).logits[0, -1].double()
+                logits = model(tokens[None, t // 16 * 16 : t + 1]).logits[0, -1].double()
             total -= float(logits.log_softmax(-1)[tokens[t + 1]])
     assert second["value"][0] == pytest.approx(math.exp(total / count), rel=1e-6)
 
@@ -263,8 +262,7 @@ def test_the_first_needle_is_at_its_depth_in_the_haystack(kind, sentences, count
     key = re.search(r"special magic numbers? for (\S+) mentioned", text).group(1)
     assert {value for k, value in needles if k == key} == set(problem.values)
     assert len(problem.values) == count
-    before = text[: text.index(problem.needles[0][1])].count("\0")
-    assert before == round(depth * text.count("\0"))
+    assert text[: text.index(problem.needles[0][1])].count("\0") == round(depth * text.count("\0"))
     assert text.endswith(problem.question)
     with pytest.raises(ValueError, match=r"lengths: got 100, expected more than \d+, the tokens of needles"):
         problem_tokens(problem, 100, [0] * 100, encode)

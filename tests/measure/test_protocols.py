@@ -151,8 +151,7 @@ COUNTING = np.arange(300, dtype=np.uint16)  # tokens that are equal to their ind
 
 def document_starts(begins: list[int], length: int) -> list[tuple[int, int]]:
     """Return the document and the first token of each block of ``length`` targets inside a document."""
-    ends = [*begins[1:], len(COUNTING)]
-    spans = enumerate(zip(begins, ends, strict=True))
+    spans = enumerate(zip(begins, [*begins[1:], len(COUNTING)], strict=True))
     return [(document, start) for document, (begin, end) in spans for start in range(begin, end - length, length)]
 
 

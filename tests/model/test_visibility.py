@@ -75,8 +75,7 @@ def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: st
         context = prepare_context(position, TokenPositions.arange(LENGTH, 40), tokens, visibility, option)
         out = attention(x, position, context)
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
-        got = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
-        torch.testing.assert_close(got, gradients)
+        torch.testing.assert_close(torch.autograd.grad(out, leaves, grad, materialize_grads=True), gradients)
 
 
 @pytest.mark.parametrize(

@@ -226,8 +226,7 @@ def test_transformer_xl(window: int | None, offset: int) -> None:
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
         angles = [(m - n) * 10000 ** (-2 * i / SHAPE.dim) for i in range(SHAPE.dim // 2)]
-        waves = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
-        r = position.projection[h] @ waves
+        r = position.projection[h] @ torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
         return ((q[b, h, m] + position.u[h]) @ k[b, h, n] + (q[b, h, m] + position.v[h]) @ r) / HEAD_DIM**0.5
 
     compare_with_loops(position, score, window, offset)
@@ -250,8 +249,7 @@ def test_learned_relative_bias(extent: int, window: int | None, temperature: int
         torch.nn.init.normal_(parameter)
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
-        mixture = position.weights.view(HEADS, 3, -1)[h] @ x[b, m]
-        bias = mixture @ position.curves[:, m - n] if m - n < extent else 0
+        bias = (position.weights.view(HEADS, 3, -1)[h] @ x[b, m]) @ position.curves[:, m - n] if m - n < extent else 0
         visible = m + 1 if window is None else min(window, m + 1)
         factor = 1 if temperature is None else 1 + 0.1 * math.log(max(visible / temperature, 1))
         return (plain_score(q, k, x, b, h, m, n) + bias) * factor
@@ -295,8 +293,7 @@ def test_the_pieces_of_fire_equal_its_network_with_constant_units_and_equal_knot
 @cache
 def reflection(position: positions.PaTH, x: Tensor, b: int, h: int, t: int) -> Tensor:
     """Return the matrix H_t of a token."""
-    part = slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
-    w = position.up.weight[part] @ position.down.weight @ x[b, t]
+    w = position.up.weight[slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)] @ position.down.weight @ x[b, t]
     w = w / w.norm()
     beta = 2 * torch.sigmoid(position.gate.weight[h] @ x[b, t] + position.gate.bias[h])
     return torch.eye(HEAD_DIM, dtype=torch.float64) - beta * torch.outer(w, w)
@@ -330,8 +327,7 @@ def test_combined_strategies_keep_separate_states() -> None:
 def dape_inputs(position: positions.DAPE, q: Tensor, k: Tensor, b: int, m: int, n: int) -> Tensor:
     """Return the scores of all heads and their biases, (2H,)."""
     s = torch.stack([plain_score(q, k, q, b, h, m, n) for h in range(HEADS)])
-    distance = torch.tensor([float(m - n)], dtype=torch.float64)
-    return torch.cat([s, position.over.bias(distance)[:, 0]])
+    return torch.cat([s, position.over.bias(torch.tensor([float(m - n)], dtype=torch.float64))[:, 0]])
 
 
 @pytest.mark.parametrize(("window", "over"), [(None, "KerpleLog"), (1, "KerpleLog"), (6, "ALiBi")])

@@ -181,8 +181,7 @@ def test_strategies_that_are_allowed_with_pope_support_twice_the_width() -> None
     with_rope = ("LayerPattern", "RandomizedPositions", "ReRoPE")
     for name, strategy in strategies().items():
         if strategy not in SINGLE_WIDTH and name not in with_rope:
-            build = partial(Combined, parts=(PoPE, strategy))
-            network = Transformer(Shape(32, 4, 24), 1, 50, build, per_layer=True)
+            network = Transformer(Shape(32, 4, 24), 1, 50, partial(Combined, parts=(PoPE, strategy)), per_layer=True)
             assert network(torch.randint(50, (1, 9))).isfinite().all(), name
 
 

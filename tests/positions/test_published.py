@@ -145,8 +145,7 @@ def attention_arguments(attention: torch.nn.Module, x: Tensor, **inputs: Any) ->
         arguments.update(query=query, key=key, **options)
         return value.transpose(1, 2), None
 
-    modeling_utils = pytest.importorskip("transformers.modeling_utils")
-    modeling_utils.ALL_ATTENTION_FUNCTIONS.register("spy", spy)
+    pytest.importorskip("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS.register("spy", spy)
     attention.config._attn_implementation = "spy"
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

@@ -77,8 +77,7 @@ def test_scalings_are_those_of_transformers(options: dict[str, Any], length: int
     ours, ids = RoPE(SHAPE, base=500.0, **options), torch.arange(length)
     if scaling is not None:
         expected, factor = utilities.ROPE_INIT_FUNCTIONS[name](config, seq_len=length)
-        frequencies = ours.frequencies(ids).squeeze(0)
-        torch.testing.assert_close(frequencies, expected, rtol=5e-7, atol=0, check_dtype=False)
+        torch.testing.assert_close(ours.frequencies(ids).squeeze(0), expected, rtol=5e-7, atol=0, check_dtype=False)
         assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
     if scaling == "proportional" or "rotary_fraction" not in options:
         q, k = torch.randn(2, 2, HEADS, length, HEAD_DIM)
@@ -109,8 +108,7 @@ def test_ntk_is_that_of_x_transformers() -> None:
 
 def test_the_bf16_mistake_equals_rotation_in_bf16() -> None:
     t = torch.arange(3000, dtype=torch.bfloat16)
-    frequencies = (1 / 10000 ** (torch.arange(0, 16, 2).double() / 16)).bfloat16()
-    angle = torch.outer(t, frequencies).double()  # rounded to bf16
+    angle = torch.outer(t, (1 / 10000 ** (torch.arange(0, 16, 2).double() / 16)).bfloat16()).double()  # rounded to bf16
     x = torch.randn(1, 1, 3000, 16, dtype=torch.float64)
     position = RoPE(Shape(dim=16, heads=1, length=64), mistake="bf16")
     torch.testing.assert_close(rotated(position, x, x)[0], rotate(x, angle), rtol=1e-12, atol=1e-12)
@@ -131,8 +129,7 @@ def test_xpos_decays_exactly_over_63_times_its_decay(first: int) -> None:
     q, k = rotated(XPos(Shape(2, 1, 64), decay=64, base=1e30), ones, ones, first)
     for distance in (0, 1, 64, 500):
         product = (q[0, 0, -1] * k[0, 0, -1 - distance]).sum().item()
-        expected = 2 * math.cos(distance) * (0.4 / 1.4) ** (distance / 64)
-        assert product == pytest.approx(expected, rel=1e-3, abs=1e-6)
+        assert product == pytest.approx(2 * math.cos(distance) * (0.4 / 1.4) ** (distance / 64), rel=1e-3, abs=1e-6)
 
 
 def test_xpos_has_neither_overflow_nor_underflow_in_half_precision() -> None:

@@ -106,6 +106,7 @@ PATTERNS = ["smollm3", "cohere2", "exaone4", "llama4"]
 SCALED = [n for n in WITH_ROPE if any(p.get("factor") for p in kinds(n).values())]
 WITH_LOCAL, LOCAL = ["gemma3", "olmo3"], "sliding_attention"
 OWN_ROTARY = [n for n in WITH_ROPE if n not in ("llama+linear", "llama+dynamic", "llama+llama3")]
+RESTARTED = [*OWN_ROTARY, "gpt2"]
 REBUILT = [n for n in SCALED if n not in ("gemma3", "phi3", "llama+dynamic")]
 
 # for each fault, the models that can have it, a function that builds such a model, and a patch of its code
@@ -118,12 +119,9 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "window dropped": (WINDOWS, build, without_window),
     "window too long by one": (WINDOWS, partial(change_window, 1)),
     "window too short by one": (WINDOWS, partial(change_window, -1)),
-    "positions restarted inside a sequence": ([*OWN_ROTARY, "gpt2"], partial(change_positions, lambda ids: ids % 20)),
+    "positions restarted inside a sequence": (RESTARTED, partial(change_positions, lambda ids: ids % 20)),
     "a norm with weights after the rotation": (OWN_ROTARY, build, norm_after_rotation),
-    "positions restarted after a cache": (
-        [*OWN_ROTARY, "gpt2"],
-        partial(change_positions, lambda ids: ids - ids[..., :1]),
-    ),
+    "positions restarted after a cache": (RESTARTED, partial(change_positions, lambda ids: ids - ids[..., :1])),
     "RoPE in layers without positions": (PATTERNS, partial(change_pattern, lambda p: [1] * len(p))),
     "pattern of layers without positions inverted": (PATTERNS, partial(change_pattern, lambda p: [1 - x for x in p])),
     "`inv_freq` zeroed at load": (OWN_ROTARY, partial(set_frequencies, torch.zeros_like)),

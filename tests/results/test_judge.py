@@ -47,10 +47,9 @@ def runs(root: Path, name: str, curves: dict[str, tuple[float, ...]], noise: flo
     generator = np.random.default_rng(0)
     for strategy, curve in curves.items():
         for seed in SEEDS[:seeds]:
-            losses = np.log(curve) + generator.normal(0, noise, len(curve))
             rows = [
                 Row("ppl", "full", n, None, block, 100 * (loss + (0.1 if block else -0.1)), 100)
-                for n, loss in zip(LENGTHS, losses, strict=False)
+                for n, loss in zip(LENGTHS, np.log(curve) + generator.normal(0, noise, len(curve)), strict=False)
                 for block in (0, 1)
             ]
             write(root / name / "runs" / strategy / f"seed-{seed}", rows, length=64)

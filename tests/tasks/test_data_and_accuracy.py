@@ -34,8 +34,7 @@ def test_accuracies_equal_those_counted_by_hand():
     assert counts.tolist() == [[2, 1, 2, 0], [3, 1, 2, 0]]
     examples = [Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]]  # length 8 was not evaluated
     cells = results_table.totals(pd.DataFrame(result_rows("copy", answer_table(examples, counts))))
-    values = zip(cells["metric"], cells["length"], cells["value"], strict=True)
-    assert sorted(values) == [
+    assert sorted(zip(cells["metric"], cells["length"], cells["value"], strict=True)) == [
         ("exact_match", 5, 0.5), ("exact_match", 7, 1.0), ("token_accuracy", 5, 0.75), ("token_accuracy", 7, 1.0),
     ]  # fmt: skip
 
@@ -73,8 +72,7 @@ def test_accuracies_of_a_trained_model_by_length_and_protocol(tmp_path):
     assert (tokens["value"] >= forced_cells["value"]).all()
     events = EventAccumulator(str(tmp_path), {"images": 0, "scalars": 0}).Reload()
     assert "analyses/accuracy" in events.Tags()["images"]
-    logged = events.Scalars("test/exact_match/teacher_forced/5")[0].value
-    assert logged == pytest.approx(forced_cells["value"][5])
+    assert events.Scalars("test/exact_match/teacher_forced/5")[0].value == pytest.approx(forced_cells["value"][5])
     assert {"val/exact_match", "val/token_accuracy"} <= set(events.Tags()["scalars"])
 
 

@@ -23,8 +23,7 @@ TASKS = {
 
 # independent solvers, whose input is the text of a problem
 def sort(prompt: str) -> str:
-    alphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    return "".join(letter * prompt.count(letter) for letter in alphabet)
+    return "".join(letter * prompt.count(letter) for letter in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
 def multiply(prompt: str) -> str:
@@ -62,8 +61,7 @@ def recall(prompt: str, keys: str) -> str:
     return "".join(key + memory[key] for key in keys)
 
 
-Solver = Callable[..., str]
-SOLVERS: dict[str, tuple[Solver, Callable[[str], int]]] = {  # the answer, and the length of a problem
+SOLVERS: dict[str, tuple[Callable[..., str], Callable[[str], int]]] = {  # the answer, and the length of a problem
     "copy": (str, len),
     "repeated copy": (str, len),
     "reverse": (lambda prompt: prompt[::-1], len),

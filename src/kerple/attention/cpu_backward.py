@@ -142,8 +142,7 @@ def toeplitz(line: Tensor, offset: int, height: int, width: int) -> Tensor:
 
     For large tiles this is faster than reversing the rows of `kerple.attention.hankel.hankel_view`.
     """
-    rows = line[:, None, offset : offset + height + width].expand(-1, height, -1).contiguous()
-    return shift_rows(rows)[..., :width]
+    return shift_rows(line[:, None, offset : offset + height + width].expand(-1, height, -1).contiguous())[..., :width]
 
 
 def add_by_distance(padded: Tensor, total: Tensor, first_distance: int) -> None:

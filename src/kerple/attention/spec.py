@@ -78,8 +78,7 @@ def query_blocks(queries: int, length: int, block: int, window: int | None) -> l
         block: Largest number of queries in a block.
         window: Queries see only keys at distance < window; None for all.
     """
-    starts = range(length - queries, length, block)
-    rows = [slice(start, min(length, start + block)) for start in starts]
+    rows = [slice(start, min(length, start + block)) for start in range(length - queries, length, block)]
     return [(r, slice(0 if window is None else max(0, r.start - window + 1), r.stop)) for r in rows]
 
 

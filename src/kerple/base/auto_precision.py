@@ -51,5 +51,4 @@ def _bf16_instructions() -> str:
     limit = os.environ.get(LIMIT, "DEFAULT").upper()
     if not limit.startswith(LIMITS_WITH_BF16) or not torch.backends.mkldnn.is_available():
         return ""
-    capabilities = torch.cpu.get_capabilities()
-    return next((name for key, name in INSTRUCTIONS.items() if capabilities.get(key)), "")
+    return next((name for key, name in INSTRUCTIONS.items() if torch.cpu.get_capabilities().get(key)), "")

@@ -27,8 +27,7 @@ _new_folders: set[Path] = set()  # the folders that this process has made
 
 def last_checkpoint(preferred: Path) -> Path | None:
     """Return the path of ``last.ckpt`` in the newest of a folder's versions (``…_v1``, …) that contains it, or None."""
-    paths = (path / LAST for path in reversed(_versions(preferred)))
-    return next(filter(Path.is_file, paths), None)
+    return next(filter(Path.is_file, (path / LAST for path in reversed(_versions(preferred)))), None)
 
 
 def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:

@@ -134,8 +134,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
     texts = {"missing": [job.name for job in jobs if job.name not in ready]}
     if comparison.plan:
         _, plan = _read(["--config", config_path(comparison.plan)])
-        planned = {job.name: resolve(job) for job in plan.jobs()}
-        texts["deviations"] = deviations(plan, planned, ready, refused)
+        texts["deviations"] = deviations(plan, {job.name: resolve(job) for job in plan.jobs()}, ready, refused)
     _write_report(runs, comparison.report_folder, name=comparison.name, baseline=baseline, printed=printed, **texts)
     if not texts["missing"]:
         committed_records.pack(comparison.report_folder)
@@ -180,13 +179,8 @@ def _directories_parser() -> ArgumentParser:
     parser = command_parser("compare --report_only")
     folders = "folders that are runs or contain runs; a run NAME/seed-<n> is named NAME, any other run like its folder"
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
-    parser.add_argument(
-        "--test_folder",
-        "--test-folder",
-        type=str,
-        default="test",
-        help="name of the folder with the results of a test, inside the folder of its run",
-    )
+    tests = "name of the folder with the results of a test, inside the folder of its run"
+    parser.add_argument("--test_folder", "--test-folder", type=str, default="test", help=tests)
     parser.add_argument("--baseline", type=str, required=True, help="strategy with which the others are compared")
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="title of the report")

@@ -47,12 +47,11 @@ def main(arguments: list[str]) -> None:
     model = read_stored_model(options.ckpt_path, allowed_classes(options.trust))
     name = export(model, Path(options.to), tokenizer, end_token(data), options.dtype)
     card = {"name": Path(options.to).name, "dtype": options.dtype, "length": model.model["length"], "corpus": "a task"}
-    parameters = sum(p.numel() for p in language_model.parameters())
+    card |= {"parameters": sum(p.numel() for p in language_model.parameters()), "position": language_model.network.name}
     if isinstance(data, TokenShards):
         config, card["corpus"] = Path(options.to) / "config.json", data.corpus or data.location
         text = {"corpus": card["corpus"], "test": data.manifest.splits["test"].sha256}
         write(config, json.dumps(read_mapping(config) | {TRAINED_ON: text}, indent=2))
-    card |= {"parameters": parameters, "position": language_model.network.name}
     steps = untrusted_checkpoints.load(options.ckpt_path)["global_step"]
     write(Path(options.to) / "README.md", CARD.format(steps=steps, **card))
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}

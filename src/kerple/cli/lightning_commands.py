@@ -30,8 +30,7 @@ def run(arguments: list[str], description: str) -> None:
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
     classes = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
     if (option := arguments[-1]) in classes:  # without a class, the parser would show no options
-        accepted = ", ".join(classes[option])
-        raise UserError(f"{option}: got no class, expected one of {accepted}")
+        raise UserError(f"{option}: got no class, expected one of {', '.join(classes[option])}")
     CLI(LanguageModel, insert_stored_config(arguments), description)
 
 

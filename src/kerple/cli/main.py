@@ -33,7 +33,6 @@ COMMANDS = {
     "check": "check the properties of your own positional strategy",
 }
 PRINTING = {"predict", "inspect", "plan", "check"}  # their output is their result, so a failed write is an error
-LIGHTNING = ("fit", "test", "validate")
 MODULES = {"check": "check_strategy", "inspect": "inspect_shards"}  # all other modules are named like their commands
 DESCRIPTION = "Length extrapolation of transformers."
 COMMAND_LINES = "\n".join(f"  {name:9} {text}" for name, text in COMMANDS.items())
@@ -128,7 +127,7 @@ def _run_command(arguments: list[str]) -> None:
                 raise unknown(option[2:], value, names)
     if command == "test" and "--hf" in parts:
         import_module("kerple.cli.measure_pretrained").main(arguments[1:])
-    elif command in LIGHTNING:
+    elif command in ("fit", "test", "validate"):
         import_module("kerple.cli.lightning_commands").run(arguments, DESCRIPTION)
     elif command in COMMANDS:
         import_module(f"kerple.cli.{MODULES.get(command, command)}").main(arguments[1:])

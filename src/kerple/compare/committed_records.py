@@ -5,18 +5,20 @@ files. The entry ``run`` of results.json contains the configuration of the fit, 
 inputs, and the options of the test. Another comparison reuses the record if its own run agrees in all of these.
 """
 
+import gzip
 import json
 import platform
 import shutil
+import tarfile
 from collections.abc import Iterable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
 import pandas as pd
+import zstandard
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
@@ -79,8 +81,7 @@ def changed_test(run: dict[str, Any], job: Job) -> list[str]:
     """
     now = {name: value for name, value in flat(job.test_config).items() if value != {}}
     names = dict.fromkeys([*run["test"], *flat(job.test)])
-    changed = differences(run["test"], {name: now.get(name) for name in names})
-    return changed + _changed_inputs(run, job, of_test=True)
+    return differences(run["test"], {name: now.get(name) for name in names}) + _changed_inputs(run, job, of_test=True)
 
 
 def _changed_inputs(run: dict[str, Any], job: Job, of_test: bool = False) -> list[str]:
@@ -116,8 +117,7 @@ def begin(job: Job, resumed: bool) -> None:
         resumed: Whether the fit resumes. The digest of the code is then added to those of the earlier processes.
     """
     begun = _begun(job) if resumed else {"inputs": job.inputs}
-    code = sorted({*begun.get("code", []), package_digest()})
-    write(job.beside(BEGUN), json.dumps(begun | {"code": code}))
+    write(job.beside(BEGUN), json.dumps(begun | {"code": sorted({*begun.get("code", []), package_digest()})}))
 
 
 def _begun(job: Job) -> dict[str, Any]:
@@ -186,16 +186,23 @@ def write_record(job: Job, folders: Iterable[Path]) -> None:
 
 
 def pack(report: Path) -> None:
-    """Move the records in the folder ``runs`` of a report into its archive. The archive is deterministic."""
+    """Move the records in the folder ``runs`` of a report into its archive. The archive is deterministic.
+
+    The compressed tables of the records are stored as gzip files without compression, because zstd compresses what the
+    tables of several runs have in common.
+    """
     if not (report / "runs").is_dir():
         return
     content = BytesIO()
-    with ZipFile(content, "w") as archive:
+    with tarfile.open(fileobj=content, mode="w") as archive:
         for run in recorded_runs(report):
             for path in sorted(run.folder.glob("[!.]*")):
-                name = Path(run.part, run.strategy, f"seed-{run.seed}", path.name).as_posix()
-                archive.writestr(ZipInfo(name), path.read_bytes(), ZIP_DEFLATED)
-    write(report / PACKED, content.getvalue())
+                data = path.read_bytes()
+                data = gzip.compress(gzip.decompress(data), 0, mtime=0) if path.suffix == ".gz" else data
+                member = tarfile.TarInfo(Path(run.part, run.strategy, f"seed-{run.seed}", path.name).as_posix())
+                member.size = len(data)
+                archive.addfile(member, BytesIO(data))
+    write(report / PACKED, zstandard.compress(content.getvalue(), 19))  # the highest level with usual memory
     shutil.rmtree(report / "runs")
 
 

@@ -191,8 +191,7 @@ class Comparison:
         if strategy.hf:
             options = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
             return Job(*run, [*as_flags(options | strategy.flags), *test])
-        fit = [f"--config={config_path(path)}" for path in self.base]
-        fit += as_flags(self.parts.get(part, {}))
+        fit = [f"--config={config_path(path)}" for path in self.base] + as_flags(self.parts.get(part, {}))
         fit += as_flags(self.flags | strategy.flags)
         # the last value of a flag counts, so these values replace a seed in a configuration
         fit += as_flags(dict.fromkeys(self.seeded, seed))

@@ -76,8 +76,7 @@ def write_comparison(
     summary = summarise(runs.results, baseline, blocks=runs.blocks)
     for file, table in {"results": runs.results, "summary": summary, "costs": runs.costs, **runs.analyses}.items():
         if not table.empty:
-            digits = None if file == "results" else "%.8g"
-            table.to_csv(folder / f"{file}.csv", index=False, float_format=digits)
+            table.to_csv(folder / f"{file}.csv", index=False, float_format=None if file == "results" else "%.8g")
 
     # the protocols far_… score few targets, so their losses are not comparable with `full`; only differences are shown
     shown = summary[~summary["protocol"].str.contains(r"\bfar_")]

@@ -59,7 +59,6 @@ def interruptible() -> Iterator[None]:
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signals.clear()
-
     for number, handler in handlers.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, lambda received, _: signals.append(received))

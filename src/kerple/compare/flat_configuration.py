@@ -69,8 +69,7 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
 
 def with_class_names(config: dict[str, Any]) -> dict[str, Any]:
     """Replace import paths of this package's classes by their names, and infinities and NaN by strings."""
-    text = re.sub(r'"kerple\.(?:\w+\.)*(\w+)"', r'"\1"', json.dumps(config))
-    return json.loads(text, parse_constant=str)
+    return json.loads(re.sub(r'"kerple\.(?:\w+\.)*(\w+)"', r'"\1"', json.dumps(config)), parse_constant=str)
 
 
 def is_default(config: dict[str, Any], key: str) -> bool:

@@ -60,5 +60,4 @@ def _means(name: str, table: pd.DataFrame, runs: list[str], keys: list[str], mea
             rows.setdefault(" ".join(map(str, run)), {})[heading] = Cell(text)
     body = pd.DataFrame.from_dict(rows, orient="index").fillna(NOTHING)
     quantity = f": {measured[0]}" if len(measured) == 1 and keys else ""
-    note = f"Mean ± standard deviation over seeds; {name}.csv has every run."
-    return Table(f"{name}{quantity}", body, note)
+    return Table(f"{name}{quantity}", body, f"Mean ± standard deviation over seeds; {name}.csv has every run.")

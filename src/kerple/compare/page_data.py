@@ -82,9 +82,8 @@ def _gains(table: pd.DataFrame | None, styles: Styles) -> list[dict[str, Any]]:
             means = [estimate.mean for estimate in estimates]
             numbers = {"mean": _numbers(means), "low": _numbers(low), "high": _numbers(high)}
             strategies.append(styles[str(strategy)] | numbers)
-        about = {"name": part, "trained": None, "lengths": distances.tolist(), "tokens": True}
-        across = f"distance beyond the {window} tokens of the window"
-        protocols.append(about | {"across": across, "strategies": strategies})
+        about = {"name": part, "trained": None, "lengths": distances.tolist(), "tokens": True, "strategies": strategies}
+        protocols.append(about | {"across": f"distance beyond the {window} tokens of the window"})
     figure = {"name": "Context gain", "lower": False, "axes": ["gain"], "open": True, "protocols": protocols}
     return [figure] if protocols else []
 

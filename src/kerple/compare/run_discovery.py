@@ -6,19 +6,20 @@ A record is a copy of a run's results that is committed with a report, see `kerp
 import atexit
 import re
 import shutil
+import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterable
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
+
+import zstandard
 
 from kerple.base.errors import UserError
 from kerple.compare.finished_runs import Run
 from kerple.measure import results_table
 
-PACKED = "records.zip"  # name of the archive of records in the folder of a report
+PACKED = "records.tar.zst"  # name of the archive of records in the folder of a report
 
 
 def record_folders(report: Path) -> list[Path]:
@@ -30,15 +31,14 @@ def record_folders(report: Path) -> list[Path]:
         UserError: If the archive is damaged.
     """
     archive = report / PACKED
-    packed = [_unpacked(archive, archive.read_bytes())] if archive.is_file() else []
-    return [report / "runs", *packed]
+    return [report / "runs", *([_unpacked(archive, archive.read_bytes())] if archive.is_file() else [])]
 
 
 @cache
 def _unpacked(path: Path, content: bytes) -> Path:
     """Unpack an archive into a temporary folder, which is removed when the process ends. Return the folder.
 
-    Names in the archive cannot lead out of the folder, because zipfile removes ``..`` and leading slashes.
+    An archive with names or links that lead out of the folder counts as damaged.
 
     Args:
         path: Path of the archive, for the error message.
@@ -47,8 +47,9 @@ def _unpacked(path: Path, content: bytes) -> Path:
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
-        ZipFile(BytesIO(content)).extractall(folder)
-    except (BadZipFile, zlib.error, EOFError) as error:
+        with tarfile.open(fileobj=BytesIO(zstandard.decompress(content))) as archive:
+            archive.extractall(folder, filter="data")
+    except (tarfile.TarError, zstandard.ZstdError, MemoryError) as error:
         raise UserError(f"{path}: damaged ({error}); restore it, or delete it and run again") from error
     return folder
 

@@ -127,9 +127,8 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
     """Fit and test a run, and add the entry ``run`` to its results. The fit is skipped if a test of it is complete."""
     resumed = job.checkpoint.is_file()
     # without a complete test, even a finished fit is resumed; it then ends immediately
-    tested_before = resumed and any(
-        committed_records.described(path.parent) for path in job.directory.glob(f"*/{results_table.ABOUT}")
-    )
+    tests = job.directory.glob(f"*/{results_table.ABOUT}")
+    tested_before = resumed and any(committed_records.described(path.parent) for path in tests)
     if job.config and not tested_before:
         if not resumed:
             remove(job.directory)

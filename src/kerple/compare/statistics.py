@@ -56,8 +56,7 @@ def holm(p: ArrayLike) -> NDArray[np.float64]:
     adjusted = np.full_like(p, np.nan)
     tested = np.flatnonzero(~np.isnan(p))
     order = tested[np.argsort(p[tested], kind="stable")]
-    steps = p[order] * np.arange(len(order), 0, -1)
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1.0)
     return adjusted
 
 
@@ -143,8 +142,7 @@ def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None 
     """
     tests = against_baseline(results, baseline, blocks)
     keys = ["strategy", *CELL]
-    values = results.groupby(keys, sort=False)["value"]
-    summary = values.agg(seeds="count", mean="mean", std="std").reset_index()
+    summary = results.groupby(keys, sort=False)["value"].agg(seeds="count", mean="mean", std="std").reset_index()
     sign = np.where(summary["metric"].map(lower_is_better), 1.0, -1.0)
     cost = summary["mean"] * sign  # lower is better for every metric
     cells = cost.groupby([summary[c] for c in CELL])

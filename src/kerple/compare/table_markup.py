@@ -64,8 +64,7 @@ class Table:
 
     def html(self) -> str:
         """The table as an HTML element, without title and note. Bold text has the class ``best``."""
-        body = self._text(html.escape, '<b class="best">{}</b>')
-        return body.to_html(escape=False, border=0, justify="right")
+        return self._text(html.escape, '<b class="best">{}</b>').to_html(escape=False, border=0, justify="right")
 
     def _text(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
         """Cells, index and headings as text of a markup language. Labels may contain any character.

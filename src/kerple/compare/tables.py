@@ -165,8 +165,7 @@ def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | N
         scores["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
     best = (scores == scores.max()) & (scores > scores.min())
     texts = scores.map(lambda value: "–" if math.isnan(value) else f"{value:.3f}")
-    columns = {task: list(map(Cell, texts[task], best[task])) for task in scores}
-    body = pd.DataFrame(columns, index=list(scores.index))
+    body = pd.DataFrame({task: list(map(Cell, texts[task], best[task])) for task in scores}, list(scores.index))
     body = body.T if body.shape[1] > max(MOST_COLUMNS, len(body)) else body
     beyond = "" if None in lengths else f" at lengths beyond {lengths.pop() if len(lengths) == 1 else 'training'}"
     ranked = "ranks are over strategies, ties share their mean rank, and 1 / rank is averaged over tasks."
@@ -211,8 +210,7 @@ def format_mean(mean: float, std: float = math.nan) -> str:
     if not math.isfinite(mean):
         return "∞" if mean > 0 else "–"
     digits = 3 if abs(mean) < 10 else 2 if abs(mean) < 100 else 1 if abs(mean) < 1000 else 0
-    spread = f" ± {std:.{digits}f}" if math.isfinite(std) else ""
-    return f"{mean:.{digits}f}{spread}"
+    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if math.isfinite(std) else "")
 
 
 def format_range(counts: pd.Series) -> str:

@@ -133,8 +133,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         Callbacks that measure a model on text do not use this block. They read the split through `text`.
         """
         rank, world_size = rank_and_world_size(self)
-        blocks = self.text("test").blocks(self.length, world_size, fewer=True)
-        return BlockBatches(blocks, 1, rank, world_size)
+        return BlockBatches(self.text("test").blocks(self.length, world_size, fewer=True), 1, rank, world_size)
 
     def text(self, split: str) -> ShardText:
         """Return the text of a split, which callbacks of `kerple.measure` read. Every call returns the same object."""

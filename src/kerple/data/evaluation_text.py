@@ -97,8 +97,8 @@ class Text:
         Raises:
             UserError: The tokenizer has no end-of-text token.
         """
-        tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy, because encoding changes its settings
+        # a copy, because encoding changes its settings
+        tokenizer = Tokenizer.from_str(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
         end = end_of_text(tokenizer, "this tokenizer")
         documents = [[*encode(tokenizer, text), end] for text in texts]
         begins = np.cumsum([0, *map(len, documents)])[:-1]

@@ -69,8 +69,7 @@ class BlockBatches:
         indices = torch.full((self.batch_size,), -1)
         for row, block in enumerate(range(first, min(first + self.batch_size, len(self.blocks)))):
             tokens[row], indices[row] = self.blocks[block], block
-        scored = (indices >= 0)[:, None].expand(-1, self.blocks.length)  # (B, T)
-        return {"tokens": tokens, "index": indices, "scored": scored}
+        return {"tokens": tokens, "index": indices, "scored": (indices >= 0)[:, None].expand(-1, self.blocks.length)}
 
     def __iter__(self) -> Iterator[Batch]:
         return map(self.__getitem__, range(len(self)))

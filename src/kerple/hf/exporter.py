@@ -152,8 +152,7 @@ def _llama(stored: StoredModel, base: float) -> Any:
     state: Weights = {}
     for ours, theirs in parameters(LLAMA, model["layers"]):
         if ours in weights:
-            parts = weights[ours].split(rows) if len(theirs) == 3 else [weights[ours]]
-            state |= zip(theirs, parts, strict=True)
+            state |= zip(theirs, weights[ours].split(rows) if len(theirs) == 3 else [weights[ours]], strict=True)
     llama = transformers.AutoModelForCausalLM.from_config(config)
     llama.load_state_dict(state)
     return llama.eval()

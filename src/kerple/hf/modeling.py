@@ -168,8 +168,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         logits = self.network(input_ids, cache=inner, last=logits_to_keep or None)  # (B, T or logits_to_keep, V)
         loss = None
         if labels is not None:
-            targets = labels[:, 1:].flatten()
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=-100)
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
         return CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache)
 
 

@@ -170,13 +170,10 @@ class Extrapolation(Measure):
         return _scalars(measurements)
 
     def check_validation(self, text: Text) -> None:
-        if len(text.stream) <= self.targets:
+        if (tokens := len(text.stream)) <= self.targets:
             option = "block_length" if self.block_length else "lengths"
-            expected = f"expected less than {len(text.stream)}, the number of tokens in {text.name}"
-            given = f"got {self.targets} targets"
-            raise UserError(
-                f"Extrapolation: {option}: {given}, {expected}; decrease {option}, or set validation_blocks to 0"
-            )
+            given = f"got {self.targets} targets, expected less than {tokens}, the number of tokens in {text.name}"
+            raise UserError(f"Extrapolation: {option}: {given}; decrease {option}, or set validation_blocks to 0")
 
     def _check_protocols(self) -> None:
         """Raise a UserError if an option of a protocol is missing, out of range or without effect."""

@@ -56,9 +56,8 @@ def context_gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     figure, axes = panel(6.4, 4.2)
     positions = [row["first"] - row["window"] for row in beyond]
     gains, errors = ([row[name] for row in beyond] for name in ("gain", "gain_error"))
-    axes.errorbar(
-        positions, gains, errors, marker="o", markersize=3, elinewidth=0.8, label="± standard error over segments"
-    )
+    label = "± standard error over segments"
+    axes.errorbar(positions, gains, errors, marker="o", markersize=3, elinewidth=0.8, label=label)
     axes.axhline(0, color="black", linewidth=0.8)
     xlabel = f"position minus the window of {beyond[0]['window']:,} tokens"
     label_axes(axes, xlabel=xlabel, ylabel="windowed - full (nats per token)", title=title)

@@ -65,10 +65,9 @@ class TokenLoss(Metric):
 
     def rows(self, protocol: str, length: int, by_position: bool = False) -> list[Row]:
         """Return a row of the results for each group with targets: a position if ``by_position``, else a block."""
-        sums = zip(self.nll.tolist(), self.targets.tolist(), strict=True)
         return [
             Row("ppl", protocol, length, i if by_position else None, None if by_position else i, nats, targets)
-            for i, (nats, targets) in enumerate(sums)
+            for i, (nats, targets) in enumerate(zip(self.nll.tolist(), self.targets.tolist(), strict=True))
             if targets
         ]
 
@@ -115,9 +114,8 @@ class ContextGain(Metric):
         n = int(self.segments)
         means = self.sums / n  # (2, bins)
         errors = ((self.squares / n - means.square()).clamp(min=0) / (n - 1)).sqrt()
-        names = ("loss", "gain", "loss_error", "gain_error")
         return [
             {"first": i * self.width, "length": self.length, "window": self.window, "segments": n}
-            | dict(zip(names, values, strict=True))
+            | dict(zip(("loss", "gain", "loss_error", "gain_error"), values, strict=True))
             for i, values in enumerate(torch.cat([means, errors]).T.tolist())
         ]

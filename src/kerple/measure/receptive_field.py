@@ -47,8 +47,7 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
     no_autocast = torch.autocast(tokens.device.type, enabled=False)
     # a backward pass cannot use tensors of inference mode, so the tokens are cloned outside of this mode
     with hook, no_autocast, torch.inference_mode(False), torch.enable_grad():
-        loss = network.losses(tokens.clone(), last=1).sum()
-        (gradient,) = torch.autograd.grad(loss, embedded)  # (B, L, D)
+        (gradient,) = torch.autograd.grad(network.losses(tokens.clone(), last=1).sum(), embedded)  # (B, L, D)
     gradient = gradient[:, 1 - tokens.shape[1] :]  # without the BOS token that the network may prepend
     norms = gradient.double().norm(dim=-1).flip(1)  # (B, L), entry d at distance d
     return norms / norms.sum(1, keepdim=True)

@@ -90,8 +90,7 @@ def write_compressed(path: Path, table: pd.DataFrame) -> None:
 
 def write_about(folder: Path, content: Mapping[str, Any]) -> None:
     """Write the description of a test."""
-    text = json.dumps(content, allow_nan=False, ensure_ascii=False, indent=1)
-    write(folder / ABOUT, text + "\n")
+    write(folder / ABOUT, json.dumps(content, allow_nan=False, ensure_ascii=False, indent=1) + "\n")
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

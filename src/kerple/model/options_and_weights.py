@@ -48,8 +48,7 @@ def read_checkpoint(path: str, classes: Classes) -> StoredModel:
     model = classes.config(path)["model"]
     content = load(path)
     try:
-        state = content["state_dict"].items()
-        weights = {n.removeprefix("network."): w for n, w in state if n.startswith("network.")}
+        weights = {n.removeprefix("network."): w for n, w in content["state_dict"].items() if n.startswith("network.")}
         if invalid := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
             raise TypeError(f"{invalid[0]} is not a tensor")
         length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])

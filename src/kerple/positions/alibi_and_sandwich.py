@@ -41,8 +41,7 @@ def alibi_slopes(heads: int) -> list[float]:
     """Return the slope of each head in `ALiBi`."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    further_slopes = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (heads - power), 2)]
-    return slopes + further_slopes
+    return slopes + [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (heads - power), 2)]
 
 
 class Sandwich(Position):

@@ -71,8 +71,7 @@ def no_dependence_on_later_tokens(subject: Subject, length: int) -> None:
 def no_dependence_on_other_sequences(subject: Subject, length: int) -> None:
     """Logits do not depend on the other sequences in the batch."""
     network, ids = subject.network(length), tokens(3, length)
-    single = torch.cat([network(row[None]) for row in ids])
-    same(network(ids), single, f"logits of {length} tokens in a batch")
+    same(network(ids), torch.cat([network(row[None]) for row in ids]), f"logits of {length} tokens in a batch")
 
 
 @holds_at_lengths

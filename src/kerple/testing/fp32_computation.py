@@ -83,8 +83,7 @@ def no_rounded_products(subject: Subject, length: int) -> None:
     """Hooks use no matrix product that autocast or TF32 rounds, forward or backward."""
     position = subject.position(length)
     with _NoRoundedProducts():
-        results = results_of_hooks(position, length).values()
-        torch.autograd.backward([x.sum() for x in results if x.requires_grad])
+        torch.autograd.backward([x.sum() for x in results_of_hooks(position, length).values() if x.requires_grad])
 
 
 @holds_at_lengths

@@ -27,14 +27,11 @@ def test_a_preparation_in_which_a_process_dies_is_continued(json_lines, prepared
 
 
 def test_processes_end_if_the_preparation_is_killed(tmp_path):
-    code = (
-        "import time; from kerple.data.prepare import workers\n"
-        "def parts():\n"
-        "    yield 0, []; print('started', flush=True); time.sleep(60)\n"
-        "if __name__ == '__main__':\n"
-        "    list(workers.tokenise_parts(2, None, parts()))"
-    )
-    (tmp_path / "main.py").write_text(code)
+    (tmp_path / "main.py").write_text("""import time; from kerple.data.prepare import workers
+def parts():
+    yield 0, []; print('started', flush=True); time.sleep(60)
+if __name__ == '__main__':
+    list(workers.tokenise_parts(2, None, parts()))""")
     environment = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     process = subprocess.Popen([sys.executable, tmp_path / "main.py"], env=environment, stdout=subprocess.PIPE)
     process.stdout.readline()

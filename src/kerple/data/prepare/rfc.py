@@ -94,8 +94,7 @@ def fetch_rfcs(folder: Path) -> None:
             ):
                 for member in archive:
                     if (match := MEMBER.fullmatch(member.name)) and member.isreg():
-                        content = cast("IO[bytes]", archive.extractfile(member)).read()
-                        (downloads / match[1]).write_bytes(content)
+                        (downloads / match[1]).write_bytes(cast("IO[bytes]", archive.extractfile(member)).read())
 
 
 def without_pages(text: str) -> str:

@@ -82,8 +82,7 @@ def read_wheels(wheels: list[Wheel], folder: Path) -> Iterator[Document | Fault]
     archives = {wheel: zipfile.ZipFile(wheel.path(folder) or "") for wheel in wheels}
     names = [(name, wheel) for wheel, archive in archives.items() for name in archive.namelist() if name[-3:] == ".py"]
     for name, wheel in sorted(names, key=lambda entry: hashlib.sha256(entry[0].encode()).digest()):
-        content = archives[wheel].read(name).replace(b"\r\n", b"\n")
-        document = as_document(content, name)
+        document = as_document(archives[wheel].read(name).replace(b"\r\n", b"\n"), name)
         if isinstance(document, Fault):
             yield document
         elif is_generated(name, document.text):
