@@ -11,7 +11,9 @@ import yaml
 
 from kerple.cli.main import main
 from kerple.data import TokenShards
+from kerple.hf.pretrained_model_reader import read_network
 from kerple.measure import results_table
+from kerple.positions import ALiBi
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, hf, saved, tiny
 
@@ -86,6 +88,9 @@ def test_a_strategy_without_parameters_replaces_that_of_the_model(here, capsys):
     assert "the strategy of the model is replaced by ALiBi" in capsys.readouterr().out
     assert (losses(here / "logs/pretrained/llama-ALiBi/test") != losses(here / "before")).all()
     assert "has parameters that the model lacks" in refused(capsys, here, here / "llama", "--model.position=T5")
+    assert read_network("llama", 9, position=ALiBi).training_length == 9
+    twice = ("--trainer.callbacks", json.dumps(CALLBACKS[:1] * 2))
+    assert "more than one Extrapolation with results" in refused(capsys, here, here / "llama", *twice)
 
 
 def refused(capsys: pytest.CaptureFixture[str], place: Path, model: Path | str, *flags: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -57,6 +58,8 @@ def test_a_report_of_folders_needs_no_comparison_file_and_removes_no_file(tmp_pa
     compare.main(arguments)
     assert runs_in(figure.parent) == {("ALiBi", 1235), ("ALiBi", 1236), ("KerpleLog", 1235), ("mine", 0)}
     assert figure.read_text() == "mine"
+    with pytest.raises(ValueError, match="test_folder: got '/a/test', expected the name of a folder"):
+        compare.main([*arguments, "--test-folder", "/a/test"])
     with pytest.raises(ValueError, match=r"sliding/results\.json"):
         compare.main([*arguments, "--test_folder", "sliding"])
 
@@ -134,7 +137,9 @@ def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, mo
         run(config)
 
 
-def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config: Path) -> None:
+def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = config.parent / "runs" / "ALiBi" / "seed-1"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
@@ -146,6 +151,17 @@ def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config
         run(config)
     assert (folder / "notes.txt").read_text() == "mine"
     assert fits(config) == {}
+    shutil.rmtree(folder)
+    (folder / "provenance/0").mkdir(parents=True)  # of a process that was killed during its start
+    (folder / "events.out.tfevents.1").touch()
+    run(config)
+    # another command trains a run after this command has compared the configurations
+    task = folder.with_name("seed-1.task.json")
+    (job := json.loads(task.read_text()))["config"]["flags"]["model.dim"] = "9"
+    task.write_text(json.dumps(job))
+    monkeypatch.setattr(sys, "argv", ["", str(task)])
+    with pytest.raises(SystemExit, match=r"another configuration: flags\.model\.dim: None -> '9'"):
+        run_process.work(lambda arguments: pytest.fail(f"{arguments} runs"))
 
 
 def test_a_changed_test_is_repeated_without_a_fit(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +218,8 @@ def test_an_error_in_the_file_is_reported_in_one_line(config: Path, capsys: pyte
         ({"name": "../a"}, "../a"),
         ({"output": str(config.parent)}, "where the report keeps its records"),
         ({"base": ["missing.yaml"]}, "missing.yaml"),
+        ({"plan_page": "missing.md"}, "missing.md"),
+        ({"output": f"{config}/report"}, "compare.yaml is not a folder"),
         ({"flags": {"data.init_args.seed": 7}}, "flags"),
     ):
         config.write_text(before)

@@ -20,7 +20,7 @@ from kerple.hf.derived_model_folder import link
 from kerple.hf.rope import scaled
 from kerple.measure.device_and_processes import Runner
 from tests.cli.tiny import complaint
-from tests.hf.tiny import LENGTH, configuration, hf, saved
+from tests.hf.tiny import LENGTH, YARN, configuration, hf, saved
 
 TARGET = 4 * LENGTH
 PERIOD = LENGTH + 8
@@ -100,6 +100,13 @@ def test_foreign_text_is_the_start_of_another_document(unscaled, tmp_path):
     assert search.losses(pi, "test", TARGET, 1, "foreign")[0] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize(("own", "as_trained"), [({}, True), (YARN, False)])
+def test_dynamic_ntk_is_the_unchanged_model_at_the_training_length_only_without_an_own_scaling(own, as_trained):
+    config = configuration("llama")
+    config.rope_parameters |= own
+    assert {m.as_trained for m in methods(config, LENGTH, TARGET)[0] if m.scaling == "dynamic_ntk"} == {as_trained}
+
+
 def test_a_bound_that_no_method_meets_is_an_error(unscaled, tmp_path):
     with_pi_as_unchanged = [Method("unchanged", "pi", 4.0), Method("none")]  # without PI the loss is higher
     with pytest.raises(UserError, match=f"but all methods raise the loss at {LENGTH} tokens by more"):
@@ -118,6 +125,8 @@ def place(tmp_path_factory):
     saved(folder / "llama", "llama")
     saved(folder / "gpt2", "gpt2")
     letters = np.random.default_rng(0).choice(list("abcdefgh"), (30, TARGET + 20))
+    (folder / "model").mkdir()
+    (folder / "model" / "weights").touch()
     (folder / "corpus.jsonl").write_text("\n".join(json.dumps({"text": "".join(row)}) for row in letters))
     return folder
 
@@ -152,6 +161,7 @@ def test_the_command_writes_its_results_and_continues_after_a_stop(place, monkey
     [
         ("llama", ["--to", LENGTH], "expected more than the training length"),
         ("llama", ["--to", TARGET, "--bound", -1], "bound: got -1, expected 0 or more"),
+        ("llama", ["--to", TARGET, "--run_dir=."], "run_dir: model exists and is not a result of this command"),
         ("gpt2", ["--to", 1024], "PI (model.scaling: got pi, but gpt2 has no RoPE; leave model.scaling out), NTK ("),
         ("llama", ["--to", 8 * LENGTH], "the longest document has 149 tokens"),
         ("llama", ["--to", 2**40], "GiB are free; give a smaller number"),

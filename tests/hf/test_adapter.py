@@ -57,8 +57,20 @@ def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejecte
         assert network.losses(text(1, 25)).isfinite().all()
     with pytest.raises(ValueError, match="lengths: got 25 positions, expected at most 24, for which"):
         network.losses(text(1, 26))
+    prompt, greedy = text(1, 9), network.continued(text(1, 9), 8)
+    network.model.generation_config.repetition_penalty = 9.0
+    assert network.continued(prompt, 8) == greedy
+    assert network.model.generation_config.repetition_penalty == 9.0
     with pytest.raises(ValueError, match="depend on later tokens"):
         hugging_face_network(small(hf.BertConfig, hf.BertLMHeadModel, intermediate_size=48))
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("phi3", "accepts only longrope"), ("ministral3", "also scales queries")]
+)
+def test_a_scaling_that_a_family_does_not_support_is_an_error(family, reason):
+    with pytest.raises(UserError, match=f"model.scaling: got yarn, but {family} {reason}"):
+        scaled(build(family).config, "yarn", 2.0, LENGTH)
 
 
 @pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"])

@@ -1,5 +1,6 @@
 """BOS tokens before every input, and the scaling of RoPE in GGUF files."""
 
+import hashlib
 import math
 
 import gguf
@@ -9,7 +10,7 @@ import torch
 from tokenizers import processors
 
 from kerple.hf.adapter import hugging_face_network
-from kerple.hf.pretrained_files import bos_token, find_model, read_model_config
+from kerple.hf.pretrained_files import bos_token, find_model, read_model_config, source_digest
 from kerple.hf.pretrained_model_reader import read_network
 from kerple.measure.receptive_field import gradient_by_distance
 from kerple.positions.visibility import EVERYTHING, Visibility
@@ -87,6 +88,23 @@ def test_bos_is_the_token_that_the_tokenizer_or_its_configuration_adds(tmp_path)
     tokenizer.save_pretrained(saved(tmp_path / "template", "llama"))
     assert read_network(str(tmp_path / "template")).bos == tokenizer.convert_tokens_to_ids("b")
     assert read_network(str(tmp_path / "template"), bos=False).bos is None
+    two = [(token, tokenizer.convert_tokens_to_ids(token)) for token in "bc"]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing("b c $A", special_tokens=two)
+    tokenizer.save_pretrained(saved(tmp_path / "two", "llama"))
+    with pytest.raises(ValueError, match="adds more than one token before a text, expected one, BOS"):
+        read_network(str(tmp_path / "two"))
+
+
+def test_the_digest_of_a_model_on_the_hub_is_that_of_its_name_and_commit(tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--org--name" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (refs := tmp_path / "models--org--name" / "refs").mkdir()
+    (refs / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    expected = hashlib.sha256(f"org/name@{'a' * 40}".encode()).hexdigest()
+    assert source_digest(find_model("org/name")) == expected
 
 
 def write_gguf(path, model, scaling, divisors=()):

@@ -16,7 +16,7 @@ from kerple.data.evaluation_text import ShardText
 from kerple.data.shards import Folder
 from kerple.hf.exporter import export
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
-from kerple.hf.pretrained_model_reader import read_stored_model
+from kerple.hf.pretrained_model_reader import read_network, read_stored_model
 from kerple.measure import results_table
 from kerple.measure.extrapolation import Extrapolation
 from kerple.model import Transformer
@@ -166,6 +166,7 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
         with pytest.raises(ValueError, match="trust_remote_code=True"):
             hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
     assert "contains custom code" in complaint(capsys, "test", "--hf", folder)
+    assert read_network(str(folder), trust_remote_code=True).name == "Combined"
     tokens = text(1, 40)
     with torch.inference_mode():
         expected = load_trained(path, "my_file")[0].network(tokens)

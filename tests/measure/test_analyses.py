@@ -29,10 +29,10 @@ from kerple.training.language_model import LanguageModel
 from tests.toy import RandomText, small_model, trainer
 
 
-def model_of(name: str, qk_norm: bool = False, per_layer: bool | None = None, **options: Any) -> LanguageModel:
+def model_of(name: str, parts: Any = None, **options: Any) -> LanguageModel:
     """Return a model of two layers with large weights. With initial weights, all tokens are almost equally likely."""
-    position = partial(strategies()[name], **options)
-    model = small_model(position, vocabulary=23, layers=2, lr=0.01, per_layer=per_layer, qk_norm=qk_norm)
+    position = partial(strategies()[name], **({} if parts is None else {"parts": parts}))
+    model = small_model(position, vocabulary=23, layers=2, lr=0.01, **options)
     with torch.no_grad():
         for module in model.network.modules():
             if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
@@ -178,6 +178,7 @@ def test_the_table_of_four_terms_has_means_over_blocks(tmp_path: Path) -> None:
         (FourTerms(), {"name": "KerpleLog"}, "adds nothing to the embeddings"),
         (FourTerms(), {"name": "Combined", "parts": [SSMax, Sinusoidal]}, "Combined also overrides transform_qk"),
         (FourTerms(), {"name": "Sinusoidal", "qk_norm": True}, "qk_norm normalises queries and keys"),
+        (FourTerms(), {"name": "Sinusoidal", "norm_placement": "post"}, "norm_placement is post"),
         (KernelCurves(), {"name": "RoPE"}, "no bias by distance"),
         (AttentionStatistics(length=16, blocks=2), {"name": "Learned"}, "only 8 positions"),
     ],
@@ -220,7 +221,7 @@ LLAMA = {"norm": "rms", "bias": False, "kv_heads": 2, "embedding_norm": True}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "options"), [("Learned", {}), ("Sinusoidal", LLAMA)])
+@pytest.mark.parametrize(("name", "options"), [("Learned", {"embedding_scale": 3.0}), ("Sinusoidal", LLAMA)])
 def test_four_terms_and_the_rest_add_up_to_the_scores_of_the_model(name: str, options: dict) -> None:
     network = Transformer(Shape(32, 4, 32), 2, 50, strategies()[name], init=0.2, **options).eval()
     tokens = torch.randint(50, (2, 12))

@@ -74,6 +74,9 @@ def test_the_table_has_the_loss_of_each_document_at_each_gap():
     assert {row.length for row in result.sums if row.protocol == f"gap{K}"} == {
         gap + CONTEXT + K for gap in measure.fitting_gaps(network)
     }
+    only_windows = build("mistral")
+    only_windows.lm_head.weight.data.neg_()  # so that the context helps
+    assert "no gap changes a loss" in measure.run(hugging_face_network(only_windows), text).report
     torch.nn.init.zeros_(network.head.weight)
     assert "it does not help without a gap" in measure.run(network, text).report
     limited = hugging_face_network(tiny("gpt2"))

@@ -192,6 +192,7 @@ def test_the_numbers_of_blocks_of_groups_and_documents_are_limited(
     assert starts_of(text.document_blocks(10, None, 0.5, per_group, per_document)) == expected
     with pytest.raises(UserError, match=r"blocks_per_group: got 5, but the group x has only 4 blocks of"):
         text.document_blocks(10, None, 0.5, 5, 2)
+    assert starts_of(Text(COUNTING[:30], [0, 5]).document_blocks(20, per_group=1)) == [(1, 5)]
 
 
 def test_perplexity_is_the_exponential_of_the_total_mean_not_a_mean_of_means() -> None:

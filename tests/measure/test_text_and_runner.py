@@ -67,7 +67,9 @@ def measure(rank: int, folder: Path, port: int, processes: int = 2) -> None:
     os.environ |= {name: str(value) for name, value in variables.items()}
     network, text = small_model("KerpleLog", vocabulary=23).eval().network, RandomText(tokens=200).text("test")
     runner = Runner.detect("cpu")
-    for measurement in (Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveField(blocks=5)):
+    perplexity = Extrapolation([8, 16], block_length=32, blocks=5)
+    # a process without a block, and a measurement that is repeated
+    for measurement in (perplexity, ReceptiveField(blocks=5), AttentionStatistics(length=8, blocks=1), perplexity):
         result = measurement.run(network, text, runner)
         if rank == 0:
             result.write(folder)
@@ -83,6 +85,7 @@ def test_two_processes_without_a_trainer_give_the_sums_of_one(tmp_path: Path, mo
     start_processes(measure, (tmp_path / "two", port), nprocs=2, start_method="fork")
     one, two = (results_table.read(tmp_path / name)[0] for name in ("one", "two"))
     pd.testing.assert_frame_equal(one, two, rtol=1e-12)
-    for name in ("receptive_field", "receptive_window", "context_gain"):
+    assert not one.duplicated(["metric", "protocol", "length", "block"]).any()
+    for name in ("receptive_field", "receptive_window", "context_gain", "attention_statistics"):
         tables = [pd.read_csv(tmp_path / folder / f"{name}.csv") for folder in ("one", "two")]
         pd.testing.assert_frame_equal(*tables, rtol=1e-9)

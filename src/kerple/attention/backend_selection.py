@@ -121,8 +121,7 @@ def flex_obstacle(
     if any(not HEAD_DIMS[0] <= dim <= HEAD_DIMS[1] for dim in dims):
         given = " and ".join(map(str, dims))
         return f"the fused kernels take head dimensions from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}, not {given}"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 0):
+    if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
         name = torch.cuda.get_device_name(device)
         given = ".".join(map(str, capability))
         return f"the fused kernels need compute capability 8.0 or higher, and {name} has {given}"

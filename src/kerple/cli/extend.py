@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     from kerple.extend.methods import methods
     from kerple.extend.search import TEST, VALIDATION, Search
     from kerple.hf.adapter import config_length
-    from kerple.hf.derived_model_folder import link, unpack
+    from kerple.hf.derived_model_folder import link, remove_links, unpack
     from kerple.hf.memory import check_memory
     from kerple.hf.pretrained_files import (
         check_tokenizer,
@@ -72,6 +72,7 @@ def main(arguments: list[str]) -> None:
     candidates, reasons = methods(config, length, options.to)
     runner, vocabulary = Runner.detect(None, options.precision), vocabulary_size(read_tokenizer(source))
     folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"))
+    remove_links(folder / "model", options.model)
     data = ShardOptions(tokenizer=f"{MODEL_PREFIX}{options.model}", vocabulary=vocabulary, **options.data.as_dict())
     if data.corpus is not None:
         prepare(data)

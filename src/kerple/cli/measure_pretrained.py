@@ -18,7 +18,7 @@ from kerple.base.run_progress import FILE, Progress
 from kerple.cli.option_parsing import MODEL_FORMS, add_folder_arguments, listed, name_in_errors, parse
 from kerple.data.datamodule_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
-from kerple.measure.measure import Measure
+from kerple.measure.measure import Measure, check_names
 from kerple.positions import StrategyBuilder
 
 SHARDS = "TokenShards"
@@ -112,6 +112,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.hf.pretrained_model_reader import read_network
     from kerple.measure.device_and_processes import Runner
 
+    check_names(measures)
     trainer, data = options.trainer, ShardOptions(**options.data.as_dict())
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
     runner = Runner.detect(device, "32-true" if trainer.precision == 32 else trainer.precision)

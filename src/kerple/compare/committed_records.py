@@ -7,14 +7,15 @@ inputs, and the options of the test. Another comparison reuses the record if its
 
 import gzip
 import json
+import os
 import platform
 import shutil
-import tarfile
 from collections.abc import Iterable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ import zstandard
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
+from kerple.base.run_folder_choice import FIRST_FILES
 from kerple.base.user_code_digests import package_digest
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.flat_configuration import differences, flat, with_class_names
@@ -101,10 +103,11 @@ def changes(job: Job) -> list[str]:
     """Describe the differences between the fit in the job's folder, finished or not, and the fit of the job."""
     if run := described(job.test_folder):
         return changed_fit(run, job)
-    config = job.directory / "config.yaml"
-    if config.is_file():
+    if (config := job.directory / "config.yaml").is_file():
         return differences(flat(read_mapping(config)), job.training) + _changed_inputs(_begun(job), job)
-    if any(path.name != ".lock" for path in job.directory.glob("*")) and not job.checkpoint.is_file():
+    # a process that was stopped during its start leaves some of `FIRST_FILES`
+    others = any(not path.name.startswith(FIRST_FILES) for path in job.directory.glob("*"))
+    if job.config and others and not job.checkpoint.is_file():
         return ["the folder has no config.yaml"]
     return []
 
@@ -181,7 +184,6 @@ def write_record(job: Job, folders: Iterable[Path]) -> None:
     records = [job.record(folder) for folder in folders]
     existing = (record / results_table.ABOUT for record in records)
     if next((path.read_bytes() for path in existing if path.is_file()), None) != about:
-        shutil.rmtree(records[0], ignore_errors=True)  # a record of an earlier test may have files of other analyses
         _copy(job.test_folder, records[0])
 
 
@@ -194,23 +196,25 @@ def pack(report: Path) -> None:
     if not (report / "runs").is_dir():
         return
     content = BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
+    with ZipFile(content, "w") as archive:
         for run in recorded_runs(report):
             for path in sorted(run.folder.glob("[!.]*")):
                 data = path.read_bytes()
                 data = gzip.compress(gzip.decompress(data), 0, mtime=0) if path.suffix == ".gz" else data
-                member = tarfile.TarInfo(Path(run.part, run.strategy, f"seed-{run.seed}", path.name).as_posix())
-                member.size = len(data)
-                archive.addfile(member, BytesIO(data))
+                archive.writestr(ZipInfo(Path(run.part, run.strategy, f"seed-{run.seed}", path.name).as_posix()), data)
     write(report / PACKED, zstandard.compress(content.getvalue(), 19))  # the highest level with usual memory
-    shutil.rmtree(report / "runs")
+    packed = report / f".packed-{os.getpid()}"
+    (report / "runs").rename(packed)  # at once, because a half-removed record would replace that in the archive
+    shutil.rmtree(packed)
 
 
 def _copy(source: Path, target: Path) -> None:
     """Copy the files of a run that a report reads. results.json is copied last, because it marks a complete folder.
 
-    Tables of analyses are `condensed`. A table that then has more than `MOST_ROWS` rows is not copied.
+    Tables of analyses are `condensed`. A table that then has more than `MOST_ROWS` rows is not copied. The target is
+    removed first, because an earlier test may have written tables of other analyses.
     """
+    shutil.rmtree(target, ignore_errors=True)
     for path in sorted([*source.glob("*.csv"), *source.glob("*.csv.gz")]):
         if path.name == results_table.TABLE:
             write(target / path.name, path.read_bytes())

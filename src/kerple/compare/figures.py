@@ -43,8 +43,7 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
             continue
         label = METRIC_NAMES[str(metric)].lower()
         yield f"{metric}-against-length", _panels(chosen, styles, trained, _values, label)
-        with_interval = chosen[chosen["ratio_low"].notna()]
-        if not with_interval.empty:
+        if not (with_interval := chosen[chosen["ratio_low"].notna()]).empty:
             label = f"difference from {literal(baseline)} (%)"
             yield f"{metric}-relative-to-{baseline}", _panels(with_interval, styles, trained, _ratios, label)
 

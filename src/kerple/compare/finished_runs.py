@@ -120,8 +120,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         for name, analysis in _analyses(run.folder):
             analyses[name].append(analysis.assign(**key, **part))
     all_cells = pd.concat(cells, ignore_index=True)
-    twice = all_cells[all_cells.duplicated([*RUN_KEYS, *CELL], keep=False)]
-    if len(twice):
+    if len(twice := all_cells[all_cells.duplicated([*RUN_KEYS, *CELL], keep=False)]):
         folders = ", ".join(dict.fromkeys(twice["folder"]))
         repeated = f"{twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}"
         expected = "expected each strategy and seed once; leave out a folder, or change a strategy's label"

@@ -6,12 +6,12 @@ A record is a copy of a run's results that is committed with a report, see `kerp
 import atexit
 import re
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Iterable
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
 import zstandard
 
@@ -19,7 +19,7 @@ from kerple.base.errors import UserError
 from kerple.compare.finished_runs import Run
 from kerple.measure import results_table
 
-PACKED = "records.tar.zst"  # name of the archive of records in the folder of a report
+PACKED = "records.zip.zst"  # name of the archive of records in the folder of a report
 
 
 def record_folders(report: Path) -> list[Path]:
@@ -38,7 +38,7 @@ def record_folders(report: Path) -> list[Path]:
 def _unpacked(path: Path, content: bytes) -> Path:
     """Unpack an archive into a temporary folder, which is removed when the process ends. Return the folder.
 
-    An archive with names or links that lead out of the folder counts as damaged.
+    Names in the archive cannot lead out of the folder, because zipfile removes ``..`` and leading slashes.
 
     Args:
         path: Path of the archive, for the error message.
@@ -47,9 +47,8 @@ def _unpacked(path: Path, content: bytes) -> Path:
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
-        with tarfile.open(fileobj=BytesIO(zstandard.decompress(content))) as archive:
-            archive.extractall(folder, filter="data")
-    except (tarfile.TarError, zstandard.ZstdError, MemoryError) as error:
+        ZipFile(BytesIO(zstandard.decompress(content))).extractall(folder)
+    except (BadZipFile, zstandard.ZstdError, MemoryError) as error:
         raise UserError(f"{path}: damaged ({error}); restore it, or delete it and run again") from error
     return folder
 
@@ -76,8 +75,10 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
         test: Name of the test's folder in the folder of each run.
 
     Raises:
-        UserError: If a folder contains no run.
+        UserError: If a folder contains no run, or ``test`` is not the name of a folder.
     """
+    if Path(test).name != test:
+        raise UserError(f"compare: test_folder: got {test!r}, expected the name of a folder, without /")
     runs = []
     for folder in folders:
         tests = sorted({path.parent for path in folder.rglob(f"{test}/{results_table.ABOUT}")})

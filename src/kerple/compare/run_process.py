@@ -109,6 +109,8 @@ def work(main: Callable[[list[str]], None]) -> None:
     with locked(job):
         # another comparison may have finished the run while this process waited for the lock
         if not committed_records.finished(job):
+            if changes := committed_records.changes(job):
+                sys.exit(f"another command has made this run with another configuration: {'; '.join(changes)}")
             for name, digest in source_digests(job.training).items():
                 if job.inputs.get(name, digest) != digest:
                     sys.exit(f"{name} has changed since the comparison was started; run the command again")

@@ -43,8 +43,7 @@ def metric_table(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Ta
     if chosen["seeds"].max() == 1:
         note = "Best of each column in bold. With one seed the ranking may not be reproducible."
     shown, lengths = body.shape[1], chosen["length"].nunique()
-    ratios = _with_ratio(chosen)
-    if not ratios.empty:
+    if not (ratios := _with_ratio(chosen)).empty:
         longest = ratios["length"].max()
         last = ratios[ratios["length"] == longest].set_index("strategy")
         body[f"ratio to {baseline} at {longest}"] = last.apply(_ratio_cell, axis=1, digits="#.4g")

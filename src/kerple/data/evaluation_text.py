@@ -152,8 +152,7 @@ class Text:
             UserError: The text has no block, or has fewer than ``limit`` blocks and ``fewer`` is false.
         """
         available = max(len(self.stream) - 1, 0) // length
-        needed = 1 if fewer else limit or 1
-        if available < needed:
+        if available < (needed := 1 if fewer else limit or 1):
             given = f"got {available} blocks of {length} targets in {self.name}, expected at least {needed}"
             advice = "a shorter length or a longer text" if needed == 1 else "fewer blocks, or a shorter length"
             raise UserError(f"blocks: {given}; use {advice}")
@@ -202,13 +201,12 @@ class Text:
         starts = begins[documents] + index * length
         if per_group is not None:
             groups = table["group"].to_numpy()
-            available = pd.Series(counts.numpy()).groupby(groups).sum()
-            if available.min() < per_group:
+            if (available := pd.Series(counts.numpy()).groupby(groups).sum()).min() < per_group:
                 given = f"the group {available.idxmin()} has only {available.min()} blocks of {length + 1} tokens"
                 advice = "decrease blocks_per_group, use shorter lengths, or increase blocks_per_document"
                 raise UserError(f"blocks_per_group: got {per_group}, but {given}; {advice}")
             # index of each block within its group
-            number = pd.Series(0, range(len(documents))).groupby(groups[documents]).cumcount()
+            number = pd.Series(0, range(len(documents))).groupby(groups[documents.numpy()]).cumcount()
             is_first = torch.as_tensor(number.to_numpy() < per_group)
             starts, documents = starts[is_first], documents[is_first]
         numbers = int(left_out.sum()), int(too_short.sum())

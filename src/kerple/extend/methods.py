@@ -57,8 +57,9 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
 
     def rope(scaling: AnyScaling, factor: float, **options: float) -> Method:
         scaled(config, scaling, factor, length, options)  # raises an error if the model has no RoPE
+        unscaled = config.rope_parameters.get("rope_type", "default") == "default"
         label = ", ".join([f"{STRATEGIES[scaling]} ×{factor:g}", *(f"{name} {v:g}" for name, v in options.items())])
-        return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk")
+        return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk" and unscaled)
 
     def on_transformer(visibility: Visibility = EVERYTHING, neighbors: int = 0) -> Method:
         """Return a method for which the model is translated to this project's `Transformer`.

@@ -97,7 +97,12 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         tokens = self._after_bos(tokens)
         mask = torch.ones_like(tokens)  # without a mask, transformers hides tokens that equal the padding token
         options = {"max_new_tokens": steps, "do_sample": False, "use_cache": use_cache}
-        return self.model.generate(tokens, attention_mask=mask, **options)[0, tokens.shape[1] :].tolist()
+        stored = self.model.generation_config  # may have penalties and beams, which apply to greedy generation too
+        self.model.generation_config = type(stored)(eos_token_id=stored.eos_token_id, pad_token_id=stored.pad_token_id)
+        try:
+            return self.model.generate(tokens, attention_mask=mask, **options)[0, tokens.shape[1] :].tolist()
+        finally:
+            self.model.generation_config = stored
 
     def _after_bos(self, tokens: Tensor) -> Tensor:
         return tokens if self.bos is None else F.pad(tokens, (1, 0), value=self.bos)

@@ -4,7 +4,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from kerple.base.errors import UserError
 from kerple.hf.pretrained_files import ModelSource, read_model
+
+
+def remove_links(folder: Path, model: str) -> None:
+    """Remove a folder that `link` has made, if it exists.
+
+    Raises:
+        UserError: If the folder is that of the model, or `link` has not made it.
+    """
+    written_by_others = [path for path in folder.glob("*") if not path.is_symlink() and path.name != "config.json"]
+    if written_by_others or folder.resolve() == Path(model).resolve():
+        raise UserError(f"run_dir: {folder} exists and is not a result of this command; choose another --run_dir")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def link(model: str, config: Any, folder: Path) -> None:
@@ -13,11 +26,14 @@ def link(model: str, config: Any, folder: Path) -> None:
     Args:
         model: Folder of the model, or its name on the hub.
         config: The changed `transformers.PreTrainedConfig`.
-        folder: Folder to make; an existing one is removed with its contents.
+        folder: Folder to make; one of an earlier call is replaced.
+
+    Raises:
+        UserError: If a folder of another origin exists.
     """
     from transformers.utils import cached_file
 
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_links(folder, model)
     folder.mkdir(parents=True)
     for file in Path(str(cached_file(model, "config.json"))).parent.iterdir():
         if file.is_file() and file.name != "config.json":

@@ -220,7 +220,10 @@ def source_digest(source: ModelSource) -> str:
     """
     folder = Path(source.location)
     if not folder.is_dir():
-        return hashlib.sha256(f"{source.name}@{read_model_config(source)._commit_hash}".encode()).hexdigest()
+        from transformers.utils import cached_file
+
+        config = Path(str(cached_file(source.location, "config.json")))  # …/snapshots/<commit>/config.json
+        return hashlib.sha256(f"{source.name}@{config.parent.name}".encode()).hexdigest()
     kinds = ("*.safetensors", "config.json", "tokenizer.json")
     files = [folder / source.gguf] if source.gguf else sorted(path for kind in kinds for path in folder.glob(kind))
     total = hashlib.sha256()
@@ -256,11 +259,14 @@ def bos_token(source: ModelSource) -> int | None:
     ``add_bos_token``, because a model for which it is true was probably trained with a BOS token.
 
     Raises:
-        UserError: If the model has no tokenizer.
+        UserError: If the model has no tokenizer, or one that adds several tokens, such as GLM's ``[gMASK]<sop>``.
     """
     tokenizer = _read_tokenizer(source)
     plain, with_special = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
     if len(with_special) > len(plain) and with_special[:1] != plain[:1]:
+        if with_special[1 : 1 + len(plain)] != plain:
+            given = f"got {source.name}, whose tokenizer adds more than one token before a text"
+            raise UserError(f"model: {given}, expected one, BOS; set model.bos to false, or use another tokenizer")
         return with_special[0]
     add_bos = source.gguf is None and read_json_file(source, "tokenizer_config.json").get("add_bos_token")
     return tokenizer.bos_token_id if add_bos else None

@@ -47,14 +47,17 @@ def read_network(
     """
     source = find_model(path)
     config = read_model_config(source, trust_remote_code)
-    length = length or config_length(config)
-    config = scaled(config, scaling, factor, length or 0, rope_options)
+    known_length = length or config_length(config)
+    config = scaled(config, scaling, factor, known_length or 0, rope_options)
     model = read_model(source, config, getattr(torch, dtype), trust_remote_code)
     bos_id = bos_token(source) if bos and has_tokenizer(source) else None
+    if position is None and config.model_type == "kerple_remote":  # exported, with code of its own strategy
+        model.network.bos = bos_id
+        return model.network
     if position is None and config.model_type != "kerple":
-        return hugging_face_network(model, length, None if scaling is None else STRATEGIES[scaling], bos_id)
+        return hugging_face_network(model, known_length, None if scaling is None else STRATEGIES[scaling], bos_id)
     stored = read_family(config, model.state_dict())
-    network = build_transformer(stored.model, position)
+    network = build_transformer(stored.model | ({"length": length} if length else {}), position)
     if new := [name for name in copy_weights(network, stored).new if name.startswith("positions.")]:
         reason = f"which has parameters that the model lacks, such as {new[0]}"
         raise UserError(f"model.position: got {network.name}, {reason}; train them with `fit --weights`")

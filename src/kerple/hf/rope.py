@@ -96,8 +96,8 @@ def scaled(
         rope_options: Further entries of ``rope_parameters``, such as ``beta_fast``.
 
     Raises:
-        UserError: If the model has no RoPE or its RoPE differs between layers. Also if the factor is below 1, missing
-            although there is a scaling, or given without one.
+        UserError: If the model has no RoPE, its RoPE differs between layers, or its family does not support the
+            scaling. Also if the factor is below 1, missing although there is a scaling, or given without one.
     """
     config = deepcopy(config)
     if (scaling in (None, "none")) != (factor is None) or (factor is not None and not factor >= 1):
@@ -105,9 +105,14 @@ def scaled(
         raise UserError(f"model.factor: got {factor} with model.scaling {scaling}, expected {expected}")
     if scaling is None:
         return config
-    rope = getattr(config, "rope_parameters", None)
-    if not rope or "rope_theta" not in rope:
-        reason = "has RoPE that differs between layers" if rope else "has no RoPE"
+    rope = getattr(config, "rope_parameters", None) or {}
+    obstacles = {
+        "has no RoPE": not rope,
+        "has RoPE that differs between layers": "rope_theta" not in rope,
+        "also scales queries by their positions": "llama_4_scaling_beta" in rope,
+        "accepts only longrope": config.model_type == "phi3" and scaling not in ("none", "ntk"),
+    }
+    if reason := next((reason for reason, applies in obstacles.items() if applies), None):
         raise UserError(f"model.scaling: got {scaling}, but {config.model_type} {reason}; leave model.scaling out")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))  # channels of a head that RoPE rotates

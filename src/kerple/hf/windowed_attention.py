@@ -1,5 +1,6 @@
 """Attention to a window of keys in models of the library transformers, by replacing their attention functions."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -79,7 +80,8 @@ def attention_replaced(model: Any, name: str, function: Callable[..., Any] | Non
 def layer_kinds(config: Any) -> list[str]:
     """Return the kind of each layer of a text model, such as ``full_attention`` or ``sliding_attention``."""
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    kind = "full_attention" if window is None else "sliding_attention"
+    largest = getattr(config, "max_position_embeddings", None) or math.inf  # Phi-3.5 has a longer window
+    kind = "full_attention" if window is None or window >= largest else "sliding_attention"
     return list(getattr(config, "layer_types", None) or [kind] * config.num_hidden_layers)
 
 

@@ -60,6 +60,8 @@ class AttentionStatistics(BlockMeasure):
 
         for _, tokens in runner.blocks(blocks):
             network.visit_attention(tokens[:, :-1], add)
+        if not sums:  # a process without blocks adds zeros
+            network.visit_attention(blocks[0].to(runner.device)[None, :-1], lambda layer, p: add(layer, p * 0))
         means = runner.sum(torch.stack([sums[layer] for layer in sorted(sums)], 1)) / len(blocks)  # (2, layers, heads)
         rows = [
             {"layer": layer, "head": head, "entropy": nats, "distance": distance}
@@ -100,8 +102,7 @@ class AttentionMaps(BlockMeasure):
 
         (tokens,) = self.text_blocks(network, text)
         network.visit_attention(tokens.to(runner.device)[None, :-1], add)
-        missing = [pair for pair in pairs if pair not in maps]
-        if self.heads and missing:
+        if self.heads and (missing := [pair for pair in pairs if pair not in maps]):
             last_layer, last_head = max(maps)
             expected = f"pairs of a layer in 0..{last_layer} and a head in 0..{last_head}"
             raise UserError(f"AttentionMaps: heads: got {missing}, expected {expected}")

@@ -49,7 +49,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     norm: Any = block.attention_norm  # LayerNorm or RMSNorm
     dtype = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
     with torch.autocast(tokens.device.type, enabled=False):
-        words = network.embedding_norm(network.embedding(tokens)).to(dtype)  # (B, T, D)
+        words = network.embedding_norm(network.embedding(tokens) * network.embedding_scale).to(dtype)  # (B, T, D)
         embedded = position.embed(words, positions)
         vectors = position.embed(torch.zeros_like(words), positions)  # not ``embedded - words``: words may be scaled
 
@@ -84,6 +84,8 @@ def no_four_terms(network: Transformer) -> str | None:
         return f"{name} adds nothing to the embeddings, so there are no four terms"
     if more := ", ".join(sorted(hooks - {"embed"})):
         return f"{name} also overrides {more}, so its scores have more than four terms"
+    if isinstance(network.blocks[0].attention_norm, nn.Identity):
+        return "norm_placement is post, so the scores are those of the embeddings without a norm"
     if not isinstance(network.blocks[0].attention.q_norm, nn.Identity):
         return "qk_norm normalises queries and keys, so their scores are not a sum of four terms"
     return None

@@ -227,8 +227,9 @@ class LongPerplexity(Measure):
 
     def _is_key(self, network: Network, tokens: Tensor) -> list[bool]:
         """Return whether each target is a key token, for tokens (N+1,) int64 of the evaluator's tokenizer."""
-        limit = network.training_length or 0
-        if limit < len(tokens) - 1:
+        if len(tokens) - 1 <= self.short:  # in this tokenizer; the two contexts are equal, so there is no key token
+            return [False] * (len(tokens) - 1)
+        if (limit := network.training_length or 0) < len(tokens) - 1:
             if not limit:
                 expected = "expected one whose configuration states its training length"
                 raise UserError(f"LongPerplexity: evaluator: got {self.evaluator}, {expected}")

@@ -133,6 +133,15 @@ def require_capabilities(
         raise UserError(f"{type(measure).__name__}: {given}; {advice}")
 
 
+def check_names(measures: Sequence[Measure]) -> None:
+    """Raise a UserError if two measurements of a test write the same files."""
+    names = [measure.name for measure in measures]
+    for measure in measures:
+        if names.count(measure.name) > 1:
+            given = f"got more than one {type(measure).__name__} with results named {measure.name}"
+            raise UserError(f"trainer.callbacks: {given}, expected one")
+
+
 def require_positive(measure: Any, *names: str) -> None:
     """Raise a UserError unless each of these options is None or a positive number."""
     for name in names:

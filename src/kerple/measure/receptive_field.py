@@ -44,9 +44,8 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
         return embedded[0]
 
     hook = network.embedding.register_forward_hook(replace_by_leaf)
-    no_autocast = torch.autocast(tokens.device.type, enabled=False)
     # a backward pass cannot use tensors of inference mode, so the tokens are cloned outside of this mode
-    with hook, no_autocast, torch.inference_mode(False), torch.enable_grad():
+    with hook, torch.autocast(tokens.device.type, enabled=False), torch.inference_mode(False), torch.enable_grad():
         (gradient,) = torch.autograd.grad(network.losses(tokens.clone(), last=1).sum(), embedded)  # (B, L, D)
     gradient = gradient[:, 1 - tokens.shape[1] :]  # without the BOS token that the network may prepend
     norms = gradient.double().norm(dim=-1).flip(1)  # (B, L), entry d at distance d

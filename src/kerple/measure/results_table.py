@@ -55,7 +55,7 @@ def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[
 
     Args:
         folder: Folder of the test.
-        name: Name of the measurement. It must be different for each measurement of a test.
+        name: Name of the measurement. An earlier measurement of this name is replaced.
         rows: The rows. Rows with count 0 are dropped.
         about: The description, as plain data for JSON.
     """
@@ -71,7 +71,8 @@ def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[
     content: dict[str, Any] = {"version": VERSION, "evaluations": {}}
     if (folder / ABOUT).exists():
         before, content = read(folder)
-        table = pd.concat([before, table])
+        replaced = content["evaluations"].get(name, {}).get("protocols", [])
+        table = pd.concat([before[~before["protocol"].isin(replaced)], table])
     content["evaluations"][name] = description
     write_table(folder, table)
     write_about(folder, content)

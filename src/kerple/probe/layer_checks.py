@@ -197,8 +197,7 @@ def _compare_rotation(i: int, layer: Layer, trace: Trace) -> tuple[list[str], li
         for message in messages:
             found[message].append(what)
     notes, differences = [_describe(radians)], [f"{' and '.join(names)}: {message}" for message, names in found.items()]
-    factor = trace.calls[i][0].factor
-    if layer.rope is not None and factor is not None:
+    if layer.rope is not None and (factor := trace.calls[i][0].factor) is not None:
         notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
         if abs(factor / layer.rope.attention_factor - 1) > SAME:
             differences.append(f"attention factor {factor:.4g}, expected {layer.rope.attention_factor:.4g}")

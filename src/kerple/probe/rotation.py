@@ -45,8 +45,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
         return [f"positions do not only rotate pairs of channels: {found}"], measured[measurable]
     messages, angles = [], ids[:, None] * expected  # (T, r/2)
     error = torch.angle(rotations * torch.exp(-1j * angles)).abs()
-    wrong = error > ANGLE + ROUNDING * angles + noise
-    if bool(wrong.any()):
+    if bool((wrong := error > ANGLE + ROUNDING * angles + noise).any()):
         pair, hint = int(error.amax(0).argmax()), ""
         if rope is not None and rope.scaling is not None:
             unscaled = frequencies(rope.dim, rope.base, ids.device)

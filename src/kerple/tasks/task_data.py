@@ -65,14 +65,14 @@ class TaskData(LightningDataModule):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.lengths = sorted(set(self.test_lengths or range(1, 2 * self.train_length + 1)))
+        self.lengths = sorted(set(self.test_lengths or range(1, 2 * max(1, self.train_length) + 1)))
         self.sample_seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
-        self.sampler = Sampler(self.task, self.train_length, self.held_out)
         sizes = ("length", "train_length", "batch_size", "eval_batch_size", "validation_examples", "test_examples")
-        smallest = {name: getattr(self, name) for name in (*sizes, "examples")} | {"test_lengths": self.lengths[0]}
-        for name, value in smallest.items():
-            if value is not None and value < 1:
-                raise UserError(f"data.{name}: got {value}, expected 1 or more")
+        numbers = {name: getattr(self, name) for name in (*sizes, "examples", "workers")}
+        for name, value in (numbers | {"test_lengths": self.lengths[0]}).items():
+            if value is not None and value < (lowest := int(name != "workers")):
+                raise UserError(f"data.{name}: got {value}, expected {lowest} or more")
+        self.sampler = Sampler(self.task, self.train_length, self.held_out)
         if not 0 < self.held_out < 0.5:
             raise UserError(f"data.held_out: got {self.held_out}, expected a fraction above 0 and below 0.5")
         if self.vocabulary < len(CHARACTERS):
@@ -80,8 +80,7 @@ class TaskData(LightningDataModule):
         for name, value in (("train_length", self.train_length), ("test_lengths", self.lengths[-1])):
             if self.task.longest is not None and value > self.task.longest:
                 raise UserError(f"data.{name}: got {value}, expected at most {self.task.longest} for {self.task.name}")
-        needed = max(len(example.tokens()) - 1 for example in self._longest_problems(100))
-        if needed > self.length:
+        if (needed := max(len(example.tokens()) - 1 for example in self._longest_problems(100))) > self.length:
             expected = f"expected {needed} or more for problems of the train_length {self.train_length}"
             raise UserError(f"data.length: got {self.length}, {expected}")
 

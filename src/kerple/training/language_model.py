@@ -112,8 +112,7 @@ class LanguageModel(LightningModule):
 
     def setup(self, stage: str) -> None:
         data = getattr(self.trainer, "datamodule", None)
-        vocabulary = getattr(data, "vocabulary", self.vocabulary)
-        if vocabulary != self.vocabulary:
+        if (vocabulary := getattr(data, "vocabulary", self.vocabulary)) != self.vocabulary:
             expected = f"expected the {self.vocabulary} tokens of the model; use the tokenizer of the training"
             raise UserError(f"data.vocabulary: got {vocabulary}, {expected}")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):

@@ -7,7 +7,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.base.errors import UserError
 from kerple.measure.device_and_processes import Runner
-from kerple.measure.measure import Measure
+from kerple.measure.measure import Measure, check_names
 from kerple.measure.result import Result
 from kerple.training.progress_lines import with_progress
 from kerple.training.trainer_access import (
@@ -38,10 +38,8 @@ class MeasureCallback(Callback):
         self.measure = measure
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        name, kind = self.measure.name, type(self.measure).__name__
-        others = [c.measure.name for c in untyped(trainer).callbacks if isinstance(c, MeasureCallback)]
-        if others.count(name) > 1:
-            raise UserError(f"trainer.callbacks: got more than one {kind} with results named {name}, expected one")
+        kind = type(self.measure).__name__
+        check_names([c.measure for c in untyped(trainer).callbacks if isinstance(c, MeasureCallback)])
         if stage == "test":
             if str(trainer.limit_test_batches) != "1.0":  # the default, no limit; the integer 1 is one batch
                 given = f"got {trainer.limit_test_batches}, which has no effect on {kind}"

@@ -24,6 +24,7 @@ from kerple.data.prepare import build
 from kerple.data.prepare.corpora import find_corpus
 from kerple.data.prepare.corpus_reader import split_of
 from kerple.data.shards import BLOCK, Folder, TokenStream, verify
+from kerple.data.tokenizer import load_tokenizer, train_tokenizer, vocabulary_size
 from tests.data.conftest import contents, small_build, write_lines
 
 
@@ -149,6 +150,19 @@ def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path):
         small_build(tmp_path / "out", folder)
     shutil.rmtree(folder)  # shards can be used without their corpus
     small_build(tmp_path / "out", folder)
+
+
+def test_a_tokenizer_that_has_changed_is_noticed_and_a_folder_named_code_gets_its_own(documents, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("code").mkdir()
+    write_lines(Path("code/c.jsonl"), documents)
+    small_build(Path("out"), "./code", vocabulary=2048)
+    assert vocabulary_size(load_tokenizer("out")) < 2048  # not the tokenizer of the corpus `code`
+    shutil.copy("out/tokenizer.json", "mine.json")
+    small_build(Path("other"), "./code", tokenizer="mine.json", vocabulary=2048)
+    train_tokenizer(documents, 300).save("mine.json")
+    with pytest.raises(UserError, match=r"prepared with another content of mine\.json; choose another folder"):
+        small_build(Path("other"), "./code", tokenizer="mine.json", vocabulary=2048)
 
 
 def test_a_folder_inside_the_corpus_or_with_other_shards_is_refused(json_lines, tmp_path):

@@ -27,7 +27,7 @@ from kerple.base.mapping_files import read_mapping
 from kerple.data.datamodule_options import HUB, ShardOptions
 from kerple.data.file_opening import is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
-from kerple.data.prepare.corpora import Corpus, find_corpus
+from kerple.data.prepare.corpora import CORPORA, Corpus, find_corpus
 from kerple.data.prepare.corpus_reader import CorpusReader, cut_into_parts
 from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
@@ -114,12 +114,15 @@ def check_prepared(options: ShardOptions) -> Manifest:
     Raises:
         UserError: There is no manifest, or the options or the files differ. The message names the differences.
     """
-    manifest = Folder(options.location).manifest
-    settings = options.content_options()
+    folder = Folder(options.location)
+    manifest, settings = folder.manifest, options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards can be used on a machine without the corpus
             settings["files"] = find_corpus(options.corpus, options.text_field, options.source_folder).state()
     _compare_settings(options.location, manifest.settings, settings)
+    if Path(options.tokenizer).exists() and load_tokenizer(options.tokenizer).to_str() != folder.tokenizer().to_str():
+        given = f"got {options.location}, which was prepared with another content of {options.tokenizer}"
+        raise UserError(f"data.directory: {given}; choose another folder, or delete this one")
     return manifest
 
 
@@ -176,7 +179,7 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
     for shard in directory.glob("*.tar"):
         raise UserError(f"data.directory: {directory} has {shard.name} but no manifest; choose another folder")
     shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
-    if options.tokenizer == TRAINED_HERE and not shipped.exists():
+    if options.tokenizer == TRAINED_HERE and not (options.corpus in CORPORA and shipped.exists()):
         reader = CorpusReader(corpus, options.split_fractions)
         texts = _training_texts(reader)
         if (first := next(texts, None)) is None:
@@ -257,8 +260,7 @@ def _check_documents(options: ShardOptions, reader: CorpusReader) -> None:
         shutil.rmtree(Path(options.location, PARTS))  # so that a corrected corpus can be prepared
         given = f"got {options.corpus!r}, which has no document that can be used: {reader.reasons() or 'it is empty'}"
         raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of the text column")
-    fraction = reader.lost_bytes / (reader.lost_bytes + reader.used_bytes)
-    if fraction > options.max_dropped_fraction:
+    if (fraction := reader.lost_bytes / (reader.lost_bytes + reader.used_bytes)) > options.max_dropped_fraction:
         given = f"got {options.max_dropped_fraction}, but {fraction:.2g} of {options.corpus!r} cannot be used"
         advice = f"repair the corpus and delete {options.location}, or increase data.max_dropped_fraction"
         raise UserError(f"data.max_dropped_fraction: {given}: {reader.reasons()}; {advice}")
