@@ -68,9 +68,7 @@ def test_a_run_stopped_in_three_ways_continues_bit_for_bit(shards: Path, tmp_pat
         ("one epoch", interruption("on_train_batch_end", 9, signal.SIGHUP), 129),
     ],
 )
-def test_a_run_stopped_at_any_hook_continues_bit_for_bit(
-    setting: str, stop: list, status: int, shards: Path, tmp_path: Path, undisturbed
-) -> None:
+def test_a_run_stopped_at_any_hook_continues_bit_for_bit(setting, stop, status, shards, tmp_path, undisturbed):
     fit = Fit(tmp_path / "fit", shards, **SETTINGS[setting])
     assert fit.start(stop) == status
     assert fit.start() == 0
@@ -83,8 +81,7 @@ def test_a_run_stopped_at_any_hook_continues_bit_for_bit(
 def steps(fit: Fit, processes: int, accumulate: int) -> list[tuple[float, list[list[int]]]]:
     """Mean loss and samples of each optimiser step, in order."""
     by_rank = [[row for (kind, _), row in fit.rows(r).items() if kind == "batch"] for r in range(processes)]
-    in_order = [row for rows in zip(*by_rank, strict=True) for row in rows]
-    size = accumulate * processes
+    in_order, size = [row for rows in zip(*by_rank, strict=True) for row in rows], accumulate * processes
     return [
         # Lightning divides the loss of a micro-batch by the number of micro-batches of the step
         (sum(loss for loss, _ in step) / processes, [sample for _, tokens in step for sample in tokens])
@@ -94,9 +91,7 @@ def steps(fit: Fit, processes: int, accumulate: int) -> list[tuple[float, list[l
 
 @pytest.mark.slow  # the next test shows resumption of two processes in a few seconds
 @pytest.mark.parametrize("strategy", ["ddp", {"class_path": "kerple.training.sharding.ShardedBlocks"}])
-def test_two_processes_stopped_by_a_signal_to_one_and_by_a_kill_continue_bit_for_bit(
-    strategy: Any, shards: Path, tmp_path: Path
-) -> None:
+def test_two_processes_stopped_by_a_signal_to_one_and_by_a_kill_continue_bit_for_bit(strategy, shards, tmp_path):
     undisturbed, stopped = (Fit(tmp_path / f, shards, 2, trainer={"strategy": strategy}) for f in ("whole", "stopped"))
     assert undisturbed.start() == 0
     assert stopped.start(interruption("on_train_batch_start", 6, signal.SIGINT, rank=1)) == 130

@@ -27,8 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.parametri
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    log = (folder / "log.txt").open("ab")
-    command = [sys.executable, str(ROOT / "run.py"), *arguments]
+    log, command = (folder / "log.txt").open("ab"), [sys.executable, str(ROOT / "run.py"), *arguments]
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=_hear_ctrl_c)
 
 
@@ -89,8 +88,7 @@ def soak(
 
 
 def test_a_fit_with_random_stops_equals_an_undisturbed_one(tmp_path: Path, numbers: list[int], times: int) -> None:
-    shards = prepare(tmp_path)
-    callback = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 20}}
+    shards, callback = prepare(tmp_path), {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 20}}
     last = "fit/run*/checkpoints/last.ckpt"
     trainer = {"max_steps": 400, "val_check_interval": 200, "callbacks": [callback]}
 
@@ -110,9 +108,7 @@ def test_a_fit_with_random_stops_equals_an_undisturbed_one(tmp_path: Path, numbe
     soak(tmp_path, command, numbers, times, last, lambda folder: assert_same_state(last_of(folder), expected))
 
 
-def test_a_preparation_stopped_at_random_moments_writes_the_same_shards(
-    tmp_path: Path, numbers: list[int], times: int
-) -> None:
+def test_a_preparation_stopped_at_random_moments_writes_the_same_shards(tmp_path, numbers, times):
     corpus = tmp_path / "corpus.txt.d"
     corpus.mkdir()
     draw, words = random.Random(0), [f"word{i}" for i in range(3000)]

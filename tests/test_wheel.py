@@ -52,9 +52,8 @@ def test_fit_test_and_compare_from_an_empty_folder(program: Path, tmp_path: Path
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     run(program, tmp_path, "fit", "--config", "configs/demo.yaml", *TOY)
     assert (tmp_path / "logs/demo/KerpleLog/seed-1235/checkpoints/last.ckpt").is_file()
-    (tmp_path / "toy.yaml").write_text(
-        "name: toy\nbase: [configs/demo.yaml]\nseeds: [1]\nbaseline: NoPE\nstrategies: {NoPE: {}, ALiBi: {}}\n"
-    )
+    toy = "{name: toy, base: [configs/demo.yaml], seeds: [1], baseline: NoPE, strategies: {NoPE: {}, ALiBi: {}}}"
+    (tmp_path / "toy.yaml").write_text(toy)
     callbacks = [{"class_path": "Extrapolation", "init_args": {"lengths": [16, 32], "blocks": 2}}]
     test = f"--test={json.dumps({'trainer.callbacks': callbacks})}"
     flags = f"--flags={json.dumps(dict(flag[2:].split('=') for flag in TOY))}"

@@ -106,8 +106,7 @@ def test_weights_new_scores_sinks_and_output_terms_in_blocks_are_those_of_explic
     q, k, v, grad = inputs(batch, heads, length, length, torch.float64, dim)
     results = []
     for attention in (attend_reference, attend):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-        generator = torch.Generator().manual_seed(3)
+        leaves, generator = [x.clone().requires_grad_() for x in (q, k, v)], torch.Generator().manual_seed(3)
         table, weight, gate, matrix, sink = (
             torch.rand(*shape, dtype=torch.float64, generator=generator).requires_grad_()
             for shape in (*[(heads, length)] * 3, (dim, dim), (batch, heads, length))

@@ -71,12 +71,10 @@ def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     calls = []  # instead of calls of the kernel for the table's gradient, which `test_cuda` tests
     monkeypatch.setattr(cuda.AddTableGradient, "apply", lambda out, lse, *rest: calls.append(rest) or (out, lse))
     inputs, grad = tensors(length, heads, groups, dim, v_dim, dtype, view)
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    grad_lse = torch.randn(grad.shape[:3])
+    exact, grad_lse = [x.detach().double().requires_grad_() for x in inputs], torch.randn(grad.shape[:3])
     out, lse = cuda.attend_flex(*inputs, window, 0.3, differentiable_lse=True)
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
-    got = torch.autograd.grad((out, lse), inputs[:3], (grad, grad_lse))
-    expected = by_definition(*exact, window, 0.3)
+    got, expected = torch.autograd.grad((out, lse), inputs[:3], (grad, grad_lse)), by_definition(*exact, window, 0.3)
     expected_gradients = torch.autograd.grad(expected, exact[:3], (grad.double(), grad_lse.double()))
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for ours, theirs in zip((out, lse, *got), (*expected, *expected_gradients), strict=True):

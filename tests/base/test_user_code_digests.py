@@ -1,7 +1,5 @@
 """Digests of the source code of the user's classes."""
 
-from pathlib import Path
-
 import pytest
 
 from kerple.base.user_code_digests import source_digests
@@ -28,9 +26,7 @@ class Hyperbolic(Root):
         ("1.0", "2.0", False),
     ],
 )
-def test_a_digest_covers_the_class_and_the_definitions_that_it_uses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, same: bool
-) -> None:
+def test_a_digest_covers_the_class_and_the_definitions_that_it_uses(tmp_path, monkeypatch, old, new, same):
     monkeypatch.syspath_prepend(tmp_path)
     names = [f"{tmp_path.name}_{i}" for i in range(2)]
     for name, text in zip(names, (SOURCE, SOURCE.replace(old, new)), strict=True):

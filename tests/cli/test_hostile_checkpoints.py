@@ -58,8 +58,7 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_hostile_configurations_are_refused(attack, hostile_options, capsys):
-    options = hostile_options(ATTACKS[attack])
-    before = set(os.listdir())
+    options, before = hostile_options(ATTACKS[attack]), set(os.listdir())
     for command in (["test"], ["predict", "--prompt=ab="]):
         assert complaint(capsys, *command, *options)
     assert set(os.listdir()) == before

@@ -36,6 +36,7 @@ def config(folder, **sections):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
+        (["--model.head_dim=-8"], ["model.head_dim: got -8"]),
         (["--model.heads=3"], ["heads: got 3"]),  # raised when the class is built
         (["--data.batch_size=0"], ["error: data.batch_size: got 0"]),  # one of the types of this option is a class
         (["--data.train_length=0", "--data.test_lengths=null"], ["data.train_length: got 0"]),

@@ -133,6 +133,5 @@ def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     curves = {"<b>|$&": (19.0, 40.0, 300.0, 2000.0), "_low & 50%": CURVES["ALiBi"]}
     curves |= {"base/line": CURVES["KerpleLog"], r"$\nosuch$": CURVES["RoPE"]}
     runs = write_runs(root, curves, (1235, 1236))
-    return comparison_report.write_comparison(
-        read_runs(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"]
-    )
+    options = {"name": "<b>&", "baseline": "base/line", "missing": ["<i>"]}
+    return comparison_report.write_comparison(read_runs(runs), root / "report", **options)

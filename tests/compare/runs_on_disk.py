@@ -42,8 +42,7 @@ def write_run(
         "data": {"class_path": "kerple.data.TokenShards", "init_args": {"length": 64, "batch_size": 8}},
     }
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
-    hardness = np.random.default_rng(seed).normal(0, 0.2, blocks)
-    rows = []
+    hardness, rows = np.random.default_rng(seed).normal(0, 0.2, blocks), []
     for protocol, extra in (("full", 0.0), ("windowed64", 0.01)):
         for length, ppl in zip(lengths, curve, strict=True):
             sums = (math.log(ppl * (1 + (seed - 1236) / 1000)) + extra + hardness - hardness.mean()) * 512

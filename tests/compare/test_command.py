@@ -25,8 +25,7 @@ def test_each_run_is_trained_and_tested_once_and_reported(config: Path, capsys: 
     with pytest.raises(ValueError, match="no finished run of small"):
         run(config, "--report-only")
     assert fits(config) == {}
-    before = run(config, "--parallel", "2")
-    table = pd.read_csv(config.parent / "report" / WHOLE_TABLE)
+    before, table = run(config, "--parallel", "2"), pd.read_csv(config.parent / "report" / WHOLE_TABLE)
     assert len(runs_in(config.parent / "report")) == 2
     assert list(table["strategy"].drop_duplicates()) == ["KerpleLog", "ALiBi"]  # in the order of the file
     assert "[2/2]" in capsys.readouterr().out
@@ -137,9 +136,7 @@ def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, mo
         run(config)
 
 
-def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config, monkeypatch):
     folder = config.parent / "runs" / "ALiBi" / "seed-1"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")

@@ -16,9 +16,7 @@ from kerple.measure import results_table
 from tests.compare.conftest import WHOLE_TABLE, change, fits, resolve, run
 
 
-def test_records_replace_runs_whose_folders_are_missing(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_replace_runs_whose_folders_are_missing(config, capsys, monkeypatch):
     report, names = config.parent / "report", (WHOLE_TABLE, "summary.csv", "table.md", "costs.csv", PACKED)
     run(config)
     before = {name: (report / name).read_bytes() for name in names}

@@ -123,12 +123,9 @@ def test_the_estimated_time_is_flops_divided_by_the_speed_of_a_matrix_product(mo
     config = {"model": {"dim": 64, "heads": 4, "layers": 2}, "data": data, "trainer": trainer | {"accelerator": "cpu"}}
     weights, pairs = 2 * 12 * 64**2 + 64 * 100, 2 * 2 * 64 * 32
     of_a_run = 3 * (2 * weights + pairs) * 8 * 32 * 50 * 2 / 1e9 / comparison_duration.EFFICIENCY
-    assert comparison_duration.training_seconds([config] * 3, 2) == pytest.approx(
-        3 * (of_a_run + comparison_duration.START / 2)
-    )
-    assert (
-        comparison_duration.training_seconds([config | {"trainer": config["trainer"] | {"max_steps": -1}}], 1) is None
-    )
+    seconds, start = comparison_duration.training_seconds, comparison_duration.START
+    assert seconds([config] * 3, 2) == pytest.approx(3 * (of_a_run + start / 2))
+    assert seconds([config | {"trainer": config["trainer"] | {"max_steps": -1}}], 1) is None
 
 
 def jobs(folder: Path, number: int = 4) -> list[Job]:

@@ -42,9 +42,7 @@ def runs_at_work(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_stopped_runs_are_resumed_by_the_same_command(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
-) -> None:
+def test_stopped_runs_are_resumed_by_the_same_command(config, monkeypatch, capsys, number):
     def kill() -> None:
         runs = runs_at_work(config.parent)
         os.kill(process_of(runs[0]) if number == signal.SIGKILL else os.getpid(), number)  # to a run, or to `compare`
@@ -71,8 +69,7 @@ def test_two_comparisons_execute_each_run_once_and_wait_for_the_runs_of_a_killed
     other = config.with_name("other.yaml")
     shutil.copy(config, other)
     change(other, output=str(config.parent / "second"))
-    process = start_command(other)
-    runs = runs_at_work(config.parent)
+    process, runs = start_command(other), runs_at_work(config.parent)
     killed = threading.Timer(0.3, process.kill)
     killed.start()
     table = run(config, "--parallel", "2")

@@ -82,8 +82,7 @@ def test_one_seed_or_an_infinite_loss_has_no_interval_and_no_test(generator: np.
 def test_the_error_over_text_of_means_and_their_ratios_is_that_of_the_bootstrap(generator: np.random.Generator) -> None:
     counts = generator.integers(20, 200, 300).astype(float)
     theirs = counts * generator.normal(3, 0.2, 300)
-    ours = theirs * generator.normal(1.01, 0.1, 300)
-    resampled = generator.integers(300, size=(4000, 300))
+    ours, resampled = theirs * generator.normal(1.01, 0.1, 300), generator.integers(300, size=(4000, 300))
     pair = (logarithm(sums[None], counts[None]) for sums in (ours, theirs))
     for found, statistic in (
         (estimate((ours[None], counts[None])), lambda i: ours[i].sum(-1) / counts[i].sum(-1)),

@@ -25,8 +25,7 @@ def shards(directory: Path, **options: object) -> TokenShards:
 @pytest.fixture
 def module(prepared):
     def make(rank: int = 0, ranks: int = 1, max_steps: int = 6, accumulate: int = 1, **options: object) -> TokenShards:
-        data = shards(prepared, **options)
-        device = SimpleNamespace(root_device=torch.device("cpu"))
+        data, device = shards(prepared, **options), SimpleNamespace(root_device=torch.device("cpu"))
         data.trainer = SimpleNamespace(  # type: ignore[assignment]
             global_rank=rank, world_size=ranks, max_steps=max_steps, accumulate_grad_batches=accumulate, strategy=device
         )
@@ -67,13 +66,11 @@ def test_a_process_ends_after_an_error_in_a_worker(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_continues_from_its_state_with_another_number_of_devices(module, workers):
-    expected = rows(module().train_dataloader())
-    first = module(workers=workers).train_dataloader()
+    expected, first = rows(module().train_dataloader()), module(workers=workers).train_dataloader()
     batches = iter(first)
     for _ in range(2):
         next(batches)
-    state = first.state_dict()
-    again = [module(rank, 2, batch_size=4).train_dataloader() for rank in range(2)]
+    state, again = first.state_dict(), [module(rank, 2, batch_size=4).train_dataloader() for rank in range(2)]
     for loader in again:
         loader.load_state_dict(state)
     assert torch.equal(rows(*again), expected[16:])
@@ -165,9 +162,7 @@ def test_a_checkpoint_is_refused_with_another_tokenizer_or_other_training_data(p
     shards(prepared).load_state_dict(None)  # a damaged state, which has no checksums to compare
     resume("fit", tmp_path / "copy")  # the same tokens in another folder
     resume("test", tmp_path / "text")  # another text with the same tokenizer
-    with pytest.raises(
-        ValueError, match=r"directory: got .*text, expected the tokens on which the checkpoint was trained"
-    ):
+    with pytest.raises(ValueError, match=r"directory: got .*text, expected the tokens on which the checkpoint was"):
         resume("fit", tmp_path / "text")
     with pytest.raises(ValueError, match=r"directory: got .*tokenizer, expected shards with the tokenizer of"):
         resume("test", tmp_path / "tokenizer")

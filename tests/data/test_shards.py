@@ -61,8 +61,7 @@ def test_checksums_are_those_of_the_tokens_for_any_division_into_shards(prepared
 
 
 def test_webdataset_and_tar_read_the_same(prepared):
-    stream = TokenStream(Folder(str(prepared)), "train")
-    shards = sorted(map(str, prepared.glob("train-*.tar")))
+    stream, shards = TokenStream(Folder(str(prepared)), "train"), sorted(map(str, prepared.glob("train-*.tar")))
     dataset = webdataset.DataPipeline(webdataset.SimpleShardList(shards), webdataset.tarfile_to_samples())
     assert np.frombuffer(b"".join(sample["u16"] for sample in dataset), "<u2").tolist() == stream[:].tolist()
     with tarfile.open(shards[0]) as archive:

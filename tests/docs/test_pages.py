@@ -72,8 +72,7 @@ def my_task(tmp_path, monkeypatch):
 
 
 def test_problems_and_places_of_the_task_are_what_the_page_says(my_task):
-    task = my_task.Rotate()
-    rng = np.random.default_rng(0)
+    task, rng = my_task.Rotate(), np.random.default_rng(0)
     for n in range(1, 20):
         example = task.example(n, rng)
         assert list(example.answer) == [example.prompt[(i + 1) % n] for i in range(n)]

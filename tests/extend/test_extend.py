@@ -138,8 +138,7 @@ def test_the_command_writes_its_results_and_continues_after_a_stop(place, monkey
     monkeypatch.setattr("kerple.extend.methods.methods", chosen)
     command = ["extend", "llama", "--to", str(TARGET), *flags("--run_dir=run", "--minutes=0")]
     main(command)
-    findings = capsys.readouterr().out
-    first = json.loads(Path("run/extend.json").read_text())
+    findings, first = capsys.readouterr().out, json.loads(Path("run/extend.json").read_text())
     assert (first["blocks"], first["lengths"]) == (2, [LENGTH, 2 * LENGTH, TARGET])
     page = Path("run/extend.html").read_text()
     assert all(label in page for label in (*kinds, "left out"))

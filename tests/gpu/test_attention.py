@@ -51,8 +51,7 @@ def test_query_heads_that_share_a_key_head_need_no_copies_of_it(groups: int, dev
     grad_lse = torch.randn(2, 4, 300, device=device)
     results = attend_flex(*inputs, None, 1 / 8, differentiable_lse=True)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    expected = by_definition(*exact, None, 1 / 8)
-    gradients = torch.autograd.grad(results, inputs, (grad, grad_lse))
+    expected, gradients = by_definition(*exact, None, 1 / 8), torch.autograd.grad(results, inputs, (grad, grad_lse))
     expected_gradients = torch.autograd.grad(expected, exact, (grad.double(), grad_lse.double()))
     for ours, theirs in zip((*results, *gradients), (*expected, *expected_gradients), strict=True):
         assert (ours.double() - theirs).norm() <= 2e-2 * theirs.norm()

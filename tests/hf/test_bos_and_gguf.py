@@ -35,8 +35,7 @@ def with_bos(tokens):
 @torch.no_grad()
 def test_every_input_begins_with_bos_which_every_query_sees(family, whose):
     model, tokens = tiny(family), text(2, 21)
-    network = networks(model)[whose]
-    inputs = with_bos(tokens[:, :-1])
+    network, inputs = networks(model)[whose], with_bos(tokens[:, :-1])
 
     def check(logits, visibility=EVERYTHING, **options):
         expected = -logits[:, 1:].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]

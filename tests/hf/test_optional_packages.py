@@ -39,8 +39,7 @@ TASK = """
 def test_the_harness_reads_an_exported_model(tmp_path):
     torch.manual_seed(0)
     options = {"dim": 16, "heads": 2, "length": LENGTH, "layers": 1, "vocabulary": 257, "position": "KerpleLog"}
-    network = build_transformer(options | {"init": 0.3}).eval()
-    tokenizer = train_tokenizer(TEXTS, 257)
+    network, tokenizer = build_transformer(options | {"init": 0.3}).eval(), train_tokenizer(TEXTS, 257)
     end = tokenizer.token_to_id("<|endoftext|>")
     export(StoredModel(options, dict(network.state_dict())), tmp_path / "model", tokenizer, end)
     (tmp_path / "tasks").mkdir()

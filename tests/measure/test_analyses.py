@@ -98,9 +98,7 @@ def test_kernel_curves_equal_the_hooks_of_the_strategy(per_layer: bool, tmp_path
 
 
 @torch.no_grad()
-def test_the_trajectory_of_kernels_is_bounded_and_continues_after_a_resumption(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trajectory_of_kernels_is_bounded_and_continues_after_a_resumption(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_records, "MAX_RECORDS", 4)
     for name, steps, checkpoint in (("a", 4, None), ("b", 12, tmp_path / "middle.ckpt")):
         kernels, model = Kernels(every=2, distances=(1, 50)), model_of("KerpleLog")
@@ -109,8 +107,7 @@ def test_the_trajectory_of_kernels_is_bounded_and_continues_after_a_resumption(
         run.save_checkpoint(tmp_path / "middle.ckpt")
     table = pd.read_csv(tmp_path / "b" / "kernels_trajectory.csv")
     assert table["step"].unique().tolist() == [0, 4, 8, 12]
-    at_end = table[table["step"] == 12].set_index(["name", "head"])["value"]
-    position = model.network.positions[0]
+    at_end, position = table[table["step"] == 12].set_index(["name", "head"])["value"], model.network.positions[0]
     bias = position.bias(torch.arange(51.0))
     for head in range(2):
         assert at_end["bias at 50", head] == pytest.approx(bias[head, 50].item(), rel=1e-6)
@@ -127,8 +124,7 @@ def test_the_trajectory_of_kernels_is_bounded_and_continues_after_a_resumption(
 @torch.no_grad()
 def test_receptive_field_windows_are_windowed_perplexities(tmp_path: Path) -> None:
     model = model_of("KerpleLog")
-    fractions = table_of(tmp_path, ReceptiveField(length=16, blocks=6), model)
-    tokens = blocks_of(16, 6)
+    fractions, tokens = table_of(tmp_path, ReceptiveField(length=16, blocks=6), model), blocks_of(16, 6)
     assert fractions["distance"].tolist() == list(range(16))
     assert fractions["cumulative"].iloc[-1] == pytest.approx(1, abs=1e-9)
     table = pd.read_csv(tmp_path / "receptive_window.csv")
@@ -150,8 +146,7 @@ def test_attention_statistics_equal_a_loop_over_layers_and_heads(name: str, tmp_
     model.network.visit_attention(blocks_of(8, 3)[:, :-1], lambda layer, p: probabilities.update({layer: p}))
     for row in table.itertuples():
         p = probabilities[row.layer][:, row.head].double()  # (3, T, T), without BOS
-        p = (p / p.sum(-1, keepdim=True)).nan_to_num()
-        distance = torch.arange(8)[:, None] - torch.arange(8)
+        p, distance = (p / p.sum(-1, keepdim=True)).nan_to_num(), torch.arange(8)[:, None] - torch.arange(8)
         assert row.entropy == pytest.approx(float(-torch.xlogy(p, p).sum(-1).mean()), rel=1e-5)
         assert row.distance == pytest.approx(float((p * distance).sum(-1).mean()), rel=1e-5)
     assert table["entropy"].nunique() == len(table) == 4
@@ -183,9 +178,7 @@ def test_the_table_of_four_terms_has_means_over_blocks(tmp_path: Path) -> None:
         (AttentionStatistics(length=16, blocks=2), {"name": "Learned"}, "only 8 positions"),
     ],
 )
-def test_a_measurement_that_does_not_apply_is_skipped_with_a_reason(
-    measure: Measure, model: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_measurement_that_does_not_apply_is_skipped_with_a_reason(measure, model, reason, tmp_path, capsys):
     network, text = model_of(**model).eval().network, RandomText(tokens=400).text("test")
     result = measure.run(network, text)
     assert reason in (result.skipped or "")
@@ -234,8 +227,7 @@ def test_four_terms_and_the_rest_add_up_to_the_scores_of_the_model(name: str, op
     hook.remove()
     q, k, _ = network.blocks[0].attention.split(outputs[0])  # (B, heads, T, δ), (B, key heads, T, δ)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    expected = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    terms = four_terms(network, tokens)
+    expected, terms = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, four_terms(network, tokens)
     assert set(terms) == {*TERMS, "rest"}
     torch.testing.assert_close(sum(terms.values()), expected, rtol=1e-4, atol=1e-4)
     biased = network.blocks[0].attention.qkv.bias is not None

@@ -41,8 +41,7 @@ def test_probabilities_reproduce_the_output_of_attention(name: str, visibility: 
             else:
                 torch.testing.assert_close(p.sum(-1), torch.ones(2, 4, 20))
             assert not p.triu(1).any()
-            mixed = p @ v
-            position = network.positions[min(i, len(network.positions) - 1)]
+            mixed, position = p @ v, network.positions[min(i, len(network.positions) - 1)]
             if position.uses("add_to_output"):
                 visible = torch.ones(20, 20, dtype=torch.bool).tril().triu(1 - (visibility.window or 20))
                 token_positions = TokenPositions.arange(20)
@@ -66,8 +65,7 @@ def test_probabilities_of_a_compiled_network_are_equal_and_it_stays_compiled(tin
 
 
 def test_fractions_equal_finite_differences_of_the_last_loss(tiny_network) -> None:
-    network = tiny_network("KerpleLog").double().requires_grad_(False)
-    tokens = torch.randint(50, (2, 9))
+    network, tokens = tiny_network("KerpleLog").double().requires_grad_(False), torch.randint(50, (2, 9))
     fractions = gradient_by_distance(network, tokens)
     assert fractions.shape == (2, 8)
     torch.testing.assert_close(fractions.sum(1), torch.ones(2, dtype=torch.float64))

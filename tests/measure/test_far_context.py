@@ -51,8 +51,7 @@ def loss(network, context: Tensor, target: int) -> float:
 @pytest.mark.parametrize(("groups", "others"), [(None, [1, 3, 3, 0]), (["x", "y", "y", "x"], [1, 0, 3, 2])])
 def test_losses_equal_a_loop_over_single_forward_passes(make, groups, others) -> None:
     network, text = make(), text_of(groups)
-    result = FarContext(lengths=[16, 32], k=K).run(network, text)
-    tokens = torch.as_tensor(text.stream[:TOKENS])
+    result, tokens = FarContext(lengths=[16, 32], k=K).run(network, text), torch.as_tensor(text.stream[:TOKENS])
     blocks = [(0, 0), (2, 50), (2, 82), (3, 120)]  # document, first token: blocks of 32 targets need 33 tokens
     for length in (16, 32):
         means: dict[int, list[list[float]]] = {}  # of each block, by document
@@ -60,8 +59,7 @@ def test_losses_equal_a_loop_over_single_forward_passes(make, groups, others) ->
             block, other_block = tokens[start : start + 33], tokens[blocks[other][1] : blocks[other][1] + 33]
             block_means = [0.0, 0.0, 0.0]
             for t in range(32 - K, 32):  # the input before each of the last k targets
-                own = block[32 - length : t + 1]
-                none = block[32 - SHORT : t + 1]
+                own, none = block[32 - length : t + 1], block[32 - SHORT : t + 1]
                 foreign = torch.cat([other_block[: length - SHORT], none])
                 for i, context in enumerate((own, none, foreign)):
                     block_means[i] += loss(network, context, int(block[t + 1])) / K

@@ -60,8 +60,7 @@ def test_a_gap_has_no_effect_if_no_layer_has_positions():
 def test_the_table_has_the_loss_of_each_document_at_each_gap():
     network = hugging_face_network(tiny("llama"))
     stream = torch.randint(1, VOCABULARY, (400,), generator=torch.Generator().manual_seed(2))
-    text = Text(stream, begins=[0, 100, 110, 250])
-    measure = GapCurve(context=CONTEXT, k=K, blocks=3)
+    text, measure = Text(stream, begins=[0, 100, 110, 250]), GapCurve(context=CONTEXT, k=K, blocks=3)
     result = measure.run(network, text)
     assert measure.fitting_gaps(network) == [0, *(LENGTH * n // 4 for n in (1, 2, 4, 8, 16, 64))]
     rows = {(row["gap"], row["document"]): row["loss"] for row in result.tables["gap"]}
@@ -71,9 +70,8 @@ def test_the_table_has_the_loss_of_each_document_at_each_gap():
             expected = network.losses(block, K, offset=gap * (torch.arange(CONTEXT + K) >= CONTEXT)).mean()
             assert rows[gap, 2] == pytest.approx(float(expected), rel=1e-5)
         assert rows["no context", 2] == pytest.approx(float(network.losses(block[:, -K - 1 :]).mean()), rel=1e-5)
-    assert {row.length for row in result.sums if row.protocol == f"gap{K}"} == {
-        gap + CONTEXT + K for gap in measure.fitting_gaps(network)
-    }
+    lengths = {row.length - CONTEXT - K for row in result.sums if row.protocol == f"gap{K}"}
+    assert lengths == set(measure.fitting_gaps(network))
     only_windows = build("mistral")
     only_windows.lm_head.weight.data.neg_()  # so that the context helps
     assert "no gap changes a loss" in measure.run(hugging_face_network(only_windows), text).report

@@ -54,8 +54,7 @@ def test_models_are_scored_on_the_same_key_tokens(folder: Path, monkeypatch: pyt
     first = totals("evaluator", "--data.directory", "shards")
     assert not list(Path("shards").glob("keys-*"))  # nothing is written there, because a checkpoint may determine it
     (path,) = Path("data/.keys").glob("keys-*.json")
-    keys = json.loads(path.read_text())["keys"]
-    written = path.stat().st_mtime_ns
+    keys, written = json.loads(path.read_text())["keys"], path.stat().st_mtime_ns
     second = totals("model", "--data.directory", "shards", "--data.corpus", "null")
     assert path.stat().st_mtime_ns == written  # the key tokens are read, and not chosen again
     count = sum(map(len, keys))
@@ -63,8 +62,7 @@ def test_models_are_scored_on_the_same_key_tokens(folder: Path, monkeypatch: pyt
         assert (cells["length"].tolist(), cells["count"].tolist()) == ([16, 48], [count, count])
         assert cells["value"][0] != cells["value"][1]
     stream = TokenShards(corpus=None, directory="shards").text("test").stream
-    model = hf.AutoModelForCausalLM.from_pretrained("model").eval()
-    total = 0.0
+    model, total = hf.AutoModelForCausalLM.from_pretrained("model").eval(), 0.0
     for block, targets in enumerate(keys):
         tokens = torch.from_numpy(stream[48 * block : 48 * block + 49].astype("int64"))
         for t in targets:
@@ -74,9 +72,7 @@ def test_models_are_scored_on_the_same_key_tokens(folder: Path, monkeypatch: pyt
     assert second["value"][0] == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
-def test_key_tokens_of_another_tokenizer_share_a_character_with_the_evaluators(
-    corpus: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_tokens_of_another_tokenizer_share_a_character_with_the_evaluators(corpus, folder, monkeypatch):
     """The evaluator has a token for each byte. Tokens of the model have several bytes."""
     monkeypatch.chdir(folder)
     merged = TokenShards(str(corpus), vocabulary=300, directory="merged", split_fractions=FRACTIONS, length=16)
@@ -104,17 +100,13 @@ def test_key_tokens_of_another_tokenizer_share_a_character_with_the_evaluators(
     assert measure._keys(merged.text("test")) == keys  # read from the file
 
 
-def test_blocks_above_the_training_length_of_the_evaluator_are_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_blocks_above_the_training_length_of_the_evaluator_are_an_error(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     saved(folder / "short", "llama", max_position_embeddings=32)
     with pytest.raises(SystemExit):
         totals("evaluator", "--data.directory", "shards", "--trainer.callbacks.evaluator", "short")
-    assert (
-        "got 48 tokens, or 48 with the tokenizer of short, expected at most the evaluator's training length, 32"
-        in capsys.readouterr().err
-    )
+    expected = "got 48 tokens, or 48 with the tokenizer of short, expected at most the evaluator's training length, 32"
+    assert expected in capsys.readouterr().err
 
 
 BLOCK, SHORT, STRIDE = 24, 8, 3
@@ -157,8 +149,7 @@ def test_key_tokens_satisfy_both_bounds() -> None:
 def test_spellings_of_tokens_add_up_to_the_bytes_of_the_text() -> None:
     text = "def ünï(x):\n\treturn 'čau 🙂' # \x00\x7f\xad"
     tokenizer = train_tokenizer([text], 300)
-    ids = tokenizer.encode(text).ids
-    end = tokenizer.token_to_id("<|endoftext|>")
+    ids, end = tokenizer.encode(text).ids, tokenizer.token_to_id("<|endoftext|>")
     assert b"".join(token_spelling(tokenizer, token, end) for token in [*ids, end]) == text.encode()
     words = Tokenizer.from_str(tokenizer.to_str())
     words.add_tokens(["two words"])

@@ -178,9 +178,7 @@ def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
 
 
 @pytest.mark.parametrize(("per_group", "per_document"), [(None, 2), (4, None), (3, 2), (2, 1)])
-def test_the_numbers_of_blocks_of_groups_and_documents_are_limited(
-    per_group: int | None, per_document: int | None
-) -> None:
+def test_the_numbers_of_blocks_of_groups_and_documents_are_limited(per_group, per_document):
     begins, groups, copied = [0, 1, 25, 40, 75, 106, 150, 207, 250], "xyxxyzxzy", 2  # one document is training text
     text = Text(COUNTING, begins)
     text.table = pd.DataFrame({"group": list(groups), "overlap": [0.9 * (i == copied) for i in range(9)]})

@@ -38,8 +38,7 @@ def test_a_text_of_strings_is_measured() -> None:
     text = Text.of_strings(STRINGS, train_tokenizer(STRINGS, 270))
     assert text.begins.tolist()[0] == 0
     assert text.decode(text.stream[:].tolist()) == "".join(f"{t}<|endoftext|>" for t in STRINGS)
-    result = Extrapolation([8, 16], ["full"], blocks=2).run(Plain(), text)
-    targets = text.stream[1:33]
+    result, targets = Extrapolation([8, 16], ["full"], blocks=2).run(Plain(), text), text.stream[1:33]
     assert sum(row.sum for row in result.sums if row.length == 8 and row.metric == "ppl") == (targets % 7 + 1).sum()
     target_text = text.decode(targets.tolist()).replace("<|endoftext|>", "")
     (bits,) = [row for row in result.sums if row.length == 16 and row.metric == "bits_per_byte"]
@@ -66,8 +65,7 @@ def measure(rank: int, folder: Path, port: int, processes: int = 2) -> None:
     variables = {"RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in variables.items()}
     network, text = small_model("KerpleLog", vocabulary=23).eval().network, RandomText(tokens=200).text("test")
-    runner = Runner.detect("cpu")
-    perplexity = Extrapolation([8, 16], block_length=32, blocks=5)
+    runner, perplexity = Runner.detect("cpu"), Extrapolation([8, 16], block_length=32, blocks=5)
     # a process without a block, and a measurement that is repeated
     for measurement in (perplexity, ReceptiveField(blocks=5), AttentionStatistics(length=8, blocks=1), perplexity):
         result = measurement.run(network, text, runner)

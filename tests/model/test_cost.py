@@ -20,8 +20,7 @@ def on_meta(name: str, **options: object) -> Transformer:
 
 @pytest.mark.parametrize("options", [{}, {"hidden": 48, "bias": False}, {"tied": True}])
 def test_flops_are_those_that_torch_counts(options: dict) -> None:
-    model = network(attention="reference", **options)
-    tokens = torch.randint(50, (2, 25))
+    model, tokens = network(attention="reference", **options), torch.randint(50, (2, 25))
     with FlopCounterMode(display=False) as forward:
         losses = model.losses(tokens)
     with FlopCounterMode(display=False) as backward:
@@ -42,10 +41,8 @@ def test_parameters_are_counted_once_and_by_part(tied: bool) -> None:
 
 @pytest.mark.parametrize(("name", "precision"), [("KerpleLog", None), ("NoPE", torch.bfloat16), ("Learned", None)])
 def test_memory_equals_that_of_a_real_step(name: str, precision: torch.dtype | None) -> None:
-    counted = memory(on_meta(name), 2, 24, precision)
-    model = network(name)
-    tokens = torch.randint(50, (2, 25))
-    optimiser = torch.optim.AdamW(model.parameters(), fused=True)
+    counted, model = memory(on_meta(name), 2, 24, precision), network(name)
+    tokens, optimiser = torch.randint(50, (2, 25)), torch.optim.AdamW(model.parameters(), fused=True)
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     with torch.autocast("cpu", precision, enabled=precision is not None), stored_for_backward(weights) as storages:
         losses = model.losses(tokens)

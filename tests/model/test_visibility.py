@@ -43,8 +43,7 @@ def score(position: Position, q: Tensor, k: Tensor, m: int, n: int, d: int) -> T
 
     q, k = q[:, :, m : m + 1], k[:, :, n : n + 1]
     q, k = position.transform_qk(q, k, None, token(m, d))[0], position.transform_qk(q, k, None, token(n, 0))[1]
-    s = (q * k).sum((-2, -1)) * SHAPE.head_dim**-0.5
-    distances = torch.tensor([float(d)])
+    s, distances = (q * k).sum((-2, -1)) * SHAPE.head_dim**-0.5, torch.tensor([float(d)])
     weight, bias = position.score_scale(distances), position.bias(distances)
     s = s if weight is None else s * weight[:, 0]
     return s if bias is None else s + bias[:, 0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.positions import KernelSum, KerpleBias3, KerpleLog, KerpleLog3, KerplePower, Shape, strategies
+from kerple.positions import KernelSum, KerpleBias3, KerpleLog, KerpleLog3, KerplePower, Sandwich, Shape, strategies
 from kerple.positions.kernel_sum import is_conditionally_positive_definite
 
 HEADS, LENGTH = 3, 300
@@ -56,8 +56,7 @@ def test_bias_and_weight_are_the_papers_formulas(name: str) -> None:
 @each_kernel
 def test_random_initial_values_fill_the_papers_ranges_and_constraints_are_its_bounds(name: str) -> None:
     torch.manual_seed(0)
-    position = strategies()[name](Shape(4000, 4000, 64))
-    ranges = KERNELS[name][2]
+    position, ranges = strategies()[name](Shape(4000, 4000, 64)), KERNELS[name][2]
     assert {r for r, _ in position.named_parameters()} == set(ranges)
     for r, (upper_end, _) in ranges.items():
         values = getattr(position, r).detach()
@@ -113,3 +112,4 @@ def test_kernel_sum_adds_multiples_of_biases() -> None:
     d = torch.tensor([0.0, 1.0, 2.0, 7.0, 1000.0])
     expected = -torch.log(1 + 0.25 * d) - 0.5 * d.sqrt()
     torch.testing.assert_close(KernelSum(SHAPE, kernels, factors=[2.0, 0.5]).bias(d), expected.expand(HEADS, -1))
+    KernelSum(SHAPE, [Sandwich])  # is definite, but not if it is rounded to fp32

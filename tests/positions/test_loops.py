@@ -294,8 +294,7 @@ def test_the_pieces_of_fire_equal_its_network_with_constant_units_and_equal_knot
 def reflection(position: positions.PaTH, x: Tensor, b: int, h: int, t: int) -> Tensor:
     """Return the matrix H_t of a token."""
     w = position.up.weight[slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)] @ position.down.weight @ x[b, t]
-    w = w / w.norm()
-    beta = 2 * torch.sigmoid(position.gate.weight[h] @ x[b, t] + position.gate.bias[h])
+    w, beta = w / w.norm(), 2 * torch.sigmoid(position.gate.weight[h] @ x[b, t] + position.gate.bias[h])
     return torch.eye(HEAD_DIM, dtype=torch.float64) - beta * torch.outer(w, w)
 
 
@@ -353,8 +352,7 @@ def test_dape_v2_is_two_convolutions_over_seen_keys(window: int | None) -> None:
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
         first = 0 if window is None else max(0, m - window + 1)
-        inputs = {i: inputs_of(q, k, b, m, i) for i in range(max(first, n - 2), min(m, n + 2) + 1)}
-        hidden = {}
+        inputs, hidden = {i: inputs_of(q, k, b, m, i) for i in range(max(first, n - 2), min(m, n + 2) + 1)}, {}
         for i in range(max(first, n - 1), min(m, n + 1) + 1):
             terms = [w1[:, t] @ inputs[i + t - 1] for t in range(3) if first <= i + t - 1 <= m]
             hidden[i] = F.leaky_relu(torch.stack(terms).sum(0) + position.into.bias)

@@ -33,6 +33,9 @@ SETTINGS = {
     "LayerPattern, windows": {"kinds": {"a": KerpleLog, "b": positions.RoPE}, "windows": {"a": 6, "b": 9}},
     "Combined, four": {"parts": (positions.Sinusoidal, positions.FoX, positions.RoPE, positions.KerpleWeight1)},
     "Abacus, FIRE": {"position": positions.FIRE},
+    "Abacus, 101": {"rows": 101},
+    "Coupled, frozen": {"learned": False},
+    "SelfExtend, XPos": {"position": positions.XPos},
 }
 # strategies that the fast tests compile, at least one for each hook; the slow test below compiles all strategies
 COMPILED = {

@@ -63,8 +63,7 @@ def test_learnable_slopes_start_at_alibis_and_do_not_become_negative() -> None:
 
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (32, 4096), (8, 20), (16, 512)])
 def test_t5_buckets_are_those_of_transformers_at_any_distance(buckets: int, max_distance: int) -> None:
-    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
-    distance = torch.arange(40_000)
+    t5, distance = pytest.importorskip("transformers.models.t5.modeling_t5"), torch.arange(40_000)
     expected = t5.T5Attention._relative_position_bucket(-distance, False, buckets, max_distance)
     assert torch.equal(t5_bucket(distance, buckets, max_distance), expected)
     ours = positions.T5(SHAPE, buckets, max_distance)

@@ -81,8 +81,7 @@ def test_in_training_drawn_positions_reach_every_hook(name: str, tiny_network: C
     logits = network(tokens)
     for i, wrapper in enumerate(wrappers):
         network.positions[i] = wrapper.position
-    without_gaps = network(tokens)
-    explicit = set_positions(network, wrappers[0].drawn.sort().values)(tokens)
+    without_gaps, explicit = network(tokens), set_positions(network, wrappers[0].drawn.sort().values)(tokens)
     torch.testing.assert_close(explicit, logits, atol=1e-5, rtol=1e-4)
     assert torch.allclose(logits, without_gaps, atol=1e-3) == (name == "FoX")  # FoX does not use positions
 
@@ -166,8 +165,7 @@ def test_places_are_equal_with_and_without_a_cache(strategy: object) -> None:
     data = TaskData(Addition(order="reversed"), 30, 6, test_lengths=[6], test_examples=8)
     model = LanguageModel(strategy, data.vocabulary, data.length, layers=2, dim=16, heads=2)
     model.set_places(data)
-    network = model.network.eval()
-    batch = collate(data.test_problems[0])
+    network, batch = model.network.eval(), collate(data.test_problems[0])
     tokens = batch["tokens"][:, :-1]
     logits, cache = network(tokens), network.new_cache()
     with_cache = torch.cat([network(token, cache=cache) for token in tokens.split(1, 1)], 1)

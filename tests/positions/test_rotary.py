@@ -65,8 +65,7 @@ THEIR_NAMES = {None: "default", "pi": "linear", "dynamic_ntk": "dynamic"}
 @pytest.mark.parametrize("options", SCALINGS)
 def test_scalings_are_those_of_transformers(options: dict[str, Any], length: int) -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
-    utilities = pytest.importorskip("transformers.modeling_rope_utils")
-    scaling = options.get("scaling")
+    utilities, scaling = pytest.importorskip("transformers.modeling_rope_utils"), options.get("scaling")
     name = THEIR_NAMES.get(scaling, scaling)
     rope = {"rope_theta": 500.0, "original_max_position_embeddings": 64, "rope_type": name, "factor": 1.0, **options}
     rope |= {"short_factor": options.get("short_factors"), "long_factor": options.get("long_factors")}
@@ -123,10 +122,12 @@ def test_angles_are_exact_at_large_positions() -> None:
     torch.testing.assert_close(q.double(), rotate(x.double(), angle), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("first", [0, 100_000])
-def test_xpos_decays_exactly_over_63_times_its_decay(first: int) -> None:
+@pytest.mark.parametrize(("first", "default_dtype"), [(0, torch.float32), (100_000, torch.bfloat16)])
+def test_xpos_decays_exactly_over_63_times_its_decay(first: int, default_dtype: torch.dtype) -> None:
     ones = torch.ones(1, 1, 1, 2).expand(1, 1, 4032, 2)
+    torch.set_default_dtype(default_dtype)  # bf16 in a forward pass with the precision bf16-true
     q, k = rotated(XPos(Shape(2, 1, 64), decay=64, base=1e30), ones, ones, first)
+    torch.set_default_dtype(torch.float32)
     for distance in (0, 1, 64, 500):
         product = (q[0, 0, -1] * k[0, 0, -1 - distance]).sum().item()
         assert product == pytest.approx(2 * math.cos(distance) * (0.4 / 1.4) ** (distance / 64), rel=1e-3, abs=1e-6)

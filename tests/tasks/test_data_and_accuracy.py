@@ -138,8 +138,7 @@ def test_each_problem_of_a_small_space_is_tested_once():
     data = TaskData(Parity(), 100, train_length=6, test_lengths=[1, 2, 6, 7])
     groups = dict(zip(data.lengths, data.test_problems, strict=True))
     for n, group in groups.items():
-        every = [format(i, f"0{n}b") for i in range(2**n)]
-        split_of = data.sampler.split_of
+        every, split_of = [format(i, f"0{n}b") for i in range(2**n)], data.sampler.split_of
         held_out = every if n > 6 else [bits for bits in every if split_of(Example(bits, "", (n,))) == "test"]
         assert {e.prompt for e in group} <= set(held_out)
         assert len({e.prompt for e in group}) == len(group) == min(len(held_out), 100)

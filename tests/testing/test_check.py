@@ -128,6 +128,7 @@ After64 = sketch(
 Neighbours = sketch(modify_scores=lambda self, s, q, k, block: s + F.pad(q @ k.mT * 8**-0.5, (1, 0))[..., :-1])
 # one parameter for each head, which is neither counted nor used
 Counted = sketch(__doc__="Parameters: `0`.", size=lambda self, shape: (shape.heads,))
+Misspelt = sketch(__doc__="Parameters: `2H`.")
 # a number for each position of training, although the formula has no L
 Sized = sketch(__doc__="Parameters: `32`.", size=lambda self, shape: (shape.length,))
 # a product that TF32 may round
@@ -157,9 +158,10 @@ Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance i
         (SecondBlock, forward_pass.block_size, "in blocks of 42, window None, 300 tokens"),
         (Cached, forward_pass.decoding_with_a_cache, "logits from a cache"),
         (SecondSequence, forward_pass.no_dependence_on_other_sequences, "logits of 30 tokens in a batch"),
-        (After64, forward_pass.shift_invariance, "is True, but an offset of 500 changes logits of 90 tokens"),
+        (After64, forward_pass.shift_invariance, "is True, but an offset of 499 changes logits of 90 tokens"),
         (Neighbours, forward_pass.reach_of_a_window, "out of reach of a changed token"),
         (Counted, forward_pass.number_of_parameters, "4 parameters"),
+        (Misspelt, forward_pass.number_of_parameters, "the formula 2H in the docstring is not valid"),
         (Counted, parameters.gradient_of_every_parameter, "parameter has no gradient"),
         (Rounded, fp32_computation.no_rounded_products, "may round it"),
         (Sized, parameters.sizes_of_tensors, "shapes of tensors are"),

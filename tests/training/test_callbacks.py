@@ -148,8 +148,7 @@ def test_requeue_names_the_job_or_the_task_of_an_array(tmp_path, monkeypatch):
 def test_signals_are_recorded_and_earlier_handlers_restored(capfd):
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as with nohup
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
-    signals = Signals()
+    interrupt, signals = signal.signal(signal.SIGINT, signal.default_int_handler), Signals()
     signals.install()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     os.kill(os.getpid(), signal.SIGUSR1)

@@ -8,8 +8,7 @@ from kerple.training.muon import Muon, orthogonalise
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
 def test_orthogonalised_matrices_have_the_singular_vectors_of_the_input(shape: tuple[int, int]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.tensor([1e-3, 1, 1e3]).view(3, 1, 1)
+    generator, sizes = torch.Generator().manual_seed(0), torch.tensor([1e-3, 1, 1e3]).view(3, 1, 1)
     matrices = torch.randn(3, *shape, generator=generator, dtype=torch.float64) * sizes
     u, singular, vt = torch.linalg.svd(matrices, full_matrices=False)
     directions = orthogonalise(matrices)

@@ -30,8 +30,7 @@ def test_progress_of_fits_and_measurements_is_printed_and_written(tmp_path: Path
                 if number == 2 and stopped:
                     os.kill(os.getpid(), signal.SIGTERM)
 
-    options = {"max_steps": 4, "enable_checkpointing": False, "limit_val_batches": 0}
-    model = Read()
+    options, model = {"max_steps": 4, "enable_checkpointing": False, "limit_val_batches": 0}, Read()
     trainer(tmp_path, ProgressLines(every=0.0, file_every=0.0), **options).fit(model, ToyData())
     assert [state.get("done") for state in states] == [None, 1, 2, 3]
     last = read_progress(tmp_path / FILE)

@@ -43,13 +43,11 @@ def table_attention(
         table. Both are differentiable.
     """
     batch, heads, queries, dim = q.shape
-    length = k.shape[2]
-    block = forward_block(queries, window)
+    length, block = k.shape[2], forward_block(queries, window)
     line = hankel_line(table, length, block, window)
     # the kernel reads wrong memory, without an error, if the entries of a row are not contiguous
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    out = q.new_empty(batch, heads, queries, dim)
-    lse = table.new_empty(batch, heads, queries)
+    out, lse = q.new_empty(batch, heads, queries, dim), table.new_empty(batch, heads, queries)
     for rows, columns in query_blocks(queries, length, block, window):
         indices = slice(rows.start - length + queries, rows.stop - length + queries)
         mask = hankel_view(line, length, rows, columns).expand(batch, -1, -1, -1)

@@ -13,6 +13,7 @@ from kerple.attention.cpu import table_attention
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec, repeat_for_query_heads, sink_of_queries
+from kerple.base.errors import UserError
 
 Fused = Callable[[Tensor, Tensor, Tensor, Tensor | None, int | None], tuple[Tensor, Tensor]]
 """Function of q, k, v, table and window that returns the output and the log-sum-exp of the scores."""
@@ -43,8 +44,8 @@ def attend(
         Tensor (B, H, Tq, δ') in the dtype of ``q`` after autocast.
 
     Raises:
-        ValueError: If shapes or dtypes do not match.
-        UserError: If ``option`` is ``fused``, and no fused implementation supports this call.
+        UserError: If shapes or dtypes do not match, or ``option`` is ``fused``, and no fused implementation supports
+            this call.
     """
     check_inputs(q, k, v, spec)
     device = q.device.type
@@ -144,7 +145,7 @@ def attend_halves(
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
-    """Raise a ValueError if shapes or dtypes of the arguments of `attend` do not match."""
+    """Raise a UserError if shapes or dtypes of the arguments of `attend` do not match."""
     heads, queries, length = q.shape[1], q.shape[2], k.shape[2]
     shapes = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
     alike = q.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
@@ -167,4 +168,4 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
 
 def _expect(fits: bool, name: str, value: object, expected: str) -> None:
     if not fits:
-        raise ValueError(f"{name}: got {value}, expected {expected}")
+        raise UserError(f"{name}: got {value}, expected {expected}")

@@ -188,9 +188,7 @@ class Classes:
             return self.instance(node, option)
         remote = isinstance(node, str) and "://" in node.removeprefix("file://")
         if remote and not any("://" in url and node.startswith(url) for url in self.trusted):
-            raise UserError(
-                f"{option}: names {node!r:.200}, which is not read without consent; add --trust {node:.200}"
-            )
+            raise UserError(f"{option}: names {node!r:.99}, which is not read without consent; add --trust {node:.99}")
         if type(node) not in (bool, int, float, str, type(None)):
             raise UserError(f"{option}: got {node!r:.100}, expected a number, a string, true, false or null")
         return node

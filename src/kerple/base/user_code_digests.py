@@ -59,8 +59,7 @@ def _source(kind: type) -> str:
 
 def package_digest() -> str:
     """Return the sha256 of the source files of this package and their paths."""
-    root = Path(kerple.__file__).parent
-    digest = hashlib.sha256()
+    root, digest = Path(kerple.__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

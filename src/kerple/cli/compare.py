@@ -84,8 +84,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
     Raises:
         SystemExit: If runs failed, or after a signal.
     """
-    board = Board(len(jobs), to_do, parallel, Console(soft_wrap=True, highlight=False))
-    failed = 0
+    board, failed = Board(len(jobs), to_do, parallel, Console(soft_wrap=True, highlight=False)), 0
     running = execute(to_do, parallel, ["-m", compared_run.__name__])
     try:
         with interruptible(), board, contextlib.closing(running):

@@ -23,8 +23,7 @@ def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
     """
     metric = str(summary["metric"].iloc[0])
     of_metric = summary[summary["metric"] == metric]
-    several = of_metric["protocol"].nunique() > 1
-    described = set()
+    several, described = of_metric["protocol"].nunique() > 1, set()
     for name, rows in of_metric.groupby("protocol", sort=False):
         protocol = str(name)
         # the protocol of an accuracy is the name of a task

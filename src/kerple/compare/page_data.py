@@ -31,8 +31,7 @@ def page_figures(summary: pd.DataFrame, runs: Runs) -> list[dict[str, Any]]:
     }
     of_metrics: list[dict[str, Any]] = []
     for metric, of_metric in summary.groupby("metric", sort=False):
-        lower = lower_is_better(str(metric))
-        protocols = []
+        lower, protocols = lower_is_better(str(metric)), []
         for protocol, cells in of_metric.groupby("protocol", sort=False):
             lengths = sorted(int(length) for length in cells["length"].unique())
             results = runs.results[(runs.results["metric"] == metric) & (runs.results["protocol"] == protocol)]

@@ -53,8 +53,7 @@ def holm(p: ArrayLike) -> NDArray[np.float64]:
     stays NaN and is not one of the n. The p-values may depend on each other in any way.
     """
     p = np.asarray(p, dtype=np.float64)
-    adjusted = np.full_like(p, np.nan)
-    tested = np.flatnonzero(~np.isnan(p))
+    adjusted, tested = np.full_like(p, np.nan), np.flatnonzero(~np.isnan(p))
     order = tested[np.argsort(p[tested], kind="stable")]
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1.0)
     return adjusted
@@ -140,8 +139,7 @@ def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None 
     Raises:
         UserError: If a metric is unknown, or the baseline is missing.
     """
-    tests = against_baseline(results, baseline, blocks)
-    keys = ["strategy", *CELL]
+    tests, keys = against_baseline(results, baseline, blocks), ["strategy", *CELL]
     summary = results.groupby(keys, sort=False)["value"].agg(seeds="count", mean="mean", std="std").reset_index()
     sign = np.where(summary["metric"].map(lower_is_better), 1.0, -1.0)
     cost = summary["mean"] * sign  # lower is better for every metric

@@ -184,8 +184,7 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
     """
     if measured.empty:
         return None
-    rows = {}
-    shared = "parallel" in measured and measured["parallel"].max() > 1
+    rows, shared = {}, "parallel" in measured and measured["parallel"].max() > 1
     measured = measured.assign(part=measured.get("part", ""))
     parts, groups = list(dict.fromkeys(measured["part"])), measured.groupby(["part", "strategy"], sort=False)
     for (part, strategy), group in sorted(groups, key=lambda group: parts.index(group[0][0])):

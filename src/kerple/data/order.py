@@ -87,8 +87,7 @@ class Order:
         passes, entries = np.divmod(samples, self.samples)
         starts = np.empty_like(entries)
         for number in np.unique(passes):
-            offset = hash_integers(*self.key, int(number)) % self.length
-            inside = passes == number
+            offset, inside = hash_integers(*self.key, int(number)) % self.length, passes == number
             shuffle = Permutation(self.samples, *self.key, int(number))
             starts[inside] = offset + self.length * shuffle(entries[inside])
         return starts

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -36,9 +37,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([byte_level, pieces])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(byte_level.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )
+    options: Any = {"vocab_size": vocabulary, "special_tokens": [END_OF_TEXT], "initial_alphabet": alphabet}
+    trainer = trainers.BpeTrainer(**options, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = byte_level
     return tokenizer

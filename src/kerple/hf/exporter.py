@@ -62,9 +62,13 @@ def export(
         Name of the model's class.
 
     Raises:
-        UserError: If the folder is not empty, or `hugging_face_model` raises an error.
+        UserError: If the folder is not empty or cannot be made, or `hugging_face_model` raises an error.
     """
-    if folder.exists() and any(folder.iterdir()):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"to: got {folder}, which cannot be made ({error}); name a new folder") from error
+    if any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
     model = hugging_face_model(stored)
     external = getattr(model, "remote", ())

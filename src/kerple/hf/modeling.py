@@ -196,9 +196,8 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
         return
     if cached or bool((attention_mask.diff(dim=-1) > 0).any()):
         reason = "got padding on the left, or any padding with a cache (as in generate), which this model cannot mask"
-        raise UserError(
-            f"attention_mask: {reason}; generate from prompts of equal length, pad other texts on the right"
-        )
+        advice = "generate from prompts of equal length, pad other texts on the right"
+        raise UserError(f"attention_mask: {reason}; {advice}")
 
 
 def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:

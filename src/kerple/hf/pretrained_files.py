@@ -134,9 +134,8 @@ def library_errors(source: ModelSource, part: str) -> Iterator[None]:
         yield
     except Exception as error:  # the libraries raise errors of many classes for damaged files
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:300]}"
-        raise UserError(
-            f"model: the {part} of {source.name} could not be read ({reason}); expected {EXPECTED}"
-        ) from error
+        given = f"the {part} of {source.name} could not be read ({reason})"
+        raise UserError(f"model: {given}; expected {EXPECTED}") from error
 
 
 def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> Any:

@@ -162,8 +162,7 @@ class FarContext(Measure):
         training_length, limit = known_training_length(network), length_limit(network)
         k, (blocks, documents) = self._targets(training_length), self._blocks(text)
         groups = document_groups(text, documents)
-        others = counterparts(groups)
-        lengths = [length for length in self.lengths if length <= limit]
+        others, lengths = counterparts(groups), [length for length in self.lengths if length <= limit]
         losses = {(length, context): runner.losses(len(blocks)) for length in lengths for context in CONTEXTS}
 
         def score(tokens: Tensor) -> Tensor:

@@ -125,8 +125,7 @@ def _figure(
     cumulative: Tensor, perplexities: dict[int, float], sufficient: int, training_length: int | None, title: str
 ) -> Figure:
     """Draw the cumulative fractions by distance (L,), and the perplexity of each window."""
-    length = len(cumulative)
-    figure = Figure(figsize=(10.4, 4.2), layout="constrained")
+    length, figure = len(cumulative), Figure(figsize=(10.4, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative fraction")
     for fraction, style in ((0.5, ":"), (0.9, "-."), (0.99, "--")):

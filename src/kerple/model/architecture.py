@@ -84,6 +84,7 @@ class Architecture:
 
     def __post_init__(self) -> None:
         for name, valid, expected in (
+            ("head_dim", self.head_dim is None or self.head_dim >= 1, "a positive width"),
             ("hidden", self.hidden is None or self.hidden >= 1, "a positive width"),
             ("init", self.init > 0, "a positive standard deviation such as 0.02"),
             ("logit_cap", self.logit_cap is None or self.logit_cap > 0, "a positive number, or null for no cap"),

@@ -45,8 +45,7 @@ def read_checkpoint(path: str, classes: Classes) -> StoredModel:
     Raises:
         UserError: If the checkpoint contains no model.
     """
-    model = classes.config(path)["model"]
-    content = load(path)
+    model, content = classes.config(path)["model"], load(path)
     try:
         weights = {n.removeprefix("network."): w for n, w in content["state_dict"].items() if n.startswith("network.")}
         if invalid := [name for name, value in weights.items() if not isinstance(value, Tensor)]:

@@ -123,8 +123,7 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
             name = f"{type(position).__module__}.{type(position).__name__}.{hook}"
             expected = f"({q.shape[1]}, {table.shape[-1]}), one row per head"
             raise UserError(f"{name}: got shape {tuple(table.shape)}, expected {expected}")
-    keys = context.positions[-v.shape[2] :]
-    visibility = context.positions.visibility
+    keys, visibility = context.positions[-v.shape[2] :], context.positions.visibility
 
     def block_of(rows: slice, columns: slice, seen: Tensor) -> QueryKeyBlock:
         return QueryKeyBlock(keys[rows], keys[columns], seen, None if state is None else state[:, :, columns])

@@ -71,4 +71,4 @@ class Sandwich(Position):
     def bias(self, distance: Tensor) -> Tensor:
         waves = angles(distance, self.size, 10000.0).cos().sum(-1)  # (N,) fp64
         heads = torch.arange(1, self.heads + 1, dtype=waves.dtype, device=waves.device)  # (H,)
-        return (waves / (8 / self.heads * heads)[:, None]).float()  # (H, N)
+        return (waves / (8 / self.heads * heads)[:, None]).to(distance.dtype)  # (H, N)

@@ -163,7 +163,7 @@ class Position(Constrained, ABC):
     ) -> tuple[Tensor, Tensor]:
         """Return queries (B, H, T, δ) and keys (B, G, T, δ) changed by their positions, in the same dtype.
 
-        The results may have another last dimension, equal for queries and keys. The scale of the scores stays 1/√δ.
+        The results may have a larger last dimension, equal for queries and keys. The scale of the scores stays 1/√δ.
         ``state`` is the result of `token_state` for these tokens.
         """
         return q, k

@@ -74,6 +74,7 @@ class SelfExtend(Wrapper):
         else:
             key_ids = positions.ids // self.group
             query_ids = key_ids + self.neighbor_window - self.neighbor_window // self.group
+        positions = replace(positions, contiguous=False)  # the ids of neighbours may be equal
         return replace(positions, ids=query_ids), replace(positions, ids=key_ids)
 
 

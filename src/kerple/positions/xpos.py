@@ -57,5 +57,5 @@ class XPos(Position):
         pair = torch.arange(0, self.rotary_dim, 2, dtype=angle.dtype, device=angle.device) / self.rotary_dim  # (δ/2,)
         # position of the first token of the text, including tokens in a cache
         origin = positions.ids[..., :1] - positions.rows[:1] if positions.contiguous else 0
-        relative = positions.ids - origin  # ((B,) T)
+        relative = (positions.ids - origin).to(pair.dtype)  # ((B,) T)
         return angle.cos(), angle.sin(), relative[..., None] / self.decay * ((pair + 0.4) / 1.4).log()

@@ -159,8 +159,7 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
     notes: list[str] = []
     for trace in traces:
         v = trace.vectors(i, "v")
-        v = v / v.abs().max()
-        differences = _visibility_differences(i, layer, trace)
+        v, differences = v / v.abs().max(), _visibility_differences(i, layer, trace)
         if float((v - v[:, :1]).abs().max()) <= SAME:
             description, found = _compare_rotation(i, layer, trace)
             notes, differences = notes or description, differences + found

@@ -139,8 +139,7 @@ class Polynomial(Task):
     numbers = True
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        x = int(rng.integers(-2, 3))
-        coefficients = rng.integers(-3, 4, size=length).tolist()
+        x, coefficients = int(rng.integers(-2, 3)), rng.integers(-3, 4, size=length).tolist()
         degrees = rng.integers(4, size=length).tolist()
         terms = "".join(f"{c:+d}*x^{d}" for c, d in zip(coefficients, degrees, strict=True)).removeprefix("+")
         value = sum(c * x**d for c, d in zip(coefficients, degrees, strict=True))

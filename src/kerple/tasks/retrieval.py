@@ -22,8 +22,7 @@ class Passkey(Task):
     axes: ClassVar[tuple[str, ...]] = ("length", "position of the key in tenths of the filler")
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        key = digits_text(rng.integers(10, size=5))
-        offset = int(rng.integers(length + 1))
+        key, offset = digits_text(rng.integers(10, size=5)), int(rng.integers(length + 1))
         filler = _filler(length, rng)
         return Example(f"{filler[:offset]}[{key}]{filler[offset:]}", key, (length, 10 * offset // (length + 1)))
 
@@ -108,8 +107,7 @@ class VariableChain(Task):
         flips = rng.integers(2, size=length)
         signs = ["+-"[flip] for flip in flips.tolist()]
         clauses = [f"{name}={sign}{source}" for name, sign, source in zip(names, signs, ["1", *names], strict=False)]
-        order = rng.permutation(length).tolist()
-        target = int(rng.integers(length))
+        order, target = rng.permutation(length).tolist(), int(rng.integers(length))
         sign = "-" if flips[: target + 1].sum() % 2 else "+"
         prompt = ",".join(clauses[i] for i in order) + f";{names[target]}"
         return Example(prompt, sign, (length, target + 1))

@@ -13,12 +13,13 @@ from kerple.attention import attend
 from kerple.attention.reference import attend_reference
 from kerple.model.self_attention import prepare_context, spec_of
 from kerple.positions import AttentionWeights, Position, QueryKeyBlock, TokenPositions
+from kerple.testing.parameters import trained
 from kerple.testing.subject import Subject, holds, holds_at_lengths, same, tokens
 
 
 @holds_at_lengths
 def hooks_in_fp32(subject: Subject, length: int) -> None:
-    """Autocast and weights in bf16 do not change the results of the strategy's hooks.
+    """Autocast and weights in bf16 do not change the results of hooks other than `transform_output`.
 
     Hooks are the methods of a strategy that the model calls in a forward pass. Their results are fp32 or fp64. Under
     autocast or after ``.bfloat16()``, the results are bitwise equal to those with fp32 weights and no autocast.
@@ -58,7 +59,7 @@ def training_in_bf16_mixed(subject: Subject, length: int) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         loss = network.losses(tokens(2, length + 1)).mean()
     loss.backward()
-    for name, parameter in network.named_parameters():
+    for name, parameter in trained(network):
         assert parameter.grad is not None, f"{name} has no gradient"
         assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
 
@@ -72,15 +73,14 @@ class _NoRoundedProducts(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         rounded = re.match(rf"aten\.({ROUNDED})_?(_backward\w*)?\.", str(function))
-        assert not rounded, (
-            f"{function}: autocast or TF32 may round it; use kerple.positions.precise_products.product instead"
-        )
+        advice = "autocast or TF32 may round it; use kerple.positions.precise_products.product instead"
+        assert not rounded, f"{function}: {advice}"
         return function(*args, **(kwargs or {}))
 
 
 @holds_at_lengths
 def no_rounded_products(subject: Subject, length: int) -> None:
-    """Hooks use no matrix product that autocast or TF32 rounds, forward or backward."""
+    """Hooks other than `transform_output` use no matrix product that autocast or TF32 rounds, forward or backward."""
     position = subject.position(length)
     with _NoRoundedProducts():
         torch.autograd.backward([x.sum() for x in results_of_hooks(position, length).values() if x.requires_grad])

@@ -12,12 +12,17 @@ from kerple.positions.constrained_parameters import Constrained
 from kerple.testing.subject import DoesNotApply, Subject, holds, holds_at_lengths, tokens
 
 
+def trained(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the names and parameters that an optimiser updates."""
+    return [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
+
+
 @holds_at_lengths
 def gradient_of_every_parameter(subject: Subject, length: int) -> None:
     """Every parameter of the network has a finite, nonzero gradient."""
     network = subject.network(length).train()
     network.losses(tokens(2, length + 1)).mean().backward()
-    for name, parameter in network.named_parameters():
+    for name, parameter in trained(network):
         assert parameter.grad is not None, f"{name} has no gradient"
         assert parameter.grad.abs().sum() > 0, f"the gradient of {name} is 0"
         assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"

@@ -215,8 +215,7 @@ def _write_parts(folder: Path, options: ShardOptions, encoder: Encoder, reader: 
     A description has the checksum of the part's documents (``texts``), and for each split the fields of its `Shard`,
     the number of documents and their bytes. It is stored in `PARTS`.
     """
-    paths = list[Path]()
-    tokens = 0
+    paths, tokens = list[Path](), 0
 
     def unfinished() -> Iterator[tuple[tuple[int, str], list[Document]]]:
         for number, documents in enumerate(cut_into_parts(reader)):

@@ -29,8 +29,7 @@ def gram_hashes(tokens: Tokens, end_of_text: int) -> NDArray[np.uint64]:
     hashes, base, length = codes[tokens], np.array([0x9E3779B97F4A7C15], np.uint64), 1
     ends = tokens == end_of_text
     while length < GRAM:  # the hashes of two neighbouring sequences give the hash of a sequence of twice the length
-        hashes = hashes[:-length] * base + hashes[length:]
-        ends = ends[:-length] | ends[length:]
+        hashes, ends = hashes[:-length] * base + hashes[length:], ends[:-length] | ends[length:]
         base, length = base * base, 2 * length
     hashes[ends] = 0
     return hashes
