@@ -27,7 +27,7 @@ def with_checkpoint(run: Path) -> str:
     return str(run / "checkpoints" / "last.ckpt")
 
 
-def test_new_runs_get_new_versions_and_last_resumes_the_newest_with_a_checkpoint(tmp_path):
+def test_new_runs_get_new_versions_and_last_resumes_the_newest_with_a_checkpoint(tmp_path, monkeypatch):
     base = tmp_path / "new" / "lr[1]"  # brackets are not a pattern
     for expected in (base, Path(f"{base}_v1"), Path(f"{base}_v2")):
         assert fit_directory(base, None) == expected
@@ -43,6 +43,8 @@ def test_new_runs_get_new_versions_and_last_resumes_the_newest_with_a_checkpoint
         assert fit_directory(base, path) == expected
         unlock()
     assert fit_directory(base, str(tmp_path / "elsewhere.ckpt")) == Path(f"{base}_v3")
+    monkeypatch.chdir(base)
+    assert fit_directory(Path("."), None) == Path(f"{base}_v4")
 
 
 def test_a_failed_start_removes_only_its_own_new_folder(tmp_path):

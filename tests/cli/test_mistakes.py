@@ -59,6 +59,11 @@ def config(folder, **sections):
         (["--seed_everything=-1"], ["seed_everything", "-1"]),
         (["--trainer.logger=CometLogger"], ["comet"]),  # a package that is not installed
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
+        ([f"--ckpt_path={'a' * 300}"], ["not a file"]),  # too long for a file name
+        (
+            ["--trainer.val_check_interval=9", "--trainer.limit_val_batches=1"],
+            ["trainer: `val_check_interval` (9)"],
+        ),
         ([*SHARDS, "--trainer.callbacks=[]", "--data.length=20000"], ["data.length: got 20000"]),  # at the first batch
         # each step multiplies the matrices by 1 - lr · weight_decay = -1e9
         (["--model.lr=1000", "--model.weight_decay=1e6", "--model.warmup=0", "--trainer.max_steps=40"], ["not finite"]),
@@ -122,10 +127,10 @@ def test_bugs_and_debug_have_a_traceback_and_full_disks_or_gpus_one_line(tmp_pat
 
 
 def test_a_damaged_settings_file_of_a_preparation(tmp_path, capsys):
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "settings.json").write_text("[]")
-    arguments = ["prepare", f"--data.corpus={__file__}", f"--data.directory={tmp_path}"]
-    assert "parts/settings.json" in complaint(capsys, *arguments)
+    (tmp_path / ".parts").mkdir()
+    (tmp_path / ".parts" / "settings.json").write_text("[]")
+    data = {"corpus": __file__, "directory": str(tmp_path)}  # without class_path and init_args
+    assert ".parts/settings.json" in complaint(capsys, "prepare", config(tmp_path, data=data))
 
 
 def test_a_missing_package_is_reported_with_its_install_command(monkeypatch, capsys):

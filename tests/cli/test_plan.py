@@ -21,6 +21,8 @@ def test_plan_of_the_papers_configuration(capsys):
     assert rows["tokens"] == ["819,200,000"]
     assert rows["weights"] == ["0.60 GiB"]
     assert rows["optimiser"] == ["1.21 GiB"]
+    assert plan_rows(capsys, "--trainer.precision=bf16-true")["weights"] == ["0.30 GiB"]
+    assert plan_rows(capsys, "--trainer.precision=bf16")["activations"] == rows["activations"]
     # 6 × (162.3M less the embedding's 38.6M and the vectors) and 6 × 12 layers × 768 × 512 / 2 pairs × 2
     per_token = int(rows["FLOPs a token"][0].split()[0].replace(",", ""))
     assert per_token == pytest.approx(0.77e9, rel=0.01)

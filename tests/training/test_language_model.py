@@ -81,7 +81,7 @@ def test_parameters_are_within_their_ranges_after_a_step(optimizer: str, tmp_pat
             assert end is None or value.tolist() == pytest.approx([end] * 2)
 
 
-def test_other_data_and_other_fsdp_are_refused(tmp_path: Path, monkeypatch) -> None:
+def test_other_data_and_unsupported_training_are_refused(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(ValueError, match="vocabulary: got 13, expected the 11 tokens of the model"):
         trainer(tmp_path, max_steps=1).fit(small_model(), datamodule=ToyData(vocabulary=13))
     module = small_model()
@@ -89,3 +89,8 @@ def test_other_data_and_other_fsdp_are_refused(tmp_path: Path, monkeypatch) -> N
     monkeypatch.setattr(Trainer, "strategy", FSDPStrategy())  # which would round strategies to bf16
     with pytest.raises(ValueError, match=r"trainer\.strategy: got FSDPStrategy, expected ShardedBlocks"):
         module.configure_model()
+    module.build_optimiser = partial(torch.optim.SGD, fused=True)
+    monkeypatch.setattr(Trainer, "precision", "16-mixed")  # whose loss scaler a CPU does not have
+    module.trainer.gradient_clip_val = 1.0
+    with pytest.raises(ValueError, match="got a fused one with 16-mixed"):
+        module.configure_optimizers()

@@ -116,6 +116,8 @@ def _new_version(preferred: Path) -> Path:
     """Make and lock the first of a folder's versions that is empty and that no other process has locked."""
     if not _is_first_process():
         return preferred
+    if preferred.name in ("", ".."):  # such as "."; versions need a name
+        preferred = Path(abspath(preferred))
     for path in chain([preferred], (preferred.with_name(f"{preferred.name}_v{n}") for n in count(1))):
         if (existed := path.exists()) and not _is_empty(path):
             continue

@@ -1,5 +1,6 @@
 """Paths of the configurations in this package, such as ``configs/demo.yaml``, for commands in any working folder."""
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ def config_path(path: str) -> str:
 
     For example, ``configs/demo.yaml`` is the demo of this package in any folder without such a file.
     """
-    if Path(path).exists() or Path(path).parts[:1] != ("configs",):
+    if os.path.exists(path) or Path(path).parts[:1] != ("configs",):
         return path
     package = Path(kerple.__file__).parent
     files = (package / path, package.parents[1] / path)  # of an installed package, or of a checkout

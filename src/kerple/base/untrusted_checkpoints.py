@@ -10,6 +10,7 @@ imports the name in a string, or opens the string as a file. It therefore gets a
 - the value of an option is a string only if all types of the option are in `PLAIN`, or a Literal allows this string.
 """
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -48,7 +49,7 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
     Raises:
         UserError: If the file is missing, or has values other than tensors, numbers, strings and containers of these.
     """
-    if not Path(path).is_file():
+    if not os.path.isfile(path):  # a missing permission is no error in os.path
         raise UserError(f"ckpt_path: got {path}, which is not a file; give the path of a checkpoint written by `fit`")
     unicode = str(path).encode(errors="ignore").decode() == str(path)  # torch cannot memory-map other paths
     try:

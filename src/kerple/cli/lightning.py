@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,10 @@ class CLI(LightningCLI):
         except Exception as error:
             if subcommand != "fit" or not self.trainer.global_step:
                 unlock(remove_new=True)  # so that the next run gets the same folder
-            if isinstance(error, UserError | MisconfigurationException):
+            raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+            # with these classes, Lightning itself also reports options that do not fit the data or the callbacks
+            of_options = isinstance(error, ValueError | RuntimeError) and "pytorch_lightning" in Path(raised_in).parts
+            if of_options or isinstance(error, UserError | MisconfigurationException):
                 raise as_user_error(error) from error
             if isinstance(error, OSError) and error.errno in NO_ROOM and not error.filename:
                 error.filename = str(directory)  # TensorBoard's writer does not set it

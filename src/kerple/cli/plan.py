@@ -18,7 +18,9 @@ from kerple.training.language_model import LanguageModel
 PEAK_FRACTION = 0.34  # fraction of the peak FLOP/s that KERPLE-log with 162M parameters reached on an H200
 NODE = 8  # devices per node
 NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s for each device
-AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+AUTOCAST = dict.fromkeys(("auto", "bf16-mixed", "bf16"), torch.bfloat16) | dict.fromkeys(
+    ("16-mixed", "16"), torch.float16
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -101,7 +103,9 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         "FLOPs a token": f"{work.training:,} = 3 × (linear layers {work.products:,} + attention {work.attention:,})",
         "FLOPs": f"{total:.3g}",
     }
-    precision = AUTOCAST.get("bf16-mixed" if trainer.precision == "auto" else str(trainer.precision))
+    precision = AUTOCAST.get(str(trainer.precision))
+    if trainer.precision == "bf16-true":
+        model.network.bfloat16()
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
     sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
     sharding = ", if parameters were not sharded" if "shard" in str(trainer.strategy).lower() else ""

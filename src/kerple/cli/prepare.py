@@ -38,7 +38,8 @@ def main(arguments: list[str]) -> None:
     for path in class_paths or [section.get("class_path", DATA) for section in sections]:
         if str(path).rpartition(".")[2] != DATA:
             raise UserError(f"data: got {path}, which has no shards to prepare; expected {DATA}")
-    configs = [f"--config={yaml.safe_dump({'data': section.get('init_args', {})})}" for section in sections]
+    sections = [section.get("init_args", {} if "class_path" in section else section) for section in sections]
+    configs = [f"--config={yaml.safe_dump({'data': section})}" for section in sections]
     rest = [argument.replace("--data.init_args.", "--data.", 1) for argument in rest]
     options = parser.instantiate_classes(parse(parser, [*configs, *rest])).data
     if options.corpus is not None:

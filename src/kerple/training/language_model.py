@@ -203,6 +203,14 @@ class LanguageModel(LightningModule):
             kind: Any = Muon if self.muon else torch.optim.AdamW
             # with 16-mixed, a fused optimiser would unscale the gradients only in its step, after they are clipped
             optimiser = kind(groups, fused=self.trainer.precision != "16-mixed", **self.adam_options)
+        clipped_late = self.trainer.gradient_clip_val and getattr(optimiser, "_step_supports_amp_scaling", False)
+        if clipped_late and self.trainer.precision == "16-mixed":
+            advice = (
+                "set its option fused to false, trainer.gradient_clip_val to null or trainer.precision to bf16-mixed"
+            )
+            raise UserError(
+                f"model.optimizer: got a fused one with 16-mixed, whose gradients cannot be clipped; {advice}"
+            )
         # clamp the parameters of strategies to their ranges after each step
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
         schedule: Any = {"scheduler": self._schedule_of(optimiser), "interval": "step", "name": "train/lr"}

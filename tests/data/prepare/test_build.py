@@ -67,10 +67,12 @@ def stop_before_the_manifest(*arguments: Path) -> None:
 
 def test_finished_parts_are_kept_and_other_settings_refused(json_lines, prepared, tmp_path, monkeypatch):
     stop_before_the_manifest(tmp_path, json_lines)
+    (tmp_path / "parts").mkdir()  # a folder of the user
     monkeypatch.setattr("kerple.data.prepare.workers.tokenise", lambda *_: pytest.fail("tokenised again"))
     with pytest.raises(UserError, match="prepared with other settings: drop_duplicates was False, is True"):
         small_build(tmp_path, json_lines, drop_duplicates=True)
     assert small_build(tmp_path, json_lines).splits == Folder(str(prepared)).manifest.splits
+    assert (tmp_path / "parts").exists()
 
 
 def test_a_finished_part_whose_text_has_changed_is_tokenised_again(documents, tmp_path):

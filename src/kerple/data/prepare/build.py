@@ -9,6 +9,7 @@ tokenises only the missing parts.
 import hashlib
 import json
 import multiprocessing
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, tra
 
 TRAINING_BYTES = 10**8  # bytes of the training split on which a tokenizer is trained
 SHIPPED = Path(__file__).parents[1] / "tokenizers"  # folder of the trained tokenizers for `code` and `rfc`
-PARTS = "parts"  # folder with the settings and a file for each finished part; it is deleted after the preparation
+PARTS = ".parts"  # folder with the settings and a file for each finished part; it is deleted after the preparation
 
 
 def prepare(options: ShardOptions) -> Manifest:
@@ -56,8 +57,9 @@ def prepare(options: ShardOptions) -> Manifest:
     directory = Path(options.location)
     # a finished folder is not locked, because a lock needs permission to write
     if (directory / MANIFEST_FILE).exists():
+        manifest = check_prepared(options)
         shutil.rmtree(directory / PARTS, ignore_errors=True)  # a process that was killed may have left this folder
-        return check_prepared(options)
+        return manifest
     assert options.corpus is not None
     folder = Path(options.corpus.removeprefix("file://"))
     if folder.is_dir() and directory.resolve().is_relative_to(folder.resolve()):
@@ -120,7 +122,8 @@ def check_prepared(options: ShardOptions) -> Manifest:
         with suppress(UserError):  # shards can be used on a machine without the corpus
             settings["files"] = find_corpus(options.corpus, options.text_field, options.source_folder).state()
     _compare_settings(options.location, manifest.settings, settings)
-    if Path(options.tokenizer).exists() and load_tokenizer(options.tokenizer).to_str() != folder.tokenizer().to_str():
+    local = options.tokenizer != TRAINED_HERE and os.path.exists(options.tokenizer)
+    if local and load_tokenizer(options.tokenizer).to_str() != folder.tokenizer().to_str():
         given = f"got {options.location}, which was prepared with another content of {options.tokenizer}"
         raise UserError(f"data.directory: {given}; choose another folder, or delete this one")
     return manifest
