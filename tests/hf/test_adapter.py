@@ -66,7 +66,7 @@ def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejecte
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"), [("phi3", "accepts only longrope"), ("ministral3", "also scales queries")]
+    ("family", "reason"), [("phi3", "accepts only none and ntk"), ("ministral3", "also scales queries")]
 )
 def test_a_scaling_that_a_family_does_not_support_is_an_error(family, reason):
     with pytest.raises(UserError, match=f"model.scaling: got yarn, but {family} {reason}"):

@@ -166,6 +166,8 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
             hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
     assert "contains custom code" in complaint(capsys, "test", "--hf", folder)
     assert read_network(str(folder), trust_remote_code=True).name == "Combined"
+    with pytest.raises(ValueError, match="got 17, expected 16"):
+        read_network(str(folder), 17, trust_remote_code=True)
     tokens = text(1, 40)
     with torch.inference_mode():
         expected = load_trained(path, "my_file")[0].network(tokens)

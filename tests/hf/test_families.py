@@ -23,6 +23,7 @@ VARIANTS = [
     ("llama", {"rope_parameters": ORIGINAL | DIVISORS | {"rope_type": "longrope"}}),
     ("llama", {"rope_parameters": ORIGINAL | {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
     ("llama", {"rope_parameters": YARN | {"beta_fast": 8.0, "attention_factor": 1.3}}),
+    ("mistral", {"max_position_embeddings": 8}),  # below the window
     ("qwen3", {"sliding_window": 7, "layer_types": ["full_attention"] + ["sliding_attention"] * 4}),
     ("smollm3", {"no_rope_layers": [0, 1, 1, 0, 1]}),
     ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "relu"}),

@@ -70,6 +70,7 @@ def test_the_table_has_the_loss_of_each_document_at_each_gap():
             expected = network.losses(block, K, offset=gap * (torch.arange(CONTEXT + K) >= CONTEXT)).mean()
             assert rows[gap, 2] == pytest.approx(float(expected), rel=1e-5)
         assert rows["no context", 2] == pytest.approx(float(network.losses(block[:, -K - 1 :]).mean()), rel=1e-5)
+    assert "no gap" not in GapCurve([10 * LENGTH], CONTEXT, K, 3).run(network, text).report  # which does not fit
     lengths = {row.length - CONTEXT - K for row in result.sums if row.protocol == f"gap{K}"}
     assert lengths == set(measure.fitting_gaps(network))
     only_windows = build("mistral")

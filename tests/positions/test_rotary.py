@@ -126,8 +126,10 @@ def test_angles_are_exact_at_large_positions() -> None:
 def test_xpos_decays_exactly_over_63_times_its_decay(first: int, default_dtype: torch.dtype) -> None:
     ones = torch.ones(1, 1, 1, 2).expand(1, 1, 4032, 2)
     torch.set_default_dtype(default_dtype)  # bf16 in a forward pass with the precision bf16-true
-    q, k = rotated(XPos(Shape(2, 1, 64), decay=64, base=1e30), ones, ones, first)
-    torch.set_default_dtype(torch.float32)
+    try:
+        q, k = rotated(XPos(Shape(2, 1, 64), decay=64, base=1e30), ones, ones, first)
+    finally:
+        torch.set_default_dtype(torch.float32)
     for distance in (0, 1, 64, 500):
         product = (q[0, 0, -1] * k[0, 0, -1 - distance]).sum().item()
         assert product == pytest.approx(2 * math.cos(distance) * (0.4 / 1.4) ** (distance / 64), rel=1e-3, abs=1e-6)

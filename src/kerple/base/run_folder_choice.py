@@ -93,8 +93,14 @@ os.register_at_fork(after_in_child=_lock_files.clear)
 os.register_at_fork(after_in_child=_new_folders.clear)
 
 
+def _named(folder: Path) -> Path:
+    """Return a path that ends with the folder's name, which `Path(".")` does not, so that versions can be named."""
+    return folder if folder.name not in ("", "..") else Path(abspath(folder))
+
+
 def _versions(preferred: Path) -> list[Path]:
     """Return the folder and its versions ``…_v1``, ``…_v2``, … as far as they exist, oldest first."""
+    preferred = _named(preferred)
     prefix = f"{preferred.name}_v"
     numbers = [path.name.removeprefix(prefix) for path in preferred.parent.glob(f"{escape(prefix)}*")]
     later = (preferred.with_name(prefix + n) for n in sorted(filter(str.isdecimal, numbers), key=int))
@@ -116,8 +122,7 @@ def _new_version(preferred: Path) -> Path:
     """Make and lock the first of a folder's versions that is empty and that no other process has locked."""
     if not _is_first_process():
         return preferred
-    if preferred.name in ("", ".."):  # such as "."; versions need a name
-        preferred = Path(abspath(preferred))
+    preferred = _named(preferred)
     for path in chain([preferred], (preferred.with_name(f"{preferred.name}_v{n}") for n in count(1))):
         if (existed := path.exists()) and not _is_empty(path):
             continue

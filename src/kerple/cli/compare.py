@@ -4,6 +4,7 @@ Lightning is imported in functions, because the import takes seconds and option 
 """
 
 import contextlib
+import os
 import sys
 from dataclasses import fields
 from importlib import import_module
@@ -57,6 +58,9 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
     jobs, refused = prepare_jobs(comparison, options.parallel, options.report_only, options.rerun_changed)
     to_do = [job for job in jobs if not committed_records.finished(job)]
+    _check_writable("output", comparison.report_folder)
+    if to_do and not options.report_only:
+        _check_writable("runs", comparison.runs_folder)
     fits = [] if options.report_only else [job.config for job in to_do if job.config]
     seconds = import_module("kerple.cli.comparison_duration").training_seconds(fits, options.parallel) if fits else None
     time = "" if seconds is None else f"; to train {len(fits)} of them takes about {duration(seconds)}"
@@ -76,6 +80,12 @@ def _read(arguments: list[str]) -> tuple[Namespace, Comparison]:
     parser = _parser()
     options = parser.instantiate_classes(parse(parser, arguments))
     return options, Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
+
+
+def _check_writable(key: str, folder: Path) -> None:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(f"compare: {key}: got {folder}, but {existing} is not a folder that can be written to")
 
 
 def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: int) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 from kerple.base.atomic import write
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> None:
     from kerple.extend.methods import methods
     from kerple.extend.search import TEST, VALIDATION, Search
     from kerple.hf.adapter import config_length
-    from kerple.hf.derived_model_folder import link, remove_links, unpack
+    from kerple.hf.derived_model_folder import check_links, link, unpack
     from kerple.hf.memory import check_memory
     from kerple.hf.pretrained_files import (
         check_tokenizer,
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> None:
     candidates, reasons = methods(config, length, options.to)
     runner, vocabulary = Runner.detect(None, options.precision), vocabulary_size(read_tokenizer(source))
     folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"))
-    remove_links(folder / "model", options.model)
+    check_links(folder / "model", options.model)
     data = ShardOptions(tokenizer=f"{MODEL_PREFIX}{options.model}", vocabulary=vocabulary, **options.data.as_dict())
     if data.corpus is not None:
         prepare(data)
@@ -97,6 +98,8 @@ def main(arguments: list[str]) -> None:
     if best.position is None:
         config = scaled(config, best.scaling, best.factor, length, best.rope_options)
         link(path, config, folder / "model")
+    else:
+        shutil.rmtree(folder / "model", ignore_errors=True)  # the result of an earlier call
     values |= {"folder": str(folder), "rope_parameters": getattr(config, "rope_parameters", None)}
     findings = render_template("kerple.extend", "findings.txt.jinja", **values)
     write(folder / "extend.html", render_template("kerple.extend", "page.html.jinja", **values, findings=findings))

@@ -1,7 +1,6 @@
 """`Comparison`: the content of a comparison's configuration file, and its conversion into one `Job` per run."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -133,10 +132,6 @@ class Comparison:
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
             expected = f"a folder outside of {self.report_folder / 'runs'}, where the report keeps its records"
             raise UserError(f"compare: runs: got {self.runs_folder}, expected {expected}")
-        for key, folder in (("runs", self.runs_folder), ("output", self.report_folder)):
-            existing = next(path for path in (folder, *folder.parents) if path.exists())
-            if not existing.is_dir() or not os.access(existing, os.W_OK):
-                raise UserError(f"compare: {key}: got {folder}, but {existing} is not a folder that can be written to")
 
     def _check_flags(self) -> None:
         """Raise a UserError if flags set an option that the comparison sets, or a configuration does not exist."""

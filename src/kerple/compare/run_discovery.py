@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from functools import cache
+from glob import escape
 from io import BytesIO
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
@@ -48,7 +49,7 @@ def _unpacked(path: Path, content: bytes) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
         ZipFile(BytesIO(zstandard.decompress(content))).extractall(folder)
-    except (BadZipFile, zstandard.ZstdError, MemoryError) as error:
+    except (BadZipFile, ValueError, zstandard.ZstdError, MemoryError) as error:
         raise UserError(f"{path}: damaged ({error}); restore it, or delete it and run again") from error
     return folder
 
@@ -77,11 +78,11 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
     Raises:
         UserError: If a folder contains no run, or ``test`` is not the name of a folder.
     """
-    if Path(test).name != test:
+    if Path(test).name != test or test in ("", ".."):
         raise UserError(f"compare: test_folder: got {test!r}, expected the name of a folder, without /")
     runs = []
     for folder in folders:
-        tests = sorted({path.parent for path in folder.rglob(f"{test}/{results_table.ABOUT}")})
+        tests = sorted({path.parent for path in folder.rglob(f"{escape(test)}/{results_table.ABOUT}")})
         if not tests:
             expected = f"a folder with runs that have {test}/{results_table.ABOUT}"
             raise UserError(f"compare: directories: got {folder}, expected {expected}")

@@ -8,16 +8,11 @@ from kerple.base.errors import UserError
 from kerple.hf.pretrained_files import ModelSource, read_model
 
 
-def remove_links(folder: Path, model: str) -> None:
-    """Remove a folder that `link` has made, if it exists.
-
-    Raises:
-        UserError: If the folder is that of the model, or `link` has not made it.
-    """
+def check_links(folder: Path, model: str) -> None:
+    """Raise a UserError if a folder exists and is that of the model, or `link` has not made it."""
     written_by_others = [path for path in folder.glob("*") if not path.is_symlink() and path.name != "config.json"]
     if written_by_others or folder.resolve() == Path(model).resolve():
         raise UserError(f"run_dir: {folder} exists and is not a result of this command; choose another --run_dir")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def link(model: str, config: Any, folder: Path) -> None:
@@ -33,7 +28,8 @@ def link(model: str, config: Any, folder: Path) -> None:
     """
     from transformers.utils import cached_file
 
-    remove_links(folder, model)
+    check_links(folder, model)
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for file in Path(str(cached_file(model, "config.json"))).parent.iterdir():
         if file.is_file() and file.name != "config.json":

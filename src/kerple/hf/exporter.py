@@ -64,13 +64,13 @@ def export(
     Raises:
         UserError: If the folder is not empty or cannot be made, or `hugging_face_model` raises an error.
     """
+    model = hugging_face_model(stored)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"to: got {folder}, which cannot be made ({error}); name a new folder") from error
     if any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
-    model = hugging_face_model(stored)
     external = getattr(model, "remote", ())
     if end_of_text is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = end_of_text

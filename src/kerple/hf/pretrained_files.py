@@ -251,21 +251,25 @@ def _read_tokenizer(source: ModelSource) -> Any:
         return AutoTokenizer.from_pretrained(source.location, use_fast=True, trust_remote_code=False, **source.files)
 
 
-def bos_token(source: ModelSource) -> int | None:
+def bos_token(source: ModelSource, advice: str = "") -> int | None:
     """Return the id of the token that the model's tokenizer adds before a text, or None.
 
     transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json. This function uses
     ``add_bos_token``, because a model for which it is true was probably trained with a BOS token.
 
+    Args:
+        source: The model.
+        advice: End of the error message about a tokenizer that adds several tokens, such as GLM's ``[gMASK]<sop>``.
+
     Raises:
-        UserError: If the model has no tokenizer, or one that adds several tokens, such as GLM's ``[gMASK]<sop>``.
+        UserError: If the model has no tokenizer, or one that adds several tokens.
     """
     tokenizer = _read_tokenizer(source)
     plain, with_special = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
     if len(with_special) > len(plain) and with_special[:1] != plain[:1]:
         if with_special[1 : 1 + len(plain)] != plain:
             given = f"got {source.name}, whose tokenizer adds more than one token before a text"
-            raise UserError(f"model: {given}, expected one, BOS; set model.bos to false, or use another tokenizer")
+            raise UserError(f"model: {given}, expected one, BOS{advice}")
         return with_special[0]
     add_bos = source.gguf is None and read_json_file(source, "tokenizer_config.json").get("add_bos_token")
     return tokenizer.bos_token_id if add_bos else None

@@ -47,14 +47,17 @@ def read_network(
     """
     source = find_model(path)
     config = read_model_config(source, trust_remote_code)
-    known_length = length or config_length(config)
+    exported, known_length = config.model_type in ("kerple", "kerple_remote"), length or config_length(config)
+    if exported and position is None and known_length != (stored_length := config_length(config)):
+        raise UserError(f"model.length: got {length}, expected {stored_length}, that of the exported model, or null")
     config = scaled(config, scaling, factor, known_length or 0, rope_options)
     model = read_model(source, config, getattr(torch, dtype), trust_remote_code)
-    bos_id = bos_token(source) if bos and has_tokenizer(source) else None
+    advice = "; to measure without them, set model.bos to false"
+    bos_id = bos_token(source, advice) if bos and has_tokenizer(source) else None
     if position is None and config.model_type == "kerple_remote":  # exported, with code of its own strategy
         model.network.bos = bos_id
         return model.network
-    if position is None and config.model_type != "kerple":
+    if position is None and not exported:
         return hugging_face_network(model, known_length, None if scaling is None else STRATEGIES[scaling], bos_id)
     stored = read_family(config, model.state_dict())
     network = build_transformer(stored.model | ({"length": length} if length else {}), position)

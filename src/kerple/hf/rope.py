@@ -110,7 +110,7 @@ def scaled(
         "has no RoPE": not rope,
         "has RoPE that differs between layers": "rope_theta" not in rope,
         "also scales queries by their positions": "llama_4_scaling_beta" in rope,
-        "accepts only longrope": config.model_type == "phi3" and scaling not in ("none", "ntk"),
+        "accepts only none and ntk": config.model_type == "phi3" and scaling not in ("none", "ntk"),
     }
     if reason := next((reason for reason, applies in obstacles.items() if applies), None):
         raise UserError(f"model.scaling: got {scaling}, but {config.model_type} {reason}; leave model.scaling out")

@@ -80,8 +80,7 @@ def attention_replaced(model: Any, name: str, function: Callable[..., Any] | Non
 def layer_kinds(config: Any) -> list[str]:
     """Return the kind of each layer of a text model, such as ``full_attention`` or ``sliding_attention``."""
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    largest = getattr(config, "max_position_embeddings", None) or math.inf  # Phi-3.5 has a longer window
-    kind = "full_attention" if window is None or window >= largest else "sliding_attention"
+    kind = "full_attention" if window is None else "sliding_attention"
     return list(getattr(config, "layer_types", None) or [kind] * config.num_hidden_layers)
 
 
@@ -95,8 +94,12 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
         UserError: If the model has layers with a window or chunks, but not the attributes ``layers`` and
             ``rotary_emb``, through which their positions can be set.
     """
-    base, local = getattr(model, "model", model.base_model), ("sliding_attention", "chunked_attention")
-    layers = {i: kind for i, kind in enumerate(layer_kinds(model.config.get_text_config())) if kind in local}
+    base, config = getattr(model, "model", model.base_model), model.config.get_text_config()
+    window = getattr(config, "sliding_window", None) or 0
+    longest = getattr(config, "max_position_embeddings", None) or math.inf
+    # the window of Phi-3.5 is longer than its longest input
+    local = ["chunked_attention", *(["sliding_attention"] if window < longest else [])]
+    layers = {i: kind for i, kind in enumerate(layer_kinds(config)) if kind in local}
     if layers and not (hasattr(base, "layers") and hasattr(base, "rotary_emb")):
         given = f"got {type(model).__name__}, which has local attention and lacks the attribute layers or rotary_emb"
         raise UserError(f"model: {given}, so its positions cannot have a gap; remove GapCurve")

@@ -54,7 +54,7 @@ def parameters_in_fp32(subject: Subject) -> None:
 
 @holds_at_lengths
 def training_in_bf16_mixed(subject: Subject, length: int) -> None:
-    """Every parameter has a finite gradient with the precision bf16-mixed."""
+    """Every parameter that is trained has a finite gradient with the precision bf16-mixed."""
     network = subject.network(length).train()
     with torch.autocast("cpu", torch.bfloat16):
         loss = network.losses(tokens(2, length + 1)).mean()

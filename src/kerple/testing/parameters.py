@@ -19,7 +19,7 @@ def trained(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 @holds_at_lengths
 def gradient_of_every_parameter(subject: Subject, length: int) -> None:
-    """Every parameter of the network has a finite, nonzero gradient."""
+    """Every parameter of the network that is trained has a finite, nonzero gradient."""
     network = subject.network(length).train()
     network.losses(tokens(2, length + 1)).mean().backward()
     for name, parameter in trained(network):

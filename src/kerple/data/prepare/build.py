@@ -122,7 +122,8 @@ def check_prepared(options: ShardOptions) -> Manifest:
         with suppress(UserError):  # shards can be used on a machine without the corpus
             settings["files"] = find_corpus(options.corpus, options.text_field, options.source_folder).state()
     _compare_settings(options.location, manifest.settings, settings)
-    local = options.tokenizer != TRAINED_HERE and os.path.exists(options.tokenizer)
+    files = (options.tokenizer, os.path.join(options.tokenizer, "tokenizer.json"))
+    local = options.tokenizer != TRAINED_HERE and any(map(os.path.isfile, files))
     if local and load_tokenizer(options.tokenizer).to_str() != folder.tokenizer().to_str():
         given = f"got {options.location}, which was prepared with another content of {options.tokenizer}"
         raise UserError(f"data.directory: {given}; choose another folder, or delete this one")
