@@ -99,7 +99,7 @@ def table(measured: pd.DataFrame, perplexities: pd.Series) -> Table:
         f"Medians of {measured['seed'].nunique()} rounds, strategies in turn; ratios: geometric means over rounds with "
         f"95% intervals. Steps of {BATCH} × {LENGTH} tokens, forward, backward, clipping and AdamW, fp32. {at['cpu']}, "
         f"{at['threads']} of {at['cores']} cores, load {at['load']:.1f}, torch {at['torch']}. Perplexities are of "
-        f"results/{TIER}, means over its seeds."
+        f"{TIER}, means over its seeds."
     )
     return Table("Cost of each strategy", pd.DataFrame.from_dict(rows, orient="index"), note)
 

@@ -1,4 +1,4 @@
-"""Copies docs/ to site-src/, and adds pages of the tables in results/ and of the reference.
+"""Copies docs/ to site-src/, and adds the pages and tables of results/ and pages of the reference.
 
 In docs/, pages link to files in results/ and folders in src/. In site-src/, these links lead to the added pages.
 """
@@ -16,16 +16,37 @@ PACKAGES = sorted(path.parent for path in (ROOT / "src/kerple").glob("*/__init__
 REEXPORTS = ("data", "tasks")  # packages whose __init__.py imports names that their modules document
 
 
-def target(link: str, page: Path) -> str:
-    """Return the target of a link in site-src/. ``page`` is the path of the page with the link, relative to docs/."""
-    parts = Path(os.path.relpath(DOCS / page.parent / link, ROOT)).parts
-    if parts[0] == "results" and parts[-1] == "table.md":
-        path = "/".join(parts[:-1]) + ".md"
-    elif parts[:2] == ("src", "kerple") and len(parts) == 3 and ROOT.joinpath(*parts) in PACKAGES:
-        path = f"reference/{parts[2]}.md"
-    else:
+def target(link: str, source: Path, page: str) -> str:
+    """Return the target of a link in site-src/; an empty string for files that are only in the repository.
+
+    Args:
+        link: The link, a path relative to the folder of its source.
+        source: Page with the link, in docs/ or results/.
+        page: Path of this page in site-src/.
+    """
+    path = Path(os.path.relpath(source.parent / link, ROOT))
+    if path.parts[0] == "results" and path.name == "table.md":
+        site = f"{path.parent}.md"
+    elif path.parent == Path("results") and path.suffix == ".md":
+        site = f"results/{path.stem.lower()}.md".replace("readme", "findings")
+    elif path.parts[:2] == ("src", "kerple") and len(path.parts) == 3 and ROOT / path in PACKAGES:
+        site = f"reference/{path.name}.md"
+    elif source.is_relative_to(DOCS) or path.suffix == ".png":
         return link
-    return os.path.relpath(path, page.parent)
+    else:
+        return ""
+    return os.path.relpath(site, Path(page).parent)
+
+
+def stage(source: Path, page: str) -> None:
+    """Write a page of docs/ or results/ to site-src/, with the targets of its links there."""
+
+    def link(match: re.Match[str]) -> str:
+        to = target(match["to"], source, page)
+        return f"[{match['text']}]({to}{match['anchor']})" if to else match["text"]
+
+    pattern = r"\[(?P<text>[^][]*)\]\((?P<to>[^)#:\s]+)(?P<anchor>[^)\s]*)\)"
+    (SITE / page).write_text(re.sub(pattern, link, source.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def reference(package: Path) -> str:
@@ -40,10 +61,12 @@ def reference(package: Path) -> str:
 if __name__ == "__main__":
     shutil.rmtree(SITE, ignore_errors=True)
     shutil.copytree(DOCS, SITE, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    for path in SITE.rglob("*.md"):
-        page = path.relative_to(SITE)
-        text = re.sub(r"(?<=\]\()[^)#:\s]+", lambda match: target(match[0], page), path.read_text(encoding="utf-8"))  # noqa: B023
-        path.write_text(text, encoding="utf-8")
+    for path in DOCS.rglob("*.md"):
+        stage(path, str(path.relative_to(DOCS)))
+    for path in (ROOT / "results").glob("*.md"):
+        stage(path, target(path.name, path, "index.md"))
+    (SITE / "results/main").mkdir()
+    shutil.copy(ROOT / "results/main/loss-and-gain.png", SITE / "results/main")
     for table in (ROOT / "results").rglob("table.md"):
         front = "---\nhide:\n  - toc # wide tables need the space\n---\n\n"
         page = SITE / table.parent.relative_to(ROOT).with_suffix(".md")

@@ -89,11 +89,11 @@ def intervals(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
         for seeds in ((2, 2), (3, 3), (8, 8), (8, 3)):
             samples = runs.samples((ours, seeds[0]), (theirs, seeds[1]))
             found = [difference(*pair) for pair in samples]
-            yield f"KERPLE-log less ALiBi at {times}×", f"{seeds[0]} and {seeds[1]}", *tails(found)
+            yield f"loss of KERPLE-log minus that of ALiBi at {times}×", f"{seeds[0]} and {seeds[1]}", *tails(found)
     ours, theirs = (runs.combination(strategy, {("full", 8): 1.0}) for strategy in ("KerpleLog", "ALiBi"))
     truth = np.subtract(*(np.log(s.sum(1) / c.sum(1)).mean() for s, c in (ours, theirs)))
     found = [difference(logarithm(*a), logarithm(*b)) for a, b in runs.samples((ours, 3), (theirs, 3))]
-    yield "their bits per byte at 8×", "3 and 3", *tails(found, truth)
+    yield "bits per byte of KERPLE-log minus those of ALiBi at 8×", "3 and 3", *tails(found, truth)
 
 
 def decisions(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
@@ -106,7 +106,7 @@ def decisions(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
     losses = runs.sums["KerpleLog", "full", 16][0].sum(1)
     pairs = [losses[runs.generator.integers(8, size=(2, 8))] for _ in range(TIMES)]
     spreads = [stats.levene(*pair, center="median").pvalue < ALPHA for pair in pairs]
-    name = "spreads of the same seeds differ significantly, Brown and Forsythe (5%)"
+    name = "standard deviations of two samples of the same seeds differ significantly, Brown and Forsythe (5%)"
     yield name, "8 and 8", f"{np.mean(spreads):.1%}"
 
 

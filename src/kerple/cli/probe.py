@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--layers", type=bool, default=True, help=layers)
     parser.add_argument("--invariances", type=bool, default=True, help=invariances)
     parser.add_argument("--gap", type=bool, default=False, help="measure the loss after a position gap; takes a minute")
-    parser.add_argument("--window", type=bool, default=False, help="measure up to which distance text lowers the loss")
+    parser.add_argument("--window", type=bool, default=False, help="measure perplexity and far context at --length")
     parser.add_argument("--length", type=int | None, default=None, help=length)
     parser.add_argument("--blocks", type=int, default=4, help="number of documents for --window, one block of each")
     parser.add_argument("--text", type=str, default="modules", help="text for --gap and --window, as in data.corpus")
