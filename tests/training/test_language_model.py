@@ -92,5 +92,5 @@ def test_other_data_and_unsupported_training_are_refused(tmp_path: Path, monkeyp
     module.build_optimiser = partial(torch.optim.SGD, fused=True)
     monkeypatch.setattr(Trainer, "precision", "16-mixed")  # whose loss scaler a CPU does not have
     module.trainer.gradient_clip_val = 1.0
-    with pytest.raises(ValueError, match="got a fused one with 16-mixed"):
+    with pytest.raises(ValueError, match="got a fused one, whose"):
         module.configure_optimizers()

@@ -18,9 +18,8 @@ from kerple.training.language_model import LanguageModel
 PEAK_FRACTION = 0.34  # fraction of the peak FLOP/s that KERPLE-log with 162M parameters reached on an H200
 NODE = 8  # devices per node
 NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s for each device
-AUTOCAST = dict.fromkeys(("auto", "bf16-mixed", "bf16"), torch.bfloat16) | dict.fromkeys(
-    ("16-mixed", "16"), torch.float16
-)
+AUTOCAST = dict.fromkeys(("auto", "bf16-mixed", "bf16"), torch.bfloat16)
+AUTOCAST |= dict.fromkeys(("16-mixed", "16"), torch.float16)
 
 
 def main(arguments: list[str]) -> None:

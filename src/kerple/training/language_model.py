@@ -205,12 +205,8 @@ class LanguageModel(LightningModule):
             optimiser = kind(groups, fused=self.trainer.precision != "16-mixed", **self.adam_options)
         clipped_late = self.trainer.gradient_clip_val and getattr(optimiser, "_step_supports_amp_scaling", False)
         if clipped_late and self.trainer.precision == "16-mixed":
-            advice = (
-                "set its option fused to false, trainer.gradient_clip_val to null or trainer.precision to bf16-mixed"
-            )
-            raise UserError(
-                f"model.optimizer: got a fused one with 16-mixed, whose gradients cannot be clipped; {advice}"
-            )
+            advice = "set its option fused to false, or trainer.precision to bf16-mixed"
+            raise UserError(f"model.optimizer: got a fused one, whose gradient cannot be clipped in 16-mixed; {advice}")
         # clamp the parameters of strategies to their ranges after each step
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
         schedule: Any = {"scheduler": self._schedule_of(optimiser), "interval": "step", "name": "train/lr"}
