@@ -1,7 +1,7 @@
 """The runs of PLAN.md: which of them are missing, and which results are read.
 
-PLAN.md allows no looks in between. The results of `main` are therefore read only when all runs of the four questions
-are finished, and those of another strategy only when all its seeds are. No results of `main-rfc` are read here.
+PLAN.md allows no looks in between. The results of `main` and `main-rfc` are therefore read only when all runs of the
+strategies of the four questions are finished, and those of another strategy only when all its seeds are.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def missing_seeds(root: Path, name: str) -> dict[str, list[int]]:
 
 
 def readable_runs(root: Path, name: str) -> list[Run]:
-    """The recorded runs of a comparison. Of `main`, the runs that may be read, which can be none."""
+    """The recorded runs of a comparison. Of `main` and `main-rfc`, the runs that may be read, which can be none."""
     runs = recorded_runs(root / name)
     if name not in PLANNED:
         return runs
