@@ -42,7 +42,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama+dynamic": ("Llama", scaled("dynamic")),
     "llama+llama3": ("Llama", scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
     "mistral": ("Mistral", with_rope(DEFAULT, sliding_window=8)),
-    "mistral+longer window": ("Mistral", with_rope(DEFAULT, sliding_window=2 * LENGTH)),  # as of Phi-3.5
     "qwen2": ("Qwen2", QWEN2 | scaled("yarn")),
     "qwen3": ("Qwen3", {"head_dim": 16} | scaled("yarn")),
     "gemma2": ("Gemma2", GEMMA2 | with_rope(DEFAULT, sliding_window=8)),
