@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,22 @@ def test_a_preparation_in_which_a_process_dies_is_continued(json_lines, prepared
             small_build(tmp_path, json_lines, prepare_workers=2)
     small_build(tmp_path, json_lines, prepare_workers=2)
     assert contents(tmp_path) == contents(prepared)
+
+
+@pytest.mark.timeout(60)  # instead of the project's ten minutes, because the failure is a wait without end
+def test_processes_end_if_the_preparation_is_interrupted_while_it_starts_one(monkeypatch):
+    start, started = SpawnProcess.start, []
+
+    def interrupted(process):
+        start(process)
+        started.append(process)
+        if len(started) == 2:  # before the pool knows the process
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(workers.tokenise_parts(2, None, [(number, []) for number in range(3)]))
+    assert not [process for process in started if process.join(20) or process.is_alive()]
 
 
 def test_processes_end_if_the_preparation_is_killed(tmp_path):

@@ -92,6 +92,7 @@ def tokenise_parts(
     if workers == 1:
         yield from ((key, tokenise(encoder, documents)) for key, documents in parts)
         return
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     waiting = deque[tuple[Key, Future[dict[str, Encoded]]]]()
     try:
@@ -105,6 +106,11 @@ def tokenise_parts(
         reason = "one of which ended unexpectedly, probably because memory ran out"
         advice = "run the command again with fewer; finished parts are kept"
         raise UserError(f"data.prepare_workers: got {workers}, {reason}; {advice}") from error
+    except BaseException:
+        # the pool does not know a process that it was starting when a signal came, and would wait for it without end
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
