@@ -60,10 +60,7 @@ def config(folder, **sections):
         (["--trainer.logger=CometLogger"], ["comet"]),  # a package that is not installed
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
         ([f"--ckpt_path={'a' * 300}"], ["not a file"]),  # too long for a file name
-        (
-            ["--trainer.val_check_interval=9", "--trainer.limit_val_batches=1"],
-            ["trainer: `val_check_interval` (9)"],
-        ),
+        (["--trainer.val_check_interval=9", "--trainer.limit_val_batches=1"], ["trainer: `val_check_interval` (9)"]),
         ([*SHARDS, "--trainer.callbacks=[]", "--data.length=20000"], ["data.length: got 20000"]),  # at the first batch
         # each step multiplies the matrices by 1 - lr · weight_decay = -1e9
         (["--model.lr=1000", "--model.weight_decay=1e6", "--model.warmup=0", "--trainer.max_steps=40"], ["not finite"]),

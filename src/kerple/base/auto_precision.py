@@ -51,4 +51,5 @@ def _bf16_instructions() -> str:
     limit = os.environ.get(LIMIT, "DEFAULT").upper()
     if not limit.startswith(LIMITS_WITH_BF16) or not torch.backends.mkldnn.is_available():
         return ""
-    return next((name for key, name in INSTRUCTIONS.items() if torch.cpu.get_capabilities().get(key)), "")
+    capabilities = torch.cpu.get_capabilities()
+    return next((name for key, name in INSTRUCTIONS.items() if capabilities.get(key)), "")

@@ -10,7 +10,7 @@ from typing import Any
 from kerple.base.errors import UserError
 from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.compare.job import Job
-from kerple.compare.run_discovery import record_folders
+from kerple.compare.run_discovery import FOLDER_NAME, is_folder_name, record_folders
 
 SET_BY_COMPARE = {  # flags that a comparison sets for every run, and advice for users who set them
     "run_dir": "use runs and test_folder",
@@ -125,10 +125,9 @@ class Comparison:
         names = [*product(["strategies"], self.strategies), *product(["parts"], self.parts)]
         for key, name in [("name", self.name), *names, ("test_folder", self.test_folder)]:
             reserved = RESERVED if key == "test_folder" else ()
-            if Path(name).name != name or name.startswith(".") or name in reserved:
-                expected = "a name for a folder, without / and without a leading dot"
-                expected += f", other than {', '.join(reserved)}" if reserved else ""
-                raise UserError(f"compare: {key}: got {name!r}, expected {expected}")
+            if not is_folder_name(name) or name in reserved:
+                other = f", other than {', '.join(reserved)}" if reserved else ""
+                raise UserError(f"compare: {key}: got {name!r}, expected {FOLDER_NAME}{other}")
         if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
             expected = f"a folder outside of {self.report_folder / 'runs'}, where the report keeps its records"
             raise UserError(f"compare: runs: got {self.runs_folder}, expected {expected}")

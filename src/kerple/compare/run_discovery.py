@@ -20,7 +20,13 @@ from kerple.base.errors import UserError
 from kerple.compare.finished_runs import Run
 from kerple.measure import results_table
 
+FOLDER_NAME = "the name of a folder, without / and without a leading dot"
 PACKED = "records.zip.zst"  # name of the archive of records in the folder of a report
+
+
+def is_folder_name(name: str) -> bool:
+    """Return whether a name is a `FOLDER_NAME`."""
+    return Path(name).name == name and name[:1] not in ("", ".")
 
 
 def record_folders(report: Path) -> list[Path]:
@@ -78,8 +84,8 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
     Raises:
         UserError: If a folder contains no run, or ``test`` is not the name of a folder.
     """
-    if Path(test).name != test or test in ("", ".."):
-        raise UserError(f"compare: test_folder: got {test!r}, expected the name of a folder, without /")
+    if not is_folder_name(test):
+        raise UserError(f"compare: test_folder: got {test!r}, expected {FOLDER_NAME}")
     runs = []
     for folder in folders:
         tests = sorted({path.parent for path in folder.rglob(f"{escape(test)}/{results_table.ABOUT}")})

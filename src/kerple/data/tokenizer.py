@@ -1,5 +1,6 @@
 """Tokenizers: training of a byte-level BPE, loading of Hugging Face tokenizers, and encoding of strings."""
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,9 +59,7 @@ def load_tokenizer(source: str) -> Tokenizer:
         from kerple.hf.pretrained_files import find_model, read_tokenizer  # needs optional packages
 
         return read_tokenizer(find_model(source.removeprefix(MODEL_PREFIX)))
-    path = Path(source)
-    if path.is_dir():
-        path = path / "tokenizer.json"
+    path = tokenizer_file(source)
     try:
         if path.is_file():
             return Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -71,6 +70,11 @@ def load_tokenizer(source: str) -> Tokenizer:
         expected = f"{TRAINED_HERE!r} to train one, a tokenizer.json or its folder, or a name on the Hugging Face hub"
         given = f"got {source!r}, which could not be loaded ({error})"
         raise UserError(f"data.tokenizer: {given}; expected {expected}") from error
+
+
+def tokenizer_file(source: str) -> Path:
+    """Return the path of a tokenizer's file: ``source``, or tokenizer.json in this folder. The file may not exist."""
+    return Path(source, "tokenizer.json") if os.path.isdir(source) else Path(source)
 
 
 def without_truncation(tokenizer: Tokenizer) -> Tokenizer:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.hf.pretrained_files import ModelSource, read_model
+from kerple.hf.pretrained_files import ModelSource, model_folder, read_model
 
 
 def check_links(folder: Path, model: str) -> None:
@@ -26,12 +26,10 @@ def link(model: str, config: Any, folder: Path) -> None:
     Raises:
         UserError: If a folder of another origin exists.
     """
-    from transformers.utils import cached_file
-
     check_links(folder, model)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for file in Path(str(cached_file(model, "config.json"))).parent.iterdir():
+    for file in model_folder(model).iterdir():
         if file.is_file() and file.name != "config.json":
             (folder / file.name).symlink_to(file.resolve())
     config.save_pretrained(folder)

@@ -212,6 +212,13 @@ def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
     return {} if path is None else json.loads(Path(path).read_text("utf-8"))
 
 
+def model_folder(location: str) -> Path:
+    """Return the folder of a model's files. For a name on the hub it is in the cache, with the commit as its name."""
+    from transformers.utils import cached_file
+
+    return Path(str(cached_file(location, "config.json"))).parent
+
+
 def source_digest(source: ModelSource) -> str:
     """Return the sha256 of a model's files, or for a model on the hub, of its name and commit.
 
@@ -219,10 +226,8 @@ def source_digest(source: ModelSource) -> str:
     """
     folder = Path(source.location)
     if not folder.is_dir():
-        from transformers.utils import cached_file
-
-        config = Path(str(cached_file(source.location, "config.json")))  # …/snapshots/<commit>/config.json
-        return hashlib.sha256(f"{source.name}@{config.parent.name}".encode()).hexdigest()
+        commit = model_folder(source.location).name
+        return hashlib.sha256(f"{source.name}@{commit}".encode()).hexdigest()
     kinds = ("*.safetensors", "config.json", "tokenizer.json")
     files = [folder / source.gguf] if source.gguf else sorted(path for kind in kinds for path in folder.glob(kind))
     total = hashlib.sha256()

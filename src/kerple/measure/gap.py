@@ -96,9 +96,12 @@ class GapCurve(Measure):
         loss_rows = sums[NO_CONTEXT].rows(f"no_context{self.k}", self.k)
         loss_rows += [row for gap in gaps for row in sums[gap].rows(f"gap{self.k}", gap + self.context + self.k)]
         none, near = losses[NO_CONTEXT], losses[0]
-        note = "; no gap changes a loss, as if all layers had windows or no positions"
-        note = note if gaps[1:] and all((losses[gap] == near).all() for gap in gaps[1:]) else ""
-        note = note if none.mean() > near.mean() else "; it does not help without a gap"
+        if not none.mean() > near.mean():
+            note = "; it does not help without a gap"
+        elif gaps[1:] and all((losses[gap] == near).all() for gap in gaps[1:]):
+            note = "; no gap changes a loss, as if all layers had windows or no positions"
+        else:
+            note = ""
         curve = [(gap, *_remaining_fraction(none, near, losses[gap])) for gap in gaps[1:] if not note]
         means = f"loss without context {none.mean():.3f}, with it {near.mean():.3f}"
         lines = [f"gap curve: {len(blocks)} documents, {means}{note}"]

@@ -34,7 +34,14 @@ from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.workers import Encoder, tokenise_parts
 from kerple.data.shards import Folder, read_shards, token_checksum, write_shard
-from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
+from kerple.data.tokenizer import (
+    TRAINED_HERE,
+    end_of_text,
+    load_tokenizer,
+    tokenizer_file,
+    train_tokenizer,
+    vocabulary_size,
+)
 
 TRAINING_BYTES = 10**8  # bytes of the training split on which a tokenizer is trained
 SHIPPED = Path(__file__).parents[1] / "tokenizers"  # folder of the trained tokenizers for `code` and `rfc`
@@ -122,8 +129,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
         with suppress(UserError):  # shards can be used on a machine without the corpus
             settings["files"] = find_corpus(options.corpus, options.text_field, options.source_folder).state()
     _compare_settings(options.location, manifest.settings, settings)
-    files = (options.tokenizer, os.path.join(options.tokenizer, "tokenizer.json"))
-    local = options.tokenizer != TRAINED_HERE and any(map(os.path.isfile, files))
+    local = options.tokenizer != TRAINED_HERE and os.path.isfile(tokenizer_file(options.tokenizer))
     if local and load_tokenizer(options.tokenizer).to_str() != folder.tokenizer().to_str():
         given = f"got {options.location}, which was prepared with another content of {options.tokenizer}"
         raise UserError(f"data.directory: {given}; choose another folder, or delete this one")
