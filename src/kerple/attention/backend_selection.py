@@ -122,7 +122,8 @@ def flex_obstacle(
         given = " and ".join(map(str, dims))
         return f"the fused kernels take head dimensions from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}, not {given}"
     if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
-        name, given = torch.cuda.get_device_name(device), ".".join(map(str, capability))
+        name = torch.cuda.get_device_name(device)
+        given = ".".join(map(str, capability))
         return f"the fused kernels need compute capability 8.0 or higher, and {name} has {given}"
     if find_spec("triton") is None:
         return "the fused kernels need Triton, which is not installed"

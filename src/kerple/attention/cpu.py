@@ -43,7 +43,8 @@ def table_attention(
         table. Both are differentiable.
     """
     batch, heads, queries, dim = q.shape
-    length, block = k.shape[2], forward_block(queries, window)
+    length = k.shape[2]
+    block = forward_block(queries, window)
     line = hankel_line(table, length, block, window)
     # the kernel reads wrong memory, without an error, if the entries of a row are not contiguous
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))

@@ -149,7 +149,8 @@ def table_gradient(
         GROUP=heads // k.shape[1], SIDE=side, SPLITS=splits, EVEN=length % side == 0,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    gradient, distances = torch.zeros_like(table), min(length, diagonals * side)
+    gradient = torch.zeros_like(table)
+    distances = min(length, diagonals * side)
     gradient[:, :distances] = sum_tiles(tiles.sum(0))[:, :distances]
     return gradient
 

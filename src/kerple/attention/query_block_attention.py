@@ -66,7 +66,8 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
         s = s * table_block(spec.weight, queries, keys)
     if spec.table is not None:
         s = s + table_block(spec.table, queries, keys)
-    sink, p = spec.sink, None
+    sink = spec.sink
+    p = None
     if spec.modify_scores is not None:
         modified = spec.modify_scores(s, q, k, rows, columns, seen)
         if isinstance(modified, AttentionWeights):

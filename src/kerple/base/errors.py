@@ -38,7 +38,8 @@ def user_location(error: BaseException) -> str:
     several errors in the chain of causes have such a call, the location is from the one that was raised first.
     """
     cause: BaseException | None = error
-    location, seen = "", list[BaseException]()
+    location = ""
+    seen = list[BaseException]()
     while cause is not None and cause not in seen:  # an error can be among its own causes
         seen.append(cause)
         calls = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]

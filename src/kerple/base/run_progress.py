@@ -43,7 +43,8 @@ class Progress:
                 of the printed line, such as the loss. It is called in the first and last `advance`, and in other calls
                 at most once in ``file_every`` seconds.
         """
-        now, last = time.monotonic(), 0 < self._total <= done
+        now = time.monotonic()
+        last = 0 < self._total <= done
         if not (last or now - self._written >= self.file_every):
             return
         self._written = now

@@ -14,5 +14,6 @@ def render_template(package: str, template: str, /, **values: Any) -> str:
         **values: Variables of the template. An undefined variable is an error.
     """
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.loader, environment.autoescape = PackageLoader(package, "."), select_autoescape(("html.jinja",))
+    environment.loader = PackageLoader(package, ".")
+    environment.autoescape = select_autoescape(("html.jinja",))
     return environment.get_template(template).render(values)

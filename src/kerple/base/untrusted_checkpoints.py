@@ -162,7 +162,8 @@ class Classes:
         """Return the mapping ``node`` of a class's options, without `FOLDERS` and `REMOVED`. Refuse unknown options."""
         if not isinstance(node, dict):
             raise UserError(f"{option}: got {node!r:.100}, expected a mapping of option names to values")
-        types, node = _types(owner), {name: node[name] for name in node if name not in FOLDERS + REMOVED}
+        types = _types(owner)
+        node = {name: node[name] for name in node if name not in FOLDERS + REMOVED}
         for name in node:
             if name not in types:
                 raise unknown(option, f"{name!s:.100}", types)

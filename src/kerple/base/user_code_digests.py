@@ -47,7 +47,8 @@ def _source(kind: type) -> str:
         named = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
         for name in [statement.name] if isinstance(statement, ast.ClassDef | ast.FunctionDef) else named:
             definitions.setdefault(name, []).append(statement)
-    waiting, used = [kind.__name__], dict[str, str]()
+    waiting = [kind.__name__]
+    used = dict[str, str]()
     while waiting:
         name = waiting.pop()
         if name in definitions and name not in used:
@@ -59,7 +60,8 @@ def _source(kind: type) -> str:
 
 def package_digest() -> str:
     """Return the sha256 of the source files of this package and their paths."""
-    root, digest = Path(kerple.__file__).parent, hashlib.sha256()
+    root = Path(kerple.__file__).parent
+    digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> None:
     parser = command_parser("check", __doc__)
     text = "positional strategy, by class name or import path; its options are --model.position.OPTION"
     parser.add_argument("--model.position", type=StrategyBuilder, required=True, help=text)
-    build, failed = parser.instantiate_classes(parse(parser, arguments)).model.position, 0
+    build = parser.instantiate_classes(parse(parser, arguments)).model.position
+    failed = 0
     for outcome in outcomes(build):
         if outcome.error and not isinstance(outcome.error, AssertionError):  # most later properties would raise it too
             raise UserError(outcome.why) from outcome.error

@@ -50,7 +50,8 @@ def main(arguments: list[str]) -> None:
     """
     if any(argument.startswith("--directories") for argument in arguments):
         options = parse(_directories_parser(), arguments)
-        runs, output = find_runs(map(Path, options.directories), options.test_folder), Path(options.output)
+        runs = find_runs(map(Path, options.directories), options.test_folder)
+        output = Path(options.output)
         _write_report(runs, output, name=options.name, baseline=options.baseline, printed=_printed(options))
         return
     options, comparison = _read(arguments)
@@ -94,7 +95,8 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
     Raises:
         SystemExit: If runs failed, or after a signal.
     """
-    board, failed = Board(len(jobs), to_do, parallel, Console(soft_wrap=True, highlight=False)), 0
+    board = Board(len(jobs), to_do, parallel, Console(soft_wrap=True, highlight=False))
+    failed = 0
     running = execute(to_do, parallel, ["-m", compared_run.__name__])
     try:
         with interruptible(), board, contextlib.closing(running):

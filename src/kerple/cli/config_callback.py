@@ -26,7 +26,8 @@ class StoreConfig(SaveConfigCallback):
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True
-        path, resumption = directory / "config.yaml", 0
+        path = directory / "config.yaml"
+        resumption = 0
         while path.exists() and path.read_text(encoding="utf-8") != self.text:
             resumption += 1
             path = directory / f"config-resumed-{resumption}.yaml"

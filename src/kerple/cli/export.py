@@ -49,7 +49,8 @@ def main(arguments: list[str]) -> None:
     card = {"name": Path(options.to).name, "dtype": options.dtype, "length": model.model["length"], "corpus": "a task"}
     card |= {"parameters": sum(p.numel() for p in language_model.parameters()), "position": language_model.network.name}
     if isinstance(data, TokenShards):
-        config, card["corpus"] = Path(options.to) / "config.json", data.corpus or data.location
+        config = Path(options.to) / "config.json"
+        card["corpus"] = data.corpus or data.location
         text = {"corpus": card["corpus"], "test": data.manifest.splits["test"].sha256}
         write(config, json.dumps(read_mapping(config) | {TRAINED_ON: text}, indent=2))
     steps = untrusted_checkpoints.load(options.ckpt_path)["global_step"]

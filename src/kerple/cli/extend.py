@@ -71,7 +71,8 @@ def main(arguments: list[str]) -> None:
     if options.to <= length:
         raise UserError(f"to: got {options.to}, expected more than the training length, {length}")
     candidates, reasons = methods(config, length, options.to)
-    runner, vocabulary = Runner.detect(None, options.precision), vocabulary_size(read_tokenizer(source))
+    runner = Runner.detect(None, options.precision)
+    vocabulary = vocabulary_size(read_tokenizer(source))
     folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"))
     check_links(folder / "model", options.model)
     data = ShardOptions(tokenizer=f"{MODEL_PREFIX}{options.model}", vocabulary=vocabulary, **options.data.as_dict())

@@ -55,7 +55,8 @@ def prepare_jobs(
     for job in jobs:
         if not committed_records.finished(job) and not job.directory.joinpath("checkpoints").exists():
             for folder, report in folders.items():
-                if not (record := job.record(folder)).is_dir():
+                record = job.record(folder)
+                if not record.is_dir():
                     continue
                 # With report_only, a run with trainer.precision `auto` accepts records of any precision. If runs are
                 # trained, `auto` means the precision of this machine, and records must have the same precision.

@@ -76,7 +76,8 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parse(parser, args, self._parser(args[0]))
-        if not 0 <= (seed := self.config[self.config.subcommand].seed_everything) < 2**32:
+        seed = self.config[self.config.subcommand].seed_everything
+        if not 0 <= seed < 2**32:
             raise UserError(f"seed_everything: got {seed}, expected a number from 0 to {2**32 - 1}")
 
     def _parse_ckpt_path(self) -> None:
@@ -124,7 +125,8 @@ class CLI(LightningCLI):
         for logger in listed(trainer.logger):
             options = getattr(logger, "init_args", {})
             # place a relative save_dir in the run's folder; in the config.yaml of a resumed run, it is already there
-            if "save_dir" in options and not Path(save_dir := options["save_dir"] or "").is_relative_to(directory):
+            save_dir = options.get("save_dir") or ""
+            if "save_dir" in options and not Path(save_dir).is_relative_to(directory):
                 options["save_dir"] = str(directory / save_dir)
 
     def instantiate_classes(self) -> None:
@@ -136,7 +138,8 @@ class CLI(LightningCLI):
             super().instantiate_classes()
         if self.checkpoint is None:
             return
-        path, parser = options.ckpt_path, self._parser(self.subcommand)
+        path = options.ckpt_path
+        parser = self._parser(self.subcommand)
         config = yaml.safe_load(parser.dump(options, skip_none=False, skip_validation=True))
         sources = self.checkpoint.get(SOURCE_DIGESTS, {})
         for name, digest in source_digests(flat(config)).items():
@@ -159,7 +162,8 @@ class CLI(LightningCLI):
         rank_zero_info(f"model: {count:,} parameters, position {config.model.position.class_path.rpartition('.')[2]}")
 
     def _run_subcommand(self, subcommand: str) -> None:
-        directory, config = Path(self.trainer.default_root_dir), self.config[subcommand]
+        directory = Path(self.trainer.default_root_dir)
+        config = self.config[subcommand]
         last = directory / LAST
         # Lightning's table of metrics is off after a test, because the measurements of a test print their own tables
         self.config_init[subcommand]["verbose"] = subcommand != "test"

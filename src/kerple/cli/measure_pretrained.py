@@ -113,7 +113,8 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.measure.device_and_processes import Runner
 
     check_names(measures)
-    trainer, data = options.trainer, ShardOptions(**options.data.as_dict())
+    trainer = options.trainer
+    data = ShardOptions(**options.data.as_dict())
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
     runner = Runner.detect(device, "32-true" if trainer.precision == 32 else trainer.precision)
     if runner.rank == 0:  # only this rank has the right folder: other ranks never add a suffix such as _v1
@@ -127,7 +128,8 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
         prepare(data)
     if runner.processes > 1:
         torch.distributed.barrier()
-    folder, source = Folder(data.location), find_model(options.hf)
+    folder = Folder(data.location)
+    source = find_model(options.hf)
     check_tokenizer(folder, source)
     config = Path(source.location) / "config.json"
     exported = read_mapping(config).get(TRAINED_ON) if config.is_file() else None

@@ -109,7 +109,8 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
     try:
         config = parser.parse_args(arguments)
     except (ArgumentError, TypeError, ValueError) as error:
-        message, location = _error_message(" ".join(str(error).split()), command or parser), user_location(error)
+        message = _error_message(" ".join(str(error).split()), command or parser)
+        location = user_location(error)
         raise UserError(f"{message} ({location})" if location else message) from error
     options = config.get(str(config.get("subcommand")), config)  # options of `fit` are below the subcommand
     for option in ("trainer", "model.position"):
@@ -121,7 +122,8 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
 
 def _error_message(message: str, parser: ArgumentParser) -> str:
     """Return a clearer form of a message of the parser, with suggestions for misspelt names."""
-    misspelt, names = [], cast("Any", re.findall(r"--([\w.-]+)", parser.format_help()))
+    misspelt = []
+    names = cast("Any", re.findall(r"--([\w.-]+)", parser.format_help()))
     if message.startswith("unrecognized arguments: "):
         misspelt = re.findall(r" --([\w.-]+)", message)
     elif option := OPTION.search(message):

@@ -76,13 +76,15 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     """
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
-        if not isinstance(number := data.get(name), int) or number < 1:
+        number = data.get(name)
+        if not isinstance(number, int) or number < 1:
             raise UserError(f"data.{name}: got {number} in {config.data.class_path}, expected a number of 1 or more")
     if trainer.max_steps < 1:
         raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected 1 or more, the number of steps to plan")
     with torch.device("meta"):
         model = build_model(config.model.as_dict())
-    count, work = count_parameters(model.network), flops(model.network, data.length)
+    count = count_parameters(model.network)
+    work = flops(model.network, data.length)
     planned_devices = device_count(trainer.devices) * trainer.num_nodes
     segments = data.batch_size * trainer.accumulate_grad_batches * planned_devices
     micro, step = data.batch_size * data.length, segments * data.length  # tokens of a micro-batch, and of a step

@@ -39,7 +39,8 @@ def print_continuation(options: Namespace) -> None:
     except UserError as error:
         raise UserError(f"prompt: {error}") from error
     sampling = {"temperature": temperature, "top_k": options.top_k, "top_p": options.top_p, "generator": random}
-    prompt, visibility = torch.tensor([start], device=device), Visibility(options.window)
+    prompt = torch.tensor([start], device=device)
+    visibility = Visibility(options.window)
     new = generate(model.network, prompt, options.tokens, visibility=visibility, stop=end, **sampling)
     continuation = decode_pieces(data, start, takewhile(lambda token: token != end, map(int, new)))
     first = next(continuation, "")  # invalid options raise an error here, before any output
@@ -61,7 +62,8 @@ def decode_pieces(data: TextData, start: list[int], tokens: Iterable[int]) -> It
     if isinstance(data, TaskData):  # a token is a character
         yield from (data.decode([token]) for token in tokens)
         return
-    stream, tokenizer = DecodeStream(ids=start), data.folder.tokenizer()
+    stream = DecodeStream(ids=start)
+    tokenizer = data.folder.tokenizer()
     for token in tokens:
         if piece := stream.step(tokenizer, token):
             yield piece

@@ -28,7 +28,8 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
         UserError: If the checkpoint does not exist or cannot be read, or its data is missing or of another class than
             `TextData`.
     """
-    config, parser = allowed_classes(packages).config(path), LightningArgumentParser(exit_on_error=False)
+    config = allowed_classes(packages).config(path)
+    parser = LightningArgumentParser(exit_on_error=False)
     add_model_and_data(parser)
     try:
         with original_errors(parser):

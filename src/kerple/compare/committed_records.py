@@ -136,7 +136,8 @@ def complete(job: Job) -> None:
     """
     read_runs([job.as_run])
     _, about = results_table.read(job.test_folder)
-    config, cost = job.training, job.directory / "cost.json"
+    config = job.training
+    cost = job.directory / "cost.json"
     if (stored := job.directory / "config.yaml").is_file():  # contains a precision in place of `auto`
         config = config | {PRECISION: flat(read_mapping(stored))[PRECISION]}
     about["run"] = {

@@ -38,7 +38,8 @@ def context_figures(table: pd.DataFrame | None, strategies: pd.Series) -> Iterat
     """
     if table is None:
         return
-    table, styles = table[table["strategy"].isin(strategies)], styles_of(strategies)
+    table = table[table["strategy"].isin(strategies)]
+    styles = styles_of(strategies)
     for part, of_part in parts(table):
         yield f"loss-by-position{part and f'-{part}'}", _drawn(of_part, styles, "loss")
     for part, of_part in parts(table[table["first"] >= table["window"]]):

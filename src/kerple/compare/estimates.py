@@ -73,7 +73,8 @@ class Estimate:
 
     def p(self) -> float:
         """Two-sided p-value of the hypothesis that the mean is 0; NaN if `error` is NaN."""
-        return 2 * min(one := self.above(), 1 - one)
+        above = self.above()
+        return 2 * min(above, 1 - above)
 
 
 def satterthwaite(variances: ArrayLike, freedoms: ArrayLike) -> float:

@@ -59,7 +59,8 @@ def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
         results: Results of the runs, see `kerple.compare.finished_runs.Runs`.
         strategies: Labels of all strategies, in the order of their colours.
     """
-    styles, results = styles_of(strategies), results[results["metric"] == "ppl"]
+    styles = styles_of(strategies)
+    results = results[results["metric"] == "ppl"]
     losses = results.pivot(index=["length", "strategy", "seed"], columns="protocol", values="value").apply(np.log)
     for own in (protocol for protocol in map(str, losses) if "far_own" in protocol):
         part = own.rpartition(" ")[0]
@@ -182,7 +183,8 @@ def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float
 def _curves(ax: Axes, panel: pd.DataFrame, styles: Styles) -> None:
     """Draw ``middle`` against length, and a band from ``low`` to ``high``, for each strategy."""
     for strategy, group in panel.groupby("strategy", sort=False):
-        group, style = group.sort_values("length"), styles[str(strategy)]
+        group = group.sort_values("length")
+        style = styles[str(strategy)]
         ax.plot(group["length"], group["middle"], label=literal(str(strategy)), markersize=4, linewidth=1.5, **style)
         ax.fill_between(group["length"], group["low"], group["high"], alpha=0.15, color=style["color"], linewidth=0)
 

@@ -23,7 +23,8 @@ def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
     """
     metric = str(summary["metric"].iloc[0])
     of_metric = summary[summary["metric"] == metric]
-    several, described = of_metric["protocol"].nunique() > 1, set()
+    several = of_metric["protocol"].nunique() > 1
+    described = set()
     for name, rows in of_metric.groupby("protocol", sort=False):
         protocol = str(name)
         # the protocol of an accuracy is the name of a task
@@ -46,7 +47,8 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
     """
     rows = cells[cells["length"] == cells["length"].max()].set_index("strategy")
     length, metric = int(rows["length"].iloc[0]), str(rows["metric"].iloc[0])
-    lower, name = lower_is_better(metric), METRIC_NAMES[metric].lower()
+    lower = lower_is_better(metric)
+    name = METRIC_NAMES[metric].lower()
     where = f"At length {length:,}" + (f", {length / trained:.3g} times that of training," if trained else "")
     if not rows["best"].any():
         yield f"{where} {f'only {rows.index[0]} has' if len(rows) == 1 else 'all strategies have the same'} {name}."

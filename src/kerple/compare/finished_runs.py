@@ -120,7 +120,8 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         for name, analysis in _analyses(run.folder):
             analyses[name].append(analysis.assign(**key, **part))
     all_cells = pd.concat(cells, ignore_index=True)
-    if len(twice := all_cells[all_cells.duplicated([*RUN_KEYS, *CELL], keep=False)]):
+    twice = all_cells[all_cells.duplicated([*RUN_KEYS, *CELL], keep=False)]
+    if len(twice):
         folders = ", ".join(dict.fromkeys(twice["folder"]))
         repeated = f"{twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}"
         expected = "expected each strategy and seed once; leave out a folder, or change a strategy's label"
@@ -145,7 +146,8 @@ def _sums_by_block(table: pd.DataFrame, about: dict[str, Any], part: str) -> pd.
     """
     blocks = table[table["block"].notna()]
     for evaluation in about["evaluations"].values():
-        if len(set(groups := evaluation.get("groups") or [])) > 1:
+        groups = evaluation.get("groups") or []
+        if len(set(groups)) > 1:
             grouped = blocks["protocol"].str.removeprefix(f"{part} ").isin(evaluation["protocols"])
             named = blocks[grouped].assign(block=[groups[block] for block in blocks["block"][grouped]])
             added = named.groupby([*CELL, "block"], sort=False, as_index=False)[["sum", "count"]].sum()
@@ -168,7 +170,8 @@ def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[s
 def _text_descriptions(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (protocol, description of its scored text) for each protocol of a test that has a description."""
     for evaluation in about["evaluations"].values():
-        is_paper, documents = evaluation.get("sampling") == "paper", evaluation.get("documents")
+        is_paper = evaluation.get("sampling") == "paper"
+        documents = evaluation.get("documents")
         where = f"inside {documents} document{'s' * (documents != 1)}" if documents else ""
         if left_out := evaluation.get("overlapping"):
             others = f"{left_out} other document{'s' * (left_out != 1)}"

@@ -31,7 +31,8 @@ def page_figures(summary: pd.DataFrame, runs: Runs) -> list[dict[str, Any]]:
     }
     of_metrics: list[dict[str, Any]] = []
     for metric, of_metric in summary.groupby("metric", sort=False):
-        lower, protocols = lower_is_better(str(metric)), []
+        lower = lower_is_better(str(metric))
+        protocols = []
         for protocol, cells in of_metric.groupby("protocol", sort=False):
             lengths = sorted(int(length) for length in cells["length"].unique())
             results = runs.results[(runs.results["metric"] == metric) & (runs.results["protocol"] == protocol)]
@@ -74,7 +75,8 @@ def _gains(table: pd.DataFrame | None, styles: Styles) -> list[dict[str, Any]]:
     protocols = []
     for part, of_part in parts(table[table["first"] >= table["window"]]) if table is not None else ():
         window = int(of_part["window"].iloc[0])
-        strategies, distances = [], np.empty(0)
+        strategies = []
+        distances = np.empty(0)
         for strategy, rows in of_part.groupby("strategy", sort=False):
             distances, estimates = curve(rows, "gain")
             low, high = np.transpose([estimate.interval() for estimate in estimates])

@@ -139,7 +139,8 @@ def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None 
     Raises:
         UserError: If a metric is unknown, or the baseline is missing.
     """
-    tests, keys = against_baseline(results, baseline, blocks), ["strategy", *CELL]
+    tests = against_baseline(results, baseline, blocks)
+    keys = ["strategy", *CELL]
     summary = results.groupby(keys, sort=False)["value"].agg(seeds="count", mean="mean", std="std").reset_index()
     sign = np.where(summary["metric"].map(lower_is_better), 1.0, -1.0)
     cost = summary["mean"] * sign  # lower is better for every metric

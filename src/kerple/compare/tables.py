@@ -154,7 +154,8 @@ def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | N
     # longer problems are harder, so the mean of a task is only over lengths that all strategies with the task have
     of_task = chosen.groupby("protocol")["strategy"].transform("nunique")
     common = chosen.groupby(["protocol", "length"])["strategy"].transform("nunique") == of_task
-    shortened, chosen = sorted(chosen.loc[~common, "protocol"].unique()), chosen[common]
+    shortened = sorted(chosen.loc[~common, "protocol"].unique())
+    chosen = chosen[common]
     if chosen.empty:
         return None
     scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
@@ -184,9 +185,11 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
     """
     if measured.empty:
         return None
-    rows, shared = {}, "parallel" in measured and measured["parallel"].max() > 1
+    rows = {}
+    shared = "parallel" in measured and measured["parallel"].max() > 1
     measured = measured.assign(part=measured.get("part", ""))
-    parts, groups = list(dict.fromkeys(measured["part"])), measured.groupby(["part", "strategy"], sort=False)
+    parts = list(dict.fromkeys(measured["part"]))
+    groups = measured.groupby(["part", "strategy"], sort=False)
     for (part, strategy), group in sorted(groups, key=lambda group: parts.index(group[0][0])):
         speed = pd.to_numeric(group["tokens_per_second"]).mean()  # NaN for runs of a few steps
         rows[f"{part} {strategy}".strip()] = {

@@ -152,7 +152,8 @@ class Text:
             UserError: The text has no block, or has fewer than ``limit`` blocks and ``fewer`` is false.
         """
         available = max(len(self.stream) - 1, 0) // length
-        if available < (needed := 1 if fewer else limit or 1):
+        needed = 1 if fewer else limit or 1
+        if available < needed:
             given = f"got {available} blocks of {length} targets in {self.name}, expected at least {needed}"
             advice = "a shorter length or a longer text" if needed == 1 else "fewer blocks, or a shorter length"
             raise UserError(f"blocks: {given}; use {advice}")
@@ -201,7 +202,8 @@ class Text:
         starts = begins[documents] + index * length
         if per_group is not None:
             groups = table["group"].to_numpy()
-            if (available := pd.Series(counts.numpy()).groupby(groups).sum()).min() < per_group:
+            available = pd.Series(counts.numpy()).groupby(groups).sum()
+            if available.min() < per_group:
                 given = f"the group {available.idxmin()} has only {available.min()} blocks of {length + 1} tokens"
                 advice = "decrease blocks_per_group, use shorter lengths, or increase blocks_per_document"
                 raise UserError(f"blocks_per_group: got {per_group}, but {given}; {advice}")
@@ -223,7 +225,8 @@ class ShardText(Text):
 
     def __init__(self, folder: Folder, split: str) -> None:
         self.folder, self.split = folder, split
-        self.stream, self.name = TokenStream(folder, split), f"the {split} split of {folder.directory}"
+        self.stream = TokenStream(folder, split)
+        self.name = f"the {split} split of {folder.directory}"
 
     @cached_property
     def _begins(self) -> NDArray[np.int64]:  # type: ignore[override]

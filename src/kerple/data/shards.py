@@ -97,7 +97,8 @@ class Folder:
         if not path.is_file() or path.stat().st_size != expected:
             raise UserError(f"{path}: is missing, or not {expected} bytes long; prepare or copy the folder again")
         # unlike the time of modification, the time of change (ctime) cannot be copied or set
-        record, state = self.directory / VERIFIED / path.name, f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
+        record = self.directory / VERIFIED / path.name
+        state = f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
         if recheck or not record.is_file() or record.read_bytes() != state:
             self._checked_file(path.name, shard.sha256)
             with suppress(OSError):
@@ -213,10 +214,12 @@ def verify(folder: Folder) -> None:
     folder.tokenizer()
     folder.test_documents()
     for name, split in folder.manifest.splits.items():
-        stream, documents = TokenStream(folder, name), 0
+        stream = TokenStream(folder, name)
+        documents = 0
         for number, shard in enumerate(split.shards):
             if shard.tokens:
-                path, tokens = folder.shard(name, number, recheck=True), stream.shard(number)
+                path = folder.shard(name, number, recheck=True)
+                tokens = stream.shard(number)
                 if (largest := int(tokens.max())) >= folder.manifest.vocabulary:
                     expected = f"below {folder.manifest.vocabulary}; prepare or copy the folder again"
                     raise UserError(f"{path}: got the token id {largest}, expected ids {expected}")

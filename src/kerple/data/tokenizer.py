@@ -33,7 +33,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """
     if vocabulary < 257:
         raise UserError(f"data.vocabulary: got {vocabulary}, expected at least 257, for 256 bytes and {END_OF_TEXT}")
-    tokenizer, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pieces = pre_tokenizers.Split(Regex(f".{{{LONGEST_RUN}}}"), "isolated")  # each byte is a character here
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([byte_level, pieces])
     tokenizer.decoder = decoders.ByteLevel()

@@ -41,7 +41,8 @@ def compare_best(search: Search, ranked: list[Method], blocks: int) -> dict[str,
         - ``losses``: mean losses in nats per target, by label and length.
         - ``gap``: the report of `GapCurve`; missing if the best method is a window method.
     """
-    unchanged, best, short, long = search.methods[0], ranked[0], search.length, search.target
+    unchanged, best = search.methods[0], ranked[0]
+    short, long = search.length, search.target
     losses = partial(search.losses, split=TEST, blocks=blocks)
     best_short, best_long = losses(best, length=short), losses(best, length=long)
     differences = {

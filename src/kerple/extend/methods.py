@@ -69,7 +69,8 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
             neighbors: Number of near keys with exact distances in Self-Extend; 0 for a method without Self-Extend.
         """
         model = read_options(config)
-        position, label = model["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"
+        position = model["position"]
+        label = f"window with first {FIRST} tokens, distances {visibility.distances}"
         if neighbors:
             # the smallest group size for which no distance exceeds those of training
             group = math.ceil((target - neighbors) / (length - neighbors))
@@ -88,7 +89,8 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         "Self-Extend": lambda: [on_transformer(neighbors=length // n) for n in (4, 2)],
         "window": lambda: [on_transformer(Visibility(length, FIRST, d)) for d in ("capped", "cache")],
     }
-    applicable, reasons = [Method("unchanged", as_trained=True)], {}
+    applicable = [Method("unchanged", as_trained=True)]
+    reasons = {}
     for name, build in builders.items():
         try:
             applicable += build()

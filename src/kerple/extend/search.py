@@ -105,10 +105,12 @@ class Search:
         """
         # up to L, an ``as_trained`` method has the losses of the unchanged model, so these are measured only once
         method = self.methods[0] if method.as_trained and length <= self.length else method
-        path, (all_blocks, counterpart) = self._record_path(method, split, length, context), self.blocks[split]
+        path = self._record_path(method, split, length, context)
+        all_blocks, counterpart = self.blocks[split]
         record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}
         for i in range(len(record["losses"]), blocks):
-            network, start = self.network(method), time.monotonic()
+            network = self.network(method)
+            start = time.monotonic()
             own, other = all_blocks[i], all_blocks[counterpart[i]]
             tokens = far_context_texts(own, other, length, min(length - 1, self.length))[context]
             with torch.inference_mode(), self.runner.autocast():
@@ -153,7 +155,8 @@ class Search:
         """
         unchanged, *remaining = self.methods
         for length in self.lengths:
-            at_training_length, available = length == self.length, len(self.blocks[VALIDATION][0])
+            at_training_length = length == self.length
+            available = len(self.blocks[VALIDATION][0])
             most = blocks if length == self.target else min(2 * blocks, available)
             for count in sorted({FEWEST, most}):
                 losses = {m.label: self.losses(m, VALIDATION, length, count) for m in remaining}

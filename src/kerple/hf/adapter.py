@@ -93,7 +93,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         """
         reset_dynamic_rope(self.model)
         # dynamic scaling changes with the length, and cached keys would be rotated by the angles of a shorter input
-        use_cache, tokens = not _dynamic_rope(self.model), self._after_bos(tokens)
+        use_cache = not _dynamic_rope(self.model)
+        tokens = self._after_bos(tokens)
         mask = torch.ones_like(tokens)  # without a mask, transformers hides tokens that equal the padding token
         options = {"max_new_tokens": steps, "do_sample": False, "use_cache": use_cache}
         stored = self.model.generation_config  # may have penalties and beams, which apply to greedy generation too
@@ -121,7 +122,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
             expected = f"at most {self.max_length}, for which the model has learned positions"
             raise UserError(f"lengths: got {end} positions, expected {expected}; remove longer lengths")
         inputs = self._after_bos(tokens)
-        rows, options = torch.arange(inputs.shape[1], device=tokens.device)[None], {}
+        rows = torch.arange(inputs.shape[1], device=tokens.device)[None]
+        options = {}
         reset_dynamic_rope(self.model)
         with ExitStack() as contexts:
             if isinstance(offset, Tensor):

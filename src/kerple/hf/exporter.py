@@ -101,7 +101,8 @@ def hugging_face_model(stored: StoredModel) -> Any:
     """
     position = stored.model["position"]
     position = {"class_path": position} if isinstance(position, str) else position
-    external, rope = _external_strategies(position), position.get("init_args") or {}
+    external = _external_strategies(position)
+    rope = position.get("init_args") or {}
     is_llama = position["class_path"].rpartition(".")[2] == "RoPE" and not external
     is_llama = is_llama and LLAMA_ROPE.items() <= (LLAMA_ROPE | rope).items()
     is_llama = is_llama and LLAMA_OPTIONS.items() <= (vars(Architecture()) | dict(stored.model)).items()
@@ -129,7 +130,8 @@ def _kerple(stored: StoredModel, external: list[type[Position]]) -> KerpleForCau
     for strategy in external:  # transformers imports the copied file into its package transformers_modules
         path = f'"{strategy.__module__}.{strategy.__name__}"'
         network = network.replace(path, f'"transformers_modules.{strategy.__name__}"')
-        exported.config.auto_map, exported.config.network = AUTO_MAP, json.loads(network)
+        exported.config.auto_map = AUTO_MAP
+        exported.config.network = json.loads(network)
     return exported.eval()
 
 

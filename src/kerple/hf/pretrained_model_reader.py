@@ -47,7 +47,8 @@ def read_network(
     """
     source = find_model(path)
     config = read_model_config(source, trust_remote_code)
-    exported, known_length = config.model_type in ("kerple", "kerple_remote"), length or config_length(config)
+    exported = config.model_type in ("kerple", "kerple_remote")
+    known_length = length or config_length(config)
     if exported and position is None and known_length != (stored_length := config_length(config)):
         raise UserError(f"model.length: got {length}, expected {stored_length}, that of the exported model, or null")
     config = scaled(config, scaling, factor, known_length or 0, rope_options)

@@ -116,7 +116,8 @@ def scaled(
         raise UserError(f"model.scaling: got {scaling}, but {config.model_type} {reason}; leave model.scaling out")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))  # channels of a head that RoPE rotates
-    s, original = factor or 1.0, {"original_max_position_embeddings": length}
+    s = factor or 1.0
+    original = {"original_max_position_embeddings": length}
     changes: dict[str, dict[str, Any]] = {
         "none": {"rope_type": "default"},
         "pi": {"rope_type": "linear", "factor": s},

@@ -36,7 +36,8 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
     # llama.cpp scales only the global layers of Gemma 3
     target = rope["full_attention"] if config.model_type == "gemma3_text" else rope
     factor = scaling.get("factor") or entries.get("rope.scale_linear") or 1.0
-    kind = "divisors" if (divisors := [name for name in DIVISORS if name in tensors]) else scaling.get("type", "linear")
+    divisors = [name for name in DIVISORS if name in tensors]
+    kind = "divisors" if divisors else scaling.get("type", "linear")
     length = scaling.get("original_context_length", entries.get("context_length"))
     changes = {"rope_theta": entries["rope.freq_base"]} if "rope.freq_base" in entries else {}
     original = {"original_max_position_embeddings": length, "attention_factor": scaling.get("attn_factor", 1.0)}

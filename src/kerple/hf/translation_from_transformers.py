@@ -120,7 +120,8 @@ def _rope_strategy(family: Family, config: Any, length: int) -> tuple[dict[str, 
 def _read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> Weights:
     """Return a model's weights by their names in our `Transformer`. Parameters that the model lacks are left out."""
     weights: Weights = {}
-    heads, scalar = config.num_attention_heads, getattr(config, "query_pre_attn_scalar", None)
+    heads = config.num_attention_heads
+    scalar = getattr(config, "query_pre_attn_scalar", None)
     for ours, theirs in parameters(family, config.num_hidden_layers):
         parts = [part for name in theirs if (part := _part(state, name)) is not None]
         if not parts:

@@ -46,7 +46,8 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
             if calls:
                 raise
             failure = error
-    layers, limited = config.num_hidden_layers, calls - layer_kinds(config).count("chunked_attention")
+    layers = config.num_hidden_layers
+    limited = calls - layer_kinds(config).count("chunked_attention")
     if limited != layers:
         given = f"got {visibility.window}, but {type(model).__name__} can limit {limited} of {layers} layers"
         raise UserError(f"window: {given} only; leave out measures and protocols with a window") from failure
@@ -94,7 +95,8 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
         UserError: If the model has layers with a window or chunks, but not the attributes ``layers`` and
             ``rotary_emb``, through which their positions can be set.
     """
-    base, config = getattr(model, "model", model.base_model), model.config.get_text_config()
+    base = getattr(model, "model", model.base_model)
+    config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None) or 0
     longest = getattr(config, "max_position_embeddings", None) or math.inf
     # the window of Phi-3.5 is longer than its longest input
@@ -143,8 +145,11 @@ def windowed_attention(
         raise UserError(f"window: {given}, {reason}; leave out measures and protocols with a window")
     spec = AttentionSpec(window=visibility.window, first=visibility.first)
     blocks = query_blocks(query.shape[2], key.shape[2], QUERY_ROWS, None if spec.first else spec.window)
-    grouped, out = query.shape[1] != key.shape[1], []
+    grouped = query.shape[1] != key.shape[1]
+    out = []
     for q, (rows, columns) in zip(query.split(QUERY_ROWS, 2), blocks, strict=True):
-        seen, k, v = visible_keys(rows, columns, spec, q.device), key[:, :, columns], value[:, :, columns]
+        seen = visible_keys(rows, columns, spec, q.device)
+        k = key[:, :, columns]
+        v = value[:, :, columns]
         out.append(F.scaled_dot_product_attention(q, k, v, seen, scale=scaling, enable_gqa=grouped))
     return torch.cat(out, 2).transpose(1, 2), None  # (B, T, H, δ)

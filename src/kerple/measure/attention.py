@@ -51,7 +51,8 @@ class AttentionStatistics(BlockMeasure):
     max_length: ClassVar[int | None] = MAX_TOKENS
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        blocks, sums = self.text_blocks(network, text), dict[int, Tensor]()  # sums by layer, (2, heads)
+        blocks = self.text_blocks(network, text)
+        sums = dict[int, Tensor]()  # sums by layer, (2, heads)
 
         def add(layer: int, p: Tensor) -> None:
             """Add the means over queries of the probabilities (1, heads, queries, keys)."""

@@ -135,7 +135,8 @@ class Extrapolation(Measure):
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
         training_length = known_training_length(network)
-        protocols, gain = self._protocols(training_length), self._context_gain(network, runner)
+        protocols = self._protocols(training_length)
+        gain = self._context_gain(network, runner)
         token_bytes = None if text.token_bytes is None else text.token_bytes.to(runner.device)
         measurements: list[ProtocolLosses] = []
         about: dict[str, Any] = {}
@@ -151,11 +152,13 @@ class Extrapolation(Measure):
         about |= {"strategy": network.name, "training_length": training_length, "split": text.split}
         about |= {"block": self.targets, "sampling": self.sampling, "documents": self.documents, "skip": self.skip}
         about |= {"precision": runner.precision, "skipped": skipped}
-        title, gains = f"{network.name}: perplexity by evaluation length", [] if gain is None else gain.compute()
+        title = f"{network.name}: perplexity by evaluation length"
+        gains = [] if gain is None else gain.compute()
         figures = {self.name: perplexity_figure(measurements, self.lengths, training_length, title)}
         if any(row["first"] >= row["window"] for row in gains):
             figures["context_gain"] = context_gain_figure(gains, f"{network.name}: context gain beyond the window")
-        rows, report = [row for m in measurements for row in m.rows()], perplexity_table(measurements, training_length)
+        rows = [row for m in measurements for row in m.rows()]
+        report = perplexity_table(measurements, training_length)
         report += "".join(f"\n{e['protocol']} at {e['length']:,}: skipped, {e['reason']}" for e in skipped)
         return Result(self.name, {"context_gain": gains}, figures, rows, about, _scalars(measurements), report)
 
@@ -182,7 +185,8 @@ class Extrapolation(Measure):
             expected = ", ".join(get_args(ProtocolName))
             raise UserError(f"Extrapolation: protocols: got {list(names)}, expected one or more of {expected}")
         for option, users in OPTIONS.items():
-            value, used = getattr(self, option), not set(users).isdisjoint(names)
+            value = getattr(self, option)
+            used = not set(users).isdisjoint(names)
             if value is not None and not used:
                 advice = f"add {users[0]} to protocols, or leave out {option}"
                 raise UserError(f"Extrapolation: {option}: got {value}, but no protocol uses it; {advice}")

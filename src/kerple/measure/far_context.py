@@ -160,9 +160,11 @@ class FarContext(Measure):
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
         training_length, limit = known_training_length(network), length_limit(network)
-        k, (blocks, documents) = self._targets(training_length), self._blocks(text)
+        k = self._targets(training_length)
+        blocks, documents = self._blocks(text)
         groups = document_groups(text, documents)
-        others, lengths = counterparts(groups), [length for length in self.lengths if length <= limit]
+        others = counterparts(groups)
+        lengths = [length for length in self.lengths if length <= limit]
         losses = {(length, context): runner.losses(len(blocks)) for length in lengths for context in CONTEXTS}
 
         def score(tokens: Tensor) -> Tensor:

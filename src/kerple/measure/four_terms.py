@@ -79,7 +79,8 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
 def no_four_terms(network: Transformer) -> str | None:
     """Return the reason why the first layer's scores are not the sum of four terms, or None if they are."""
     position = network.positions[0]
-    name, hooks = type(position).__name__, {hook for hook in HOOKS if position.uses(hook)} - {"remap_positions"}
+    name = type(position).__name__
+    hooks = {hook for hook in HOOKS if position.uses(hook)} - {"remap_positions"}
     if "embed" not in hooks:
         return f"{name} adds nothing to the embeddings, so there are no four terms"
     if more := ", ".join(sorted(hooks - {"embed"})):
@@ -129,7 +130,8 @@ class FourTerms(BlockMeasure):
         return no_four_terms(network) or super().skip_reason(network)
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        names, blocks = (*TERMS, "rest"), self.text_blocks(network, text)
+        names = (*TERMS, "rest")
+        blocks = self.text_blocks(network, text)
         length, heads = self.targets(network), network.shape.heads
         variance = torch.zeros(len(names), heads, dtype=torch.float64, device=runner.device)
         mean = torch.zeros(len(TERMS), length, length, dtype=torch.float64, device=runner.device)

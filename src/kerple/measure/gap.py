@@ -87,7 +87,8 @@ class GapCurve(Measure):
                     sums[gap].update(network.losses(tokens, self.k, offset=offset), i)
         runner.synchronise(*sums.values())
         assert blocks.documents is not None
-        losses, documents = {gap: (loss.nll / self.k).numpy() for gap, loss in sums.items()}, blocks.documents.tolist()
+        losses = {gap: (loss.nll / self.k).numpy() for gap, loss in sums.items()}
+        documents = blocks.documents.tolist()
         rows = [
             {"gap": gap, "document": document, "loss": loss}
             for gap, by_document in losses.items()

@@ -157,7 +157,8 @@ class LongPerplexity(Measure):
         _ = text.tokenizer  # raises an error if the text has none
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        keys, blocks = self._keys(text), text.blocks(self.lengths[-1], self.blocks)
+        keys = self._keys(text)
+        blocks = text.blocks(self.lengths[-1], self.blocks)
         lengths = [length for length in self.lengths if length <= length_limit(network)]
         losses = {length: runner.losses(len(keys)) for length in lengths}
         for i, tokens in runner.blocks(blocks):

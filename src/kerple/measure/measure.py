@@ -110,7 +110,8 @@ class BlockMeasure(Measure):
         self.text_blocks(network, text)
 
     def skip_reason(self, network: Network) -> str | None:
-        if (length := self.targets(network)) <= (limit := length_limit(network)):
+        length, limit = self.targets(network), length_limit(network)
+        if length <= limit:
             return None
         return f"{network.name} has only {limit} positions, but a block has {length} inputs"
 

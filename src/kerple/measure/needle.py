@@ -57,7 +57,8 @@ def draw_problem(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
         depth: Fraction of the haystack before the first needle, 0..1.
         rng: Random generator for the keys, the numbers (of seven digits) and the other depths.
     """
-    multivalue, count = kind == "niah_multivalue", 1 if kind.startswith("niah_single") else NEEDLES
+    multivalue = kind == "niah_multivalue"
+    count = 1 if kind.startswith("niah_single") else NEEDLES
     pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), count, replace=False)
     keys = [f"{ADJECTIVES[pair % len(ADJECTIVES)]}-{NOUNS[pair // len(ADJECTIVES)]}" for pair in pairs]
     values = [str(number) for number in rng.choice(9 * 10**6, count, replace=False) + 10**6]
@@ -166,7 +167,8 @@ class Needle(Measure):
         recalls = runner.sum(recalls) / self.problems
         values = zip(product(lengths, self.depths), recalls.flatten().tolist(), strict=True)
         rows = [{"length": n, "depth": d, "problems": self.problems, "recall": value} for (n, d), value in values]
-        title, count = f"{network.name}: {self.kind} in {self.haystack}", self.problems * len(self.depths)
+        title = f"{network.name}: {self.kind} in {self.haystack}"
+        count = self.problems * len(self.depths)
         figures = {self.name: _figure(recalls, lengths, self.depths, title)} if lengths else {}
         totals = zip(lengths, (recalls.mean(1) * count).tolist(), strict=True)
         sums = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in totals]

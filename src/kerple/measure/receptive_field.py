@@ -125,14 +125,16 @@ def _figure(
     cumulative: Tensor, perplexities: dict[int, float], sufficient: int, training_length: int | None, title: str
 ) -> Figure:
     """Draw the cumulative fractions by distance (L,), and the perplexity of each window."""
-    length, figure = len(cumulative), Figure(figsize=(10.4, 4.2), layout="constrained")
+    length = len(cumulative)
+    figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative fraction")
     for fraction, style in ((0.5, ":"), (0.9, "-."), (0.99, "--")):
         last = distance_covering(cumulative, fraction) + 1
         left.axvline(last, color="C1", linestyle=style, linewidth=1, label=f"{fraction:.0%} in the last {last:,}")
     right.plot(list(perplexities), list(perplexities.values()), marker="o", markersize=4, label="windowed")
-    full, label = perplexities[length], f"within {TOLERANCE:.0%} of full"
+    full = perplexities[length]
+    label = f"within {TOLERANCE:.0%} of full"
     right.axhspan(full, full * (1 + TOLERANCE), color="C2", alpha=0.25, label=label)
     right.axvline(sufficient, color="C1", linestyle="--", linewidth=1, label=f"smallest sufficient: {sufficient:,}")
     for axes in (left, right):

@@ -59,7 +59,8 @@ def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[
         rows: The rows. Rows with count 0 are dropped.
         about: The description, as plain data for JSON.
     """
-    description, table = dict(about), pd.DataFrame(list(rows), columns=ROW_COLUMNS)
+    description = dict(about)
+    table = pd.DataFrame(list(rows), columns=ROW_COLUMNS)
     table = table[table["count"] > 0]
     description["protocols"] = list(table["protocol"].unique())
     if (documents := description.pop("block_document", None)) is not None:

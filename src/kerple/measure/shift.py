@@ -45,7 +45,9 @@ class ShiftTest(BlockMeasure):
             raise UserError(f"ShiftTest: shifts: got {list(self.shifts)}, expected {expected}")
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
-        length, limit, shifts = self.targets(network), length_limit(network), sorted(set(self.shifts))
+        length = self.targets(network)
+        limit = length_limit(network)
+        shifts = sorted(set(self.shifts))
         losses = {shift: runner.losses() for shift in shifts if shift + length <= limit}
         for _, tokens in runner.blocks(self.text_blocks(network, text)):
             for shift, loss in losses.items():

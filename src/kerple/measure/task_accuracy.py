@@ -71,7 +71,8 @@ def result_rows(protocol: str, table: pd.DataFrame) -> list[Row]:
         protocol: Name of the protocol in the rows.
         table: A table of `answer_table`.
     """
-    rows, columns = [], ["length", "block", "exact", "right", "scored"]
+    rows = []
+    columns = ["length", "block", "exact", "right", "scored"]
     for length, block, exact, right, scored in table[columns].to_numpy().tolist():
         rows.append(Row("exact_match", protocol, length, None, block, exact, 1))
         rows.append(Row("token_accuracy", protocol, length, None, block, right, scored))
@@ -123,7 +124,8 @@ class TaskAccuracy(Measure):
         task, training_length, title = text.task, text.training_length, f"{text.task.name}, {network.name}"
         protocols = [TEACHER_FORCED, GENERATED] if self.generate else [TEACHER_FORCED]
         tables = self._tables(network, text, runner, protocols)
-        result, lines = Result(self.name), []
+        result = Result(self.name)
+        lines = []
         for protocol, table in tables.items():
             rows = result_rows(task.name if protocol == TEACHER_FORCED else f"{task.name} generated", table)
             result.sums += rows

@@ -33,7 +33,9 @@ class Block(nn.Module):
 
     def __init__(self, shape: Shape, architecture: Architecture) -> None:
         super().__init__()
-        dim, bias, activation = shape.dim, architecture.bias, ACTIVATIONS[architecture.activation]()
+        dim = shape.dim
+        bias = architecture.bias
+        activation = ACTIVATIONS[architecture.activation]()
         hidden = 4 * dim if architecture.hidden is None else architecture.hidden
         self.attention_norm = architecture.make_block_norm(dim, "pre")
         self.attention = SelfAttention(shape, architecture)

@@ -127,7 +127,8 @@ def stored_for_backward(excluded: set[int]) -> Iterator[list[Any]]:
     storages: list[Any] = []
 
     def pack(x: Tensor) -> Tensor:
-        if (storage := x.untyped_storage())._cdata not in excluded:
+        storage = x.untyped_storage()
+        if storage._cdata not in excluded:
             excluded.add(storage._cdata)
             storages.append(storage)
         return x

@@ -75,8 +75,10 @@ def target_losses(
     Returns:
         Tensor (N,) fp32, or fp64 for fp64 features.
     """
-    sizes, losses_of_rows = sizes or ChunkSizes.of_device(features.device), losses_of_rows or row_losses
-    logits, training = len(targets) * head.out_features, torch.is_grad_enabled()
+    sizes = sizes or ChunkSizes.of_device(features.device)
+    losses_of_rows = losses_of_rows or row_losses
+    logits = len(targets) * head.out_features
+    training = torch.is_grad_enabled()
     recompute = training and logits > sizes.stored
     # if all logits are stored, chunks save no memory; a single chunk on a GPU casts the weight only once
     logits_per_chunk = logits if training and not recompute and features.is_cuda else sizes.logits

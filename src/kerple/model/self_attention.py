@@ -123,7 +123,8 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
             name = f"{type(position).__module__}.{type(position).__name__}.{hook}"
             expected = f"({q.shape[1]}, {table.shape[-1]}), one row per head"
             raise UserError(f"{name}: got shape {tuple(table.shape)}, expected {expected}")
-    keys, visibility = context.positions[-v.shape[2] :], context.positions.visibility
+    keys = context.positions[-v.shape[2] :]
+    visibility = context.positions.visibility
 
     def block_of(rows: slice, columns: slice, seen: Tensor) -> QueryKeyBlock:
         return QueryKeyBlock(keys[rows], keys[columns], seen, None if state is None else state[:, :, columns])
@@ -180,7 +181,9 @@ def prepare_context(
     check_distances(position, visibility)
     separate = is_separable(position, visibility) and (cached is not None or visibility.distances != "true")
     first = FirstTokens.of(position, positions, cached) if separate else None
-    queries, bias, score_scale = positions[cached:], None, None
+    queries = positions[cached:]
+    bias = None
+    score_scale = None
     if positions.contiguous:
         distance = positions.rows.float()
         bias, score_scale = position.bias(distance), position.score_scale(distance)

@@ -53,7 +53,9 @@ class Sinusoidal(Position):
         super().__init__()
         self.require(shape.dim % 2 == 0, "dim", shape.dim, "an even number, because sines and cosines come in pairs")
         self.require(base > 1, "base", base, "a number above 1, such as 10000")
-        self.dim, self.base, self.embedding_scale = shape.dim, base, shape.dim**0.5 if scaled else 1.0
+        self.dim = shape.dim
+        self.base = base
+        self.embedding_scale = shape.dim**0.5 if scaled else 1.0
 
     def embed(self, x: Tensor, positions: TokenPositions) -> Tensor:
         angle = angles(positions.ids, self.dim, self.base)  # ((B,) T, D/2) fp64

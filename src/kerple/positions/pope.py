@@ -37,8 +37,10 @@ class PoPE(Position):
     def __init__(self, shape: Shape, base: float = 10000.0, phase: float | None = 0.0) -> None:
         super().__init__()
         self.require(1 < base < math.inf, "base", base, "a finite number above 1, such as 10000")
-        self.base, self.heads = base, shape.heads
-        size, minimum = shape.heads * shape.head_dim, -2 * math.pi
+        self.base = base
+        self.heads = shape.heads
+        size = shape.heads * shape.head_dim
+        minimum = -2 * math.pi
         self.learn("phase", size, phase, between=(minimum, 0.0), minimum=minimum, maximum=0.0)
 
     def transform_qk(

@@ -44,7 +44,8 @@ class LearnedRelativeBias(Position):
         super().__init__()
         rank = min(8, shape.head_dim) if rank is None else rank
         self.require(1 <= rank <= shape.head_dim, "rank", rank, f"1 to {shape.head_dim}, the head dimension")
-        self.extent, self.heads = shape.length if extent is None else extent, shape.heads
+        self.extent = shape.length if extent is None else extent
+        self.heads = shape.heads
         self.require(self.extent >= 1, "extent", extent, "a distance of 1 or more, or none for the training length")
         self.temperature = (
             None if temperature_length is None else Temperature(shape, "inkling", 0.1, temperature_length)

@@ -49,7 +49,8 @@ class RandomizedPositions(Resampled):
         self.require(max_positions >= shape.length, "max_positions", max_positions, expected)
         self.max_length = max_positions
         # for any wrapped strategy: an offset is ignored, and drawn positions depend on the length of the input
-        self.shift_invariant, self.prefix_consistent = True, False
+        self.shift_invariant = True
+        self.prefix_consistent = False
         self.register_buffer("drawn", torch.zeros(shape.length, dtype=torch.int64))
         self.register_buffer("fixed", torch.zeros(max_positions, dtype=torch.int64), persistent=False)
         self.draw_()

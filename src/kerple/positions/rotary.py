@@ -61,7 +61,9 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    c, unrotated, out = cos.shape[-1], precise(x), precise(x).clone()
+    c = cos.shape[-1]
+    unrotated = precise(x)
+    out = precise(x).clone()
     first, second = (slice(c), slice(c, 2 * c)) if layout == "half" else (slice(0, 2 * c, 2), slice(1, 2 * c, 2))
     out[..., first].mul_(cos).addcmul_(unrotated[..., second], sin, value=-1)
     out[..., second].mul_(cos).addcmul_(unrotated[..., first], sin)
@@ -182,7 +184,8 @@ class RoPE(Position):
 
         Both are (T, r/2) fp64, or (B, T, r/2) if positions differ between sequences.
         """
-        ids, radians = positions.ids[..., None], self.frequencies(positions.ids)  # radians per position
+        ids = positions.ids[..., None]
+        radians = self.frequencies(positions.ids)  # radians per position
         angle = ids * radians
         if self.mistake:
             angle = round_to_bf16(round_to_bf16(ids.to(radians.dtype)) * round_to_bf16(radians))

@@ -89,7 +89,9 @@ class Temperature(Position):
 
     def __init__(self, shape: Shape, rule: Rule = "llama4", scale: float = 0.1, length: int | None = None) -> None:
         super().__init__()
-        self.rule, self.scale, self.length = rule, scale, shape.length if length is None else length
+        self.rule = rule
+        self.scale = scale
+        self.length = shape.length if length is None else length
         self.require(scale > 0, "scale", scale, "a positive number; published models have 0.1")
         self.require(self.length >= 2, "length", self.length, "2 keys or more; Llama 4 has 8192")
 

@@ -68,11 +68,13 @@ def captured(model: Any) -> Iterator[list[Call]]:
     ) -> tuple[Tensor, None]:
         visible = None if attention_mask is None else attention_mask[0, 0, :, : key.shape[2]] > HIDDEN
         sinks, bias = (options.get(name) is not None for name in ("s_aux", "position_bias"))
-        layer, window = int(getattr(module, "layer_idx", len(calls))), options.get("sliding_window")
+        layer = int(getattr(module, "layer_idx", len(calls)))
+        window = options.get("sliding_window")
         return record(layer, query, key, value, visible, window, sinks, bias).transpose(1, 2).contiguous(), None
 
     def attend(q: Tensor, k: Tensor, v: Tensor, spec: Any, attention: Any = None) -> Tensor:
-        layer, bias = len(calls) % len(model.network.blocks), spec.table is not None or spec.modify_scores is not None
+        layer = len(calls) % len(model.network.blocks)
+        bias = spec.table is not None or spec.modify_scores is not None
         return record(layer, q, k, v, None, spec.window, spec.sink is not None, bias)
 
     def collect_output(module: nn.Module, args: Any, output: Any) -> None:

@@ -97,7 +97,8 @@ def our_layers(network: Transformer) -> list[Layer]:
     for i in range(len(network.blocks)):
         outer = network.positions[min(i, len(network.positions) - 1)]  # one instance per layer, or one for all layers
         position = outer.position if isinstance(outer, LayerPattern) else outer
-        rope, judged = position if isinstance(position, RoPE) else None, isinstance(position, RoPE | NoPE)
+        rope = position if isinstance(position, RoPE) else None
+        judged = isinstance(position, RoPE | NoPE)
         layers.append(Layer(rope, outer.window, judged=judged))
     return layers
 

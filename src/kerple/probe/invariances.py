@@ -63,7 +63,8 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
     generator = torch.Generator().manual_seed(0)
     vocabulary = model.get_input_embeddings().num_embeddings
     tokens = torch.randint(min(3, vocabulary - 1), vocabulary, (3, length), generator=generator).to(model.device)
-    single, half = tokens[:1], length // 2
+    single = tokens[:1]
+    half = length // 2
     one_by_one = [half, *[1] * (length - half)]  # numbers of tokens of each forward pass
     expected = read_logits(model, single)
     allowed = ALLOWED * _rounding(model, single, expected)

@@ -159,12 +159,15 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
     notes: list[str] = []
     for trace in traces:
         v = trace.vectors(i, "v")
-        v, differences = v / v.abs().max(), _visibility_differences(i, layer, trace)
+        v = v / v.abs().max()
+        differences = _visibility_differences(i, layer, trace)
         if float((v - v[:, :1]).abs().max()) <= SAME:
             description, found = _compare_rotation(i, layer, trace)
-            notes, differences = notes or description, differences + found
+            notes = notes or description
+            differences = differences + found
         elif learned:
-            notes, distinct = ["positions are added to the hidden states"], v.mul(1e4).round().unique(dim=1).shape[1]
+            notes = ["positions are added to the hidden states"]
+            distinct = v.mul(1e4).round().unique(dim=1).shape[1]
             if distinct < v.shape[1]:
                 differences.append(f"{v.shape[1]} positions have only {distinct} different hidden states")
         else:
@@ -195,7 +198,8 @@ def _compare_rotation(i: int, layer: Layer, trace: Trace) -> tuple[list[str], li
         messages, radians = rotation_differences(trace.vectors(i, name), what, trace.rows, trace.ids, layer)
         for message in messages:
             found[message].append(what)
-    notes, differences = [_describe(radians)], [f"{' and '.join(names)}: {message}" for message, names in found.items()]
+    notes = [_describe(radians)]
+    differences = [f"{' and '.join(names)}: {message}" for message, names in found.items()]
     if layer.rope is not None and (factor := trace.calls[i][0].factor) is not None:
         notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
         if abs(factor / layer.rope.attention_factor - 1) > SAME:

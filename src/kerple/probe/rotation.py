@@ -31,7 +31,8 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
         Messages about differences, and the measured radians per position of the pairs of channels. Pairs whose values
         are too close to 0 are left out.
     """
-    x, rope = x.double().cpu(), None if layer.rope is None else layer.rope.frequencies
+    x = x.double().cpu()
+    rope = None if layer.rope is None else layer.rope.frequencies
     half = (x.shape[-1] if rope is None else rope.dim) // 2  # number of rotated pairs, r/2
     expected = torch.zeros(half, dtype=x.dtype) if rope is None else rope(ids).flatten().cpu()
     factor = layer.query_factor(rows, ids) if what == "queries" else torch.ones(len(ids), dtype=x.dtype)
@@ -43,10 +44,13 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
     if residual > RATIO:
         found = f"{residual:.1%} of the norm of a pair is unexplained, expected at most {RATIO:.1%}"
         return [f"positions do not only rotate pairs of channels: {found}"], measured[measurable]
-    messages, angles = [], ids[:, None] * expected  # (T, r/2)
+    messages = []
+    angles = ids[:, None] * expected  # (T, r/2)
     error = torch.angle(rotations * torch.exp(-1j * angles)).abs()
-    if bool((wrong := error > ANGLE + ROUNDING * angles + noise).any()):
-        pair, hint = int(error.amax(0).argmax()), ""
+    wrong = error > ANGLE + ROUNDING * angles + noise
+    if bool(wrong.any()):
+        pair = int(error.amax(0).argmax())
+        hint = ""
         if rope is not None and rope.scaling is not None:
             unscaled = frequencies(rope.dim, rope.base, ids.device)
             is_unscaled = (measured - unscaled).abs() < 1e-3 * unscaled + ANGLE / int(ids.max())
@@ -94,7 +98,8 @@ def _frequencies(rotations: Tensor, ids: Tensor) -> Tensor:
     An estimate at position 1 is refined at positions 2, 4, 8, … of ``ids``. If a pair's angle at one of these positions
     differs from the estimate by more than 0.5 radians, the position is ignored for this pair.
     """
-    estimate, index = torch.zeros(rotations.shape[1], dtype=torch.float64), {int(p): i for i, p in enumerate(ids)}
+    estimate = torch.zeros(rotations.shape[1], dtype=torch.float64)
+    index = {int(p): i for i, p in enumerate(ids)}
     for step in (1 << k for k in range(40) if 1 << k in index):
         change = torch.angle(rotations[index[step]] * torch.exp(-1j * step * estimate))
         estimate = estimate + torch.where((change.abs() > 0.5) & (step > 1), 0, change / step)

@@ -66,6 +66,7 @@ def measure_on_text(
 @torch.inference_mode()
 def _seconds_per_token(network: Any, text: Text) -> float:
     """Return the seconds per token, measured with one input of 256 tokens."""
-    tokens, start = torch.as_tensor(text.stream[:257].astype("int64"))[None], time.monotonic()
+    tokens = torch.as_tensor(text.stream[:257].astype("int64"))[None]
+    start = time.monotonic()
     network.losses(tokens)
     return (time.monotonic() - start) / tokens.shape[1]

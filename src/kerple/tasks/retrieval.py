@@ -22,7 +22,8 @@ class Passkey(Task):
     axes: ClassVar[tuple[str, ...]] = ("length", "position of the key in tenths of the filler")
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        key, offset = digits_text(rng.integers(10, size=5)), int(rng.integers(length + 1))
+        key = digits_text(rng.integers(10, size=5))
+        offset = int(rng.integers(length + 1))
         filler = _filler(length, rng)
         return Example(f"{filler[:offset]}[{key}]{filler[offset:]}", key, (length, 10 * offset // (length + 1)))
 

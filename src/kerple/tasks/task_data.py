@@ -70,7 +70,8 @@ class TaskData(LightningDataModule):
         sizes = ("length", "train_length", "batch_size", "eval_batch_size", "validation_examples", "test_examples")
         numbers = {name: getattr(self, name) for name in (*sizes, "examples", "workers")}
         for name, value in (numbers | {"test_lengths": self.lengths[0]}).items():
-            if value is not None and value < (lowest := int(name != "workers")):
+            lowest = int(name != "workers")
+            if value is not None and value < lowest:
                 raise UserError(f"data.{name}: got {value}, expected {lowest} or more")
         self.sampler = Sampler(self.task, self.train_length, self.held_out)
         if not 0 < self.held_out < 0.5:
@@ -80,7 +81,8 @@ class TaskData(LightningDataModule):
         for name, value in (("train_length", self.train_length), ("test_lengths", self.lengths[-1])):
             if self.task.longest is not None and value > self.task.longest:
                 raise UserError(f"data.{name}: got {value}, expected at most {self.task.longest} for {self.task.name}")
-        if (needed := max(len(example.tokens()) - 1 for example in self._longest_problems(100))) > self.length:
+        needed = max(len(example.tokens()) - 1 for example in self._longest_problems(100))
+        if needed > self.length:
             expected = f"expected {needed} or more for problems of the train_length {self.train_length}"
             raise UserError(f"data.length: got {self.length}, {expected}")
 

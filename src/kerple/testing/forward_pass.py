@@ -116,7 +116,8 @@ def reach_of_a_window(subject: Subject, length: int) -> None:
     In two layers with a window of w keys, a token affects itself and the next 2w - 2 tokens.
     """
     network, ids = subject.network(length), tokens(1, length)
-    window, changed = 3 + length // 20, ids.clone()
+    window = 3 + length // 20
+    changed = ids.clone()
     reach = 2 * window - 2
     first = length // 3  # the first unchanged token
     last = first + reach  # the first token that no change reaches
@@ -163,7 +164,9 @@ def block_size(subject: Subject, length: int) -> None:
 
     Attention is computed in blocks of queries. The default size is compared with two other sizes.
     """
-    network, ids, default = subject.network(length), tokens(2, length), query_block_attention.QUERIES_AT_ONCE
+    network = subject.network(length)
+    ids = tokens(2, length)
+    default = query_block_attention.QUERIES_AT_ONCE
     for window in (None, length // 4):
         expected = network(ids, Visibility(window))
         try:

@@ -78,7 +78,8 @@ class MeasureCallback(Callback):
 
 def runner(trainer: Trainer, pl_module: LightningModule) -> Runner:
     """Return a `Runner` with the device, the precision and the processes of a Trainer."""
-    context, progress = trainer.precision_plugin.forward_context, partial(with_progress, trainer)
+    context = trainer.precision_plugin.forward_context
+    progress = partial(with_progress, trainer)
     precision, rank, processes = str(trainer.precision), trainer.global_rank, trainer.world_size
     return Runner(pl_module.device, context, precision, rank, processes, progress)
 

@@ -269,11 +269,13 @@ def _check_documents(options: ShardOptions, reader: CorpusReader) -> None:
         shutil.rmtree(Path(options.location, PARTS))  # so that a corrected corpus can be prepared
         given = f"got {options.corpus!r}, which has no document that can be used: {reader.reasons() or 'it is empty'}"
         raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of the text column")
-    if (fraction := reader.lost_bytes / (reader.lost_bytes + reader.used_bytes)) > options.max_dropped_fraction:
+    fraction = reader.lost_bytes / (reader.lost_bytes + reader.used_bytes)
+    if fraction > options.max_dropped_fraction:
         given = f"got {options.max_dropped_fraction}, but {fraction:.2g} of {options.corpus!r} cannot be used"
         advice = f"repair the corpus and delete {options.location}, or increase data.max_dropped_fraction"
         raise UserError(f"data.max_dropped_fraction: {given}: {reader.reasons()}; {advice}")
-    if (text := reader.text.hexdigest()) != (reader.corpus.text or text):
+    text = reader.text.hexdigest()
+    if text != (reader.corpus.text or text):
         given = f"got {options.corpus!r}, whose text has the checksum {text}, expected {reader.corpus.text}"
         advice = f"delete its files in {options.source_folder} and run again; if the error remains, report it"
         raise UserError(f"data.corpus: {given}; {advice}")

@@ -104,13 +104,15 @@ def _walk(root: str) -> Iterator[str]:
 
     for folder, subfolders, names in os.walk(root, onerror=refuse):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]  # os.walk skips the removed ones
-        _check_links(root, (path for name in subfolders if os.path.islink(path := os.path.join(folder, name))))
+        paths = [os.path.join(folder, name) for name in subfolders]
+        _check_links(root, filter(os.path.islink, paths))
         yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
 
 
 def _check_links(root: str, paths: Iterable[str]) -> list[str]:
     """Return the paths, after checking that neither they nor their folders are links to places outside ``root``."""
-    paths, target = list(paths), Path(root).resolve()
+    paths = list(paths)
+    target = Path(root).resolve()
     for path in {os.path.dirname(path) for path in paths} | set(filter(os.path.islink, paths)):
         if not Path(path).resolve().is_relative_to(target):
             raise UserError(f"data.corpus: {path} is a link out of {root}; copy its target into the corpus")
