@@ -69,7 +69,8 @@ def judge(claim: dict[str, Any], tier: Tier) -> Finding:
             return Finding("not tested", {}, str(reason))
         if verdict(condition) != "reproduced":
             return Finding("not tested", {}, f"`{statement}` is not shown: {', '.join(map(str, condition))}")
-    by_statement, reasons = {}, []
+    by_statement = {}
+    reasons = []
     for statement in claim["holds"]:
         try:
             by_statement[statement] = parts(statement, tier, TABLE["tie"])
@@ -108,7 +109,8 @@ def deciding(claim: dict[str, Any], findings: dict[str, Finding]) -> str | None:
 def markdown(root: Path) -> str:
     """Return the content of CLAIMS.md: a table with a row for each claim, and the numbers behind each verdict."""
     known = {name: tier for name, tier in tiers(root).items() if tier.has_results}
-    findings, claims = judge_all(root), TABLE["claims"]
+    findings = judge_all(root)
+    claims = TABLE["claims"]
     tier_of = {number: tier for number, of in findings.items() if (tier := deciding(claims[number], of))}
     tested = {number: findings[number][tier] for number, tier in tier_of.items()}
     decided = [number for number, finding in tested.items() if finding.verdict in ("reproduced", "contradicted")]
@@ -135,7 +137,8 @@ def markdown(root: Path) -> str:
     ]
     numbers = ["", "## Numbers behind each verdict", ""]
     for number, of_claim in findings.items():
-        claim, tier = claims[number], tier_of.get(number)
+        claim = claims[number]
+        tier = tier_of.get(number)
         cells = [_cell(of_claim.get(name), name == tier, claim, known[name]) for name in known]
         mark = " °" * (tier in TABLE["usual"] and tier != "main")  # main does not have the claim's strategies
         by = f"{tier}{mark}" if tier else "–"

@@ -31,7 +31,8 @@ class ResampledRuns:
     """The runs of beyond-128 as sums by seed and file, and random samples of them."""
 
     def __init__(self, root: Path) -> None:
-        self.generator, tier = np.random.default_rng(0), tiers(root)["beyond-128"]
+        self.generator = np.random.default_rng(0)
+        tier = tiers(root)["beyond-128"]
         self.sums = {
             (strategy, protocol, times): tier.losses(strategy, protocol, 128 * times).blocks
             for strategy in ("KerpleLog", "ALiBi", "T5")
@@ -134,7 +135,8 @@ class Plan:
     }
 
     def __init__(self, root: Path) -> None:
-        self.generator, tier = np.random.default_rng(0), tiers(root)["beyond-128"]
+        self.generator = np.random.default_rng(0)
+        tier = tiers(root)["beyond-128"]
         found = {cell: evaluate(number, tier).estimate for cell, (_, number) in self.seeds.items()}
         self.seed_deviation = {cell: math.sqrt(of.seed_variance * of.seeds) for cell, of in found.items()}
         pilot = pd.read_csv(Path(__file__).parent / "pilot.csv").query("k == @K")
@@ -146,7 +148,8 @@ class Plan:
             for protocol in ("far_none", "far_foreign", "full")
         }
         self.covariance = np.cov([measured[cell] for cell in list(self.seeds)[:6]])
-        gain, whole = "windowed:{0}[8x] / {0}[8x] * KerpleLog[8x] / windowed:KerpleLog[8x]", "{}[16x] / KerpleLog[16x]"
+        gain = "windowed:{0}[8x] / {0}[8x] * KerpleLog[8x] / windowed:KerpleLog[8x]"
+        whole = "{}[16x] / KerpleLog[16x]"
         self.difference_deviation = []
         for other, number, cell in (("ALiBi", whole, ("full", 2048)), ("KerplePower", gain, ("far_none", 1024))):
             text = [evaluate(number.format(name), tier).estimate.text_variance for name in (other, "RNoPE-SWA")]

@@ -100,7 +100,8 @@ def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
     match = STATEMENT.fullmatch(statement)
     if match is None:
         raise ValueError(f"claims: got {statement!r}, expected a statement such as 'A[1x] / B[1x] <= 1.005'")
-    found, strict = [], match["relation"] in ("<", ">")
+    found = []
+    strict = match["relation"] in ("<", ">")
     lengths = _lengths(match["lengths"], tier) if match["lengths"] else [""]
     if not lengths:
         raise Untested(f"the results have no length {match['lengths']}")
@@ -148,7 +149,9 @@ def evaluate(expression: str, tier: Tier, n: int | str = "") -> Number:
         term = TERM.match(expression, position)
         if term is None:
             raise ValueError(f"claims: got {expression[position:]!r}, expected terms such as A[1x]")
-        position, measure, strategy = term.end(), (term["measure"] or "full").strip(), term["strategy"].strip()
+        position = term.end()
+        measure = (term["measure"] or "full").strip()
+        strategy = term["strategy"].strip()
         is_angle |= measure in FRACTIONS
         key = str(n) if term["key"] == "n" else term["key"]
         sign = -1 if term["sign"] in ("-", "/") else 1
