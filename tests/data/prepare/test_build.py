@@ -182,6 +182,22 @@ def test_a_folder_inside_the_corpus_or_with_other_shards_is_refused(json_lines, 
     (directory / ".lock").rmdir()
     with pytest.raises(UserError, match=r"data\.directory: .* has .*\.tar but no manifest"):
         small_build(directory, json_lines)
+    for shard in directory.glob("*.tar"):
+        shard.unlink()
+    (directory / "tokenizer.json").write_text("that of a model")
+    with pytest.raises(UserError, match=r"data\.directory: .* has tokenizer\.json but no manifest"):
+        small_build(directory, json_lines)
+    assert (directory / "tokenizer.json").read_text() == "that of a model"
+
+
+def test_a_corpus_without_documents_can_be_corrected(json_lines, prepared, tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    write_lines(corpus / "a.jsonl", [""])
+    with pytest.raises(UserError, match=r"data\.corpus: .* no document that can be used"):
+        small_build(tmp_path / "out", corpus, tokenizer=str(prepared))
+    shutil.copytree(json_lines, corpus, dirs_exist_ok=True)
+    assert small_build(tmp_path / "out", corpus, tokenizer=str(prepared)).splits["train"].tokens
 
 
 def test_the_command_prepares_the_corpus_of_a_configuration(json_lines, tmp_path, monkeypatch, capsys):

@@ -179,15 +179,16 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
         settings: Settings of the preparation. They are compared with those of an interrupted preparation.
 
     Raises:
-        UserError: The folder has an unfinished preparation with other settings, or shards but no manifest. Or the
-            corpus has no training document. Or the tokenizer cannot be loaded or has too many entries.
+        UserError: The folder has an unfinished preparation with other settings, or shards or a tokenizer but no
+            manifest. Or the corpus has no training document. Or the tokenizer cannot be loaded or has too many entries.
     """
     unfinished = directory / PARTS / "settings.json"
     if unfinished.exists():
         _compare_settings(options.location, read_mapping(unfinished), settings)
         return load_tokenizer(str(directory))
-    for shard in directory.glob("*.tar"):
-        raise UserError(f"data.directory: {directory} has {shard.name} but no manifest; choose another folder")
+    if not unfinished.parent.exists():
+        for file in chain(directory.glob("*.tar"), directory.glob("tokenizer.json")):
+            raise UserError(f"data.directory: {directory} has {file.name} but no manifest; choose another folder")
     shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
     if options.tokenizer == TRAINED_HERE and not (options.corpus in CORPORA and shipped.exists()):
         reader = CorpusReader(corpus, options.split_fractions)
@@ -203,6 +204,7 @@ def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, se
     if (size := vocabulary_size(tokenizer)) > options.vocabulary:
         expected = f"expected at least {size}, the number of entries of the tokenizer"
         raise UserError(f"data.vocabulary: got {options.vocabulary}, {expected}")
+    unfinished.parent.mkdir(exist_ok=True)  # made first: a tokenizer without this folder is not overwritten
     write(directory / "tokenizer.json", tokenizer.to_str())
     write(unfinished, json.dumps(settings))
     return tokenizer
@@ -266,7 +268,8 @@ def _write_test_documents(
 def _check_documents(options: ShardOptions, reader: CorpusReader) -> None:
     """Raise a UserError if a corpus has no documents, too many unusable ones, or not the expected checksum."""
     if not reader.used_bytes:
-        shutil.rmtree(Path(options.location, PARTS))  # so that a corrected corpus can be prepared
+        Path(options.location, "tokenizer.json").unlink()  # so that a corrected corpus can be prepared
+        shutil.rmtree(Path(options.location, PARTS))
         given = f"got {options.corpus!r}, which has no document that can be used: {reader.reasons() or 'it is empty'}"
         raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of the text column")
     fraction = reader.lost_bytes / (reader.lost_bytes + reader.used_bytes)
