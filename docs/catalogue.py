@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from kerple import positions
 from kerple.compare import finished_runs, run_discovery
-from kerple.compare.figures import COLOURS, plain, plain_log_ticks
+from kerple.compare.figures import COLOURS, plain
 from kerple.model import Transformer
 from kerple.positions import Position, Shape
 from kerple.positions.base import HOOKS
@@ -52,26 +52,25 @@ def draw(strategy: type[Position], path: Path) -> None:
     figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
-def draw_hero(labels: list[str], title: str) -> None:
-    """Draw the figure of the README: perplexity in main against length, relative to that at the training length."""
+def draw_hero(title: str) -> None:
+    """Draw the figure of the README: perplexity in main against length. Much larger values lie outside the axes."""
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
     runs = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / "main"))
     results = runs.results.query("metric == 'ppl' and protocol == 'full'")
-    last_values, y = {}, 0.0
-    for label, colour in zip(labels, COLOURS, strict=False):
-        curve = results[results["strategy"] == label].groupby("length")["value"].mean()
-        axes.plot(curve / curve.iloc[0], marker="o", markersize=4, color=colour)
-        last_values[curve.iloc[-1] / curve.iloc[0]] = (f" {label}", colour)
-    for value, (label, colour) in sorted(last_values.items()):
-        y = max(value, 1.07 * y)  # labels do not overlap
-        axes.annotate(label, (curve.index[-1], y), va="center", color=colour)
-    axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", title=title, xlabel="tokens that the model reads at once")
-    axes.set(xticks=list(curve.index), xticklabels=list(curve.index), xlim=(None, 1.9 * curve.index[-1]))
-    axes.set_ylabel(f"perplexity, relative to that at {curve.index[0]}")
+    means = results.pivot_table(index="length", columns="strategy", values="value", sort=False).sort_index()
+    bottom, top = 0.96 * means.min().min(), 1.04 * means.iloc[0].max()
+    y = 0.0
+    for label, colour in sorted(zip(means, COLOURS, strict=False), key=lambda pair: means[pair[0]].iloc[-1]):
+        axes.plot(means[label], marker="o", markersize=4, color=colour)
+        last = means[label].iloc[-1]
+        y = min(max(last, y + 0.05 * (top - bottom)), 0.98 * top)  # labels do not overlap
+        text = f"  {label}" if last < top else f"  {label}: {last:.0f}"
+        axes.annotate(text, (means.index[-1], y), va="center", color=colour)
+    axes.set(xscale="log", title=title, xlabel="tokens that the model reads at once", ylabel="perplexity")
+    axes.set(xticks=list(means.index), xticklabels=list(means.index), ylim=(bottom, top))
+    axes.set_xlim(right=2.4 * means.index[-1])
     axes.minorticks_off()
-    plain_log_ticks(axes)
     plain(axes)
     figure.savefig(DOCS / "figures/hero.png", dpi=150, metadata={"Software": None})
 
@@ -125,5 +124,4 @@ if __name__ == "__main__":
     head = (DOCS / "catalogue.md").read_text(encoding="utf-8").split(WRITTEN)[0] + WRITTEN
     page = [f"\n## {kind}\n\n| attention | strategy |\n|---|---|\n{rows}" for kind, rows in tables.items()]
     (DOCS / "catalogue.md").write_text(head + "".join(page), encoding="utf-8")
-    labels = ["KerplePower", "KerpleLog", "ALiBi", "FoX", "RNoPE-SWA", "RoPE"]
-    draw_hero(labels, "Trained on 128 tokens, tested on up to 2,048: which strategies hold up")
+    draw_hero("Trained on 128 tokens, tested on up to 2,048")
