@@ -6,12 +6,14 @@ from collections import defaultdict
 from pathlib import Path
 
 import matplotlib as mpl
+import pandas as pd
 import torch
+import yaml
 from matplotlib.figure import Figure
 
 from kerple import positions
 from kerple.compare import finished_runs, run_discovery
-from kerple.compare.figures import COLOURS, plain
+from kerple.compare.figures import COLOURS, plain, styles_of
 from kerple.model import Transformer
 from kerple.positions import Position, Shape
 from kerple.positions.base import HOOKS
@@ -58,15 +60,17 @@ def draw_hero(title: str) -> None:
     axes = figure.subplots()
     runs = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / "main"))
     results = runs.results.query("metric == 'ppl' and protocol == 'full'")
-    means = results.pivot_table(index="length", columns="strategy", values="value", sort=False).sort_index()
+    means = results.pivot_table(index="length", columns="strategy", values="value").sort_values(2048, axis=1)
+    planned = yaml.safe_load((RESULTS.parent / "configs/compare/main.yaml").read_text())["strategies"]
+    styles = styles_of(pd.Series(list(planned)))  # those of the report
     bottom, top = 0.96 * means.min().min(), 1.04 * means.iloc[0].max()
     y = 0.0
-    for label, colour in sorted(zip(means, COLOURS, strict=False), key=lambda pair: means[pair[0]].iloc[-1]):
-        axes.plot(means[label], marker="o", markersize=4, color=colour)
+    for label in means:
+        axes.plot(means[label], markersize=4, **styles[label])
         last = means[label].iloc[-1]
-        y = min(max(last, y + 0.05 * (top - bottom)), 0.98 * top)  # labels do not overlap
+        y = min(max(last, y + 0.042 * (top - bottom)), 0.98 * top)  # labels do not overlap
         text = f"  {label}" if last < top else f"  {label}: {last:.0f}"
-        axes.annotate(text, (means.index[-1], y), va="center", color=colour)
+        axes.annotate(text, (means.index[-1], y), va="center", color=styles[label]["color"], size="small")
     axes.set(xscale="log", title=title, xlabel="tokens that the model reads at once", ylabel="perplexity")
     axes.set(xticks=list(means.index), xticklabels=list(means.index), ylim=(bottom, top))
     axes.set_xlim(right=2.4 * means.index[-1])
@@ -124,4 +128,4 @@ if __name__ == "__main__":
     head = (DOCS / "catalogue.md").read_text(encoding="utf-8").split(WRITTEN)[0] + WRITTEN
     page = [f"\n## {kind}\n\n| attention | strategy |\n|---|---|\n{rows}" for kind, rows in tables.items()]
     (DOCS / "catalogue.md").write_text(head + "".join(page), encoding="utf-8")
-    draw_hero("Trained on 128 tokens, tested on up to 2,048")
+    draw_hero("Trained on inputs of 128 tokens, tested on up to 2,048")
