@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 import yaml
 
+from kerple.base.shipped_configs import config_path
 from kerple.cli.main import main
+from kerple.cli.measure_pretrained import configuration
 from kerple.data import TokenShards
 from kerple.hf.pretrained_model_reader import read_network
 from kerple.measure import results_table
@@ -57,6 +59,13 @@ def losses(folder: Path, length: int = 64) -> np.ndarray:
     table, _ = results_table.read(folder)
     chosen = (table["metric"] == "ppl") & (table["protocol"] == "full") & (table["length"] == length)
     return table[chosen].sort_values("block")["sum"].to_numpy()
+
+
+def test_without_a_configuration_the_measurements_are_those_of_hf_yaml(here):
+    shipped = yaml.safe_load(Path(config_path("configs/hf.yaml")).read_text())["trainer"]["callbacks"]
+    config = yaml.safe_load(configuration(["--hf", str(here / "llama")]))
+    names = [callback["class_path"].rpartition(".")[2] for callback in config["trainer"]["callbacks"]]
+    assert names == [callback["class_path"] for callback in shipped]
 
 
 def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
@@ -120,7 +129,8 @@ def test_incomplete_models_and_other_tokenizers_are_refused(here, capsys):
         (broken(here, "deeper", num_hidden_layers=3), "do not fit its config.json"),
     ):
         assert part in refused(capsys, here, model)
-    run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "none")  # prepares the shards
+    assert "callbacks: got none, expected" in refused(capsys, here, here / "llama", "--trainer.callbacks", "[]")
+    run(here, here / "llama", *PERPLEXITY_ONLY)  # prepares the shards
     other = broken(here, "other")
     content = json.loads((other / "tokenizer.json").read_text())
     ids = content["model"]["vocab"]
@@ -162,11 +172,11 @@ def test_pretrained_models_are_rows_of_a_comparison(here):
 
 
 def test_a_warning_if_the_text_is_not_that_of_the_exported_run(here, capsys):
-    run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "first")
+    run(here, here / "llama", *PERPLEXITY_ONLY, "--run_dir", "first")
     sha256 = TokenShards(corpus=None, directory="shards").manifest.splits["test"].sha256
     for test, warned in ((sha256, False), ("0" * 64, True)):
         folder = broken(here, "exported", kerple_trained_on={"corpus": "code", "test": test})
         capsys.readouterr()
-        run(here, folder, "--trainer.callbacks", "[]", "--run_dir", f"warned-{warned}", "--data.corpus", "null")
+        run(here, folder, *PERPLEXITY_ONLY, "--run_dir", f"warned-{warned}", "--data.corpus", "null")
         line = "the test text in shards differs from the test text of the exported run (code)"
         assert (line in capsys.readouterr().out) == warned

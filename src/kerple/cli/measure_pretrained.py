@@ -15,6 +15,7 @@ from kerple.base.mapping_files import read_mapping
 from kerple.base.module_discovery import import_modules
 from kerple.base.run_folder_choice import test_directory
 from kerple.base.run_progress import FILE, Progress
+from kerple.base.shipped_configs import config_path
 from kerple.cli.option_parsing import MODEL_FORMS, add_folder_arguments, listed, name_in_errors, parse
 from kerple.data.datamodule_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
@@ -112,6 +113,8 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.hf.pretrained_model_reader import read_network
     from kerple.measure.device_and_processes import Runner
 
+    if not measures:
+        raise UserError("trainer.callbacks: got none, expected one measurement or more, as in configs/hf.yaml")
     check_names(measures)
     trainer = options.trainer
     data = ShardOptions(**options.data.as_dict())
@@ -144,7 +147,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    writers = [SummaryWriter(str(directory))] if trainer.logger and results else []
+    writers = [SummaryWriter(str(directory))] if trainer.logger else []
     for result in results:
         if result.about:
             result.about = {**result.about, "bos": network.bos}
@@ -156,7 +159,13 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
 
 
 def _parse(arguments: list[str]) -> Namespace:
-    """Return the options. The model's tokenizer, vocabulary and length are the defaults of the options ``data``."""
+    """Return the options. The model's tokenizer, vocabulary and length are the defaults of the options ``data``.
+
+    Without a configuration, the options are those of ``configs/hf.yaml``, because the options of a command line have no
+    measurements.
+    """
+    if not any(argument.startswith(("--config", "-c")) for argument in arguments):
+        arguments = ["--config", config_path("configs/hf.yaml"), *arguments]
     import_modules("kerple.measure", skip=("metrics", "task_accuracy"))  # these need torchmetrics and a task
     parser = _parser()
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
