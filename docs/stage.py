@@ -31,6 +31,8 @@ def target(link: str, source: Path, page: str) -> str:
         site = f"results/{path.stem.lower()}.md".replace("readme", "findings")
     elif path.parts[:2] == ("src", "kerple") and len(path.parts) == 3 and ROOT / path in PACKAGES:
         site = f"reference/{path.name}.md"
+    elif path.parts[0] == "docs":
+        site = str(path.relative_to("docs"))
     elif source.is_relative_to(DOCS) or path.suffix == ".png":
         return link
     else:
