@@ -82,7 +82,7 @@ def draw_hero(title: str) -> None:
 def extrapolation() -> dict[str, list[str]]:
     """Return phrases by class name on the longest length, in training lengths, up to which perplexity did not rise."""
     comparisons = defaultdict(list)
-    for comparison in ("catalogue", "earlier/beyond-128", "earlier/table3", "earlier/since-2023"):
+    for comparison in ("main", "catalogue", "earlier/beyond-128", "earlier/table3", "earlier/since-2023"):
         read = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / comparison))
         classes = {run.strategy: c["model.position.class_path"].rpartition(".")[2] for run, c in read.configs.items()}
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
