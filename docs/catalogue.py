@@ -69,8 +69,10 @@ def draw_hero(title: str) -> None:
         axes.plot(means[label], markersize=4, **styles[label])
         last = means[label].iloc[-1]
         y = min(max(last, y + 0.042 * (top - bottom)), 0.98 * top)  # labels do not overlap
-        text = f"  {label}" if last < top else f"  {label}: {last:.0f}"
-        axes.annotate(text, (means.index[-1], y), va="center", color=styles[label]["color"], size="small")
+        look = {"color": styles[label]["color"], "size": "small", "va": "center"}
+        axes.text(1.15 * means.index[-1], y, label if last < top else f"{label}: {last:.0f}", **look)
+        if last < top:
+            axes.plot([means.index[-1], 1.13 * means.index[-1]], [last, y], color=look["color"], linewidth=0.8)
     axes.set(xscale="log", title=title, xlabel="tokens that the model reads at once", ylabel="perplexity")
     axes.set(xticks=list(means.index), xticklabels=list(means.index), ylim=(bottom, top))
     axes.set_xlim(right=2.4 * means.index[-1])
