@@ -130,6 +130,7 @@ def _kerple(stored: StoredModel, external: list[type[Position]]) -> KerpleForCau
     for strategy in external:  # transformers imports the copied file into its package transformers_modules
         path = f'"{strategy.__module__}.{strategy.__name__}"'
         network = network.replace(path, f'"transformers_modules.{strategy.__name__}"')
+    if external:
         exported.config.auto_map = AUTO_MAP
         exported.config.network = json.loads(network)
     return exported.eval()

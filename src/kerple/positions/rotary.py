@@ -63,7 +63,7 @@ class _Rotation(torch.autograd.Function):
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     c = cos.shape[-1]
     unrotated = precise(x)
-    out = precise(x).clone()
+    out = unrotated.clone()
     first, second = (slice(c), slice(c, 2 * c)) if layout == "half" else (slice(0, 2 * c, 2), slice(1, 2 * c, 2))
     out[..., first].mul_(cos).addcmul_(unrotated[..., second], sin, value=-1)
     out[..., second].mul_(cos).addcmul_(unrotated[..., first], sin)

@@ -164,7 +164,7 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
         if float((v - v[:, :1]).abs().max()) <= SAME:
             description, found = _compare_rotation(i, layer, trace)
             notes = notes or description
-            differences = differences + found
+            differences += found
         elif learned:
             notes = ["positions are added to the hidden states"]
             distinct = v.mul(1e4).round().unique(dim=1).shape[1]

@@ -104,8 +104,7 @@ def _walk(root: str) -> Iterator[str]:
 
     for folder, subfolders, names in os.walk(root, onerror=refuse):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]  # os.walk skips the removed ones
-        paths = [os.path.join(folder, name) for name in subfolders]
-        _check_links(root, filter(os.path.islink, paths))
+        _check_links(root, (os.path.join(folder, name) for name in subfolders))
         yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
 
 
