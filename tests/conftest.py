@@ -13,6 +13,9 @@ from kerple.positions import Shape, strategies
 
 # transformers copies the code of models into this folder, and imports it from there
 os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp()
+# matplotlib keeps its list of fonts, which takes seconds to make, and only our notes are in a temporary folder
+os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
 # Tests of hypothesis use the same examples in each run. The slow fuzz test uses new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")

@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from kerple.base.atomic import note_path
 from kerple.base.errors import UserError
 from kerple.cli import inspect_shards
 from kerple.data import TokenShards
 from kerple.data.manifest import MANIFEST_FILE, SPLITS
 from kerple.data.prepare.corpus_reader import split_of
-from kerple.data.shards import BLOCK, VERIFIED, Folder, TokenStream, verify
+from kerple.data.shards import BLOCK, Folder, TokenStream, verify
 from kerple.data.tokenizer import encode, load_tokenizer, token_bytes, train_tokenizer
 from tests.data.conftest import small_build
 from tests.toy import entries
@@ -108,9 +109,28 @@ def test_a_shard_is_hashed_once_for_each_content(copied, monkeypatch):
     with pytest.raises(UserError, match="train-00001"):
         TokenStream(Folder(str(copied)), "train")[:]
     shard.write_bytes(content)
-    (copied / VERIFIED / "train-00000.tar").write_bytes(b"\xff")
+    (note,) = note_path("verified", copied).glob("train-00000.tar")
+    note.write_bytes(b"\xff")
     TokenStream(Folder(str(copied)), "train")[:]
     assert len(hashed) == len(set(hashed)) + 3
+
+
+def test_a_folder_that_is_only_read_is_not_written_to(copied, tmp_path, monkeypatch):
+    files = Path(shutil.copytree(copied, tmp_path / "files of the user"))
+    for name in (".verified", ".lock", ".parts"):
+        (copied / name).unlink(missing_ok=True)
+        (copied / name).symlink_to(files)
+
+    def state():
+        return {path: path.lstat().st_ctime_ns for path in (copied, *copied.iterdir(), files, *files.iterdir())}
+
+    before = state()
+    for cache in (tmp_path / "cache", Path("/dev/null"), Path("relative")):  # no note can be written to the last two
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        verify(Folder(copied))
+        TokenShards(None, directory=str(copied)).prepare_data()
+        assert state() == before
+    assert (tmp_path / "cache/kerple/verified").is_dir()
 
 
 @pytest.mark.parametrize("token", [299, 300])

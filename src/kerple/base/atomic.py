@@ -1,5 +1,6 @@
-"""Atomic writing of files: a reader finds the whole new file or the whole previous one."""
+"""Atomic writing of files, and the place of notes about folders that are only read."""
 
+import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
+
+from kerple.base.errors import UserError
 
 STALE_AFTER = 3600.0  # seconds without a change after which a temporary file counts as abandoned
 
@@ -57,3 +60,24 @@ def write(path: Path, content: bytes | str, durable: bool = True) -> None:
     """Write ``content`` to a file, a string as UTF-8. See `writing` for the other arguments and errors."""
     with writing(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def refuse_links(option: str, *paths: Path) -> None:
+    """Raise a UserError that names the option of the folder if a path, to which something is written, is a link."""
+    for path in filter(Path.is_symlink, paths):
+        raise UserError(f"{option}: {path} is a link; delete it, or choose another folder")
+
+
+def note_path(kind: str, path: Path) -> Path:
+    """Return the path of a note about a file or folder that is only read. Such a note is never written beside it.
+
+    A folder that somebody sent may contain links, through which a file written in it would replace one of the user's
+    files. Notes are in ``$XDG_CACHE_HOME/kerple``, by default in ``~/.cache/kerple``.
+
+    Args:
+        kind: Name of the kind of notes.
+        path: The file or folder. Notes differ for different real paths.
+    """
+    cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    root = cache if os.path.isabs(cache) else os.devnull  # writing fails below the null device
+    return Path(root, "kerple", kind, hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32])

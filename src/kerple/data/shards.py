@@ -21,12 +21,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from kerple.base.atomic import write
+from kerple.base.atomic import note_path, write
 from kerple.base.errors import UserError
 from kerple.data.manifest import TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
 
-VERIFIED = ".verified"  # folder with a record (ctime and sha256) of each shard file whose checksum was correct
+VERIFIED = "verified"  # kind of the notes with the ctime and sha256 of each shard file whose checksum was correct
 BLOCK = 512  # bytes of a header in a tar file; the size of a member is padded to a multiple of it
 
 Tokens = NDArray[np.integer[Any]]
@@ -81,7 +81,7 @@ class Folder:
         """Return the path of a shard, after comparing its size and checksum with the manifest.
 
         The checksum of a file is compared once, and again after the file has changed. A file with the correct checksum
-        is recorded in the folder `VERIFIED`. If the record cannot be written, the next call compares again.
+        is recorded in a note (`note_path`). If the note cannot be written, the next call compares again.
 
         Args:
             split: Name of the split.
@@ -97,12 +97,15 @@ class Folder:
         if not path.is_file() or path.stat().st_size != expected:
             raise UserError(f"{path}: is missing, or not {expected} bytes long; prepare or copy the folder again")
         # unlike the time of modification, the time of change (ctime) cannot be copied or set
-        record = self.directory / VERIFIED / path.name
+        note = note_path(VERIFIED, self.directory) / path.name
         state = f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
-        if recheck or not record.is_file() or record.read_bytes() != state:
-            self._checked_file(path.name, shard.sha256)
+        if not recheck:
             with suppress(OSError):
-                write(record, state, durable=False)
+                if note.read_bytes() == state:
+                    return path
+        self._checked_file(path.name, shard.sha256)
+        with suppress(OSError):
+            write(note, state, durable=False)
         return path
 
     def documents(self, split: str) -> NDArray[np.int64]:

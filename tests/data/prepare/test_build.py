@@ -167,6 +167,23 @@ def test_a_tokenizer_that_has_changed_is_noticed_and_a_folder_named_code_gets_it
         small_build(Path("other"), "./code", tokenizer="mine.json", vocabulary=2048)
 
 
+@pytest.mark.parametrize("name", [".lock", ".parts"])
+def test_links_in_an_unfinished_folder_are_refused(json_lines, tmp_path, monkeypatch, name):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(build, "token_checksum", full)
+    with pytest.raises(OSError, match="No space"):
+        small_build(tmp_path / "out", json_lines)
+    monkeypatch.undo()
+    (tmp_path / "out" / name).replace(elsewhere := tmp_path / "elsewhere")
+    (tmp_path / "out" / name).symlink_to(elsewhere)
+    before = {path: path.lstat() for path in (elsewhere, *elsewhere.glob("*"))}
+    with pytest.raises(UserError, match=rf"data\.directory: .*{name} is a link; delete it, or choose another folder"):
+        small_build(tmp_path / "out", json_lines)
+    assert {path: path.lstat() for path in (elsewhere, *elsewhere.glob("*"))} == before
+
+
 def test_a_folder_inside_the_corpus_or_with_other_shards_is_refused(json_lines, tmp_path):
     with pytest.raises(UserError, match=r"data\.directory: got .*inside the corpus"):
         small_build(json_lines / "below" / "shards", json_lines)

@@ -22,7 +22,7 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from kerple.base.atomic import write
+from kerple.base.atomic import refuse_links, write
 from kerple.base.errors import NO_FOLDER, UserError
 from kerple.base.mapping_files import read_mapping
 from kerple.data.datamodule_options import HUB, ShardOptions
@@ -150,13 +150,14 @@ def _locked_folder(directory: Path) -> Iterator[None]:
     """Make a folder, and hold its lock within the context.
 
     Raises:
-        UserError: A worker process calls this function, the folder cannot be written to, or memory runs out within the
-            context.
+        UserError: A worker process calls this function, the folder cannot be written to or has a link in place of a
+            file or folder of the preparation, or memory runs out within the context.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker that imports the main script
         raise UserError('data: worker processes import your script; put its code below `if __name__ == "__main__":`')
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        refuse_links("data.directory", directory / ".lock", directory / PARTS)
         lock = FileLock(directory / ".lock").acquire()
     except OSError as error:
         if error.errno not in NO_FOLDER:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from kerple.base.atomic import refuse_links
 from kerple.base.errors import UserError
 
 
@@ -19,10 +20,14 @@ def download_folder(folder: Path) -> Iterator[Path]:
     Only files whose names have an extension (``*.*``) are moved; other files and subfolders are deleted. After an error
     no file is moved, so that ``folder`` has no incomplete file. A second process that calls this function for the same
     ``folder`` waits until the context of the first process ends.
+
+    Raises:
+        UserError: The folder has a link in place of the lock or of the new folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.absolute() / ".arriving"
+    refuse_links("data.source", folder / ".lock", unfinished)
     with FileLock(folder / ".lock"):
-        unfinished = folder.absolute() / ".arriving"
         shutil.rmtree(unfinished, ignore_errors=True)  # left by a call that failed or was killed
         unfinished.mkdir()
         yield unfinished
