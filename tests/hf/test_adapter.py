@@ -10,20 +10,51 @@ from kerple.hf.rope import scaled
 from kerple.model.network import Offset
 from kerple.positions import RoPE, Shape
 from kerple.positions.visibility import Visibility
-from tests.hf.tiny import CONFIGS, LENGTH, configuration, hf, small, text, tiny
+from tests.hf.tiny import CONFIGS, LENGTH, SIZES, configuration, hf, random_model, small, text, tiny
 from tests.probe.models import build
 
+GPTJ = {"rotary_dim": 4, "n_positions": 2 * LENGTH}
+ONE_OF_TWO = {"num_local_experts": 2, "num_experts_per_tok": 1, "lm_head_bias": True, "num_key_value_heads": 4}
+ONE_OF_TWO |= {"experts_implementation": "eager"}  # the other has no fp64
+SPECIAL_HEADS = {  # families whose logits are not the product of the base model's output and the head
+    "bias of Phi": (hf.PhiConfig, {"num_key_value_heads": 4, "intermediate_size": 48}),
+    "bias of GPT-J": (hf.GPTJConfig, GPTJ),
+    "bias of CodeGen": (hf.CodeGenConfig, GPTJ),
+    "bias of CTRL": (hf.CTRLConfig, {"dff": 48, "n_positions": 2 * LENGTH}),
+    "bias of PhiMoE": (hf.PhimoeConfig, ONE_OF_TWO | {"intermediate_size": 48}),
+    "divisor of Granite": (hf.GraniteConfig, {"logits_scaling": 3.0, "intermediate_size": 48}),
+    "factor of Cohere": (hf.CohereConfig, {"logit_scale": 0.3, "intermediate_size": 48}),
+    "decoder of OPT": (hf.OPTConfig, {"ffn_dim": 48, "word_embed_proj_dim": 16}),
+}
 
-@pytest.mark.parametrize("family", CONFIGS)
+
+@pytest.mark.parametrize("family", [*CONFIGS, *SPECIAL_HEADS])
 @torch.inference_mode()
-def test_losses_equal_the_cross_entropy_of_the_models_logits(family):
-    model, tokens = tiny(family).double(), text(2, 2 * LENGTH + 1)
+def test_losses_in_chunks_equal_the_cross_entropy_of_the_models_logits(family):
+    kind, options = SPECIAL_HEADS.get(family, (None, {}))
+    model = random_model(kind(**SIZES | {"num_hidden_layers": 3} | options)) if kind else tiny(family)
+    model, tokens = model.double(), text(2, 2 * LENGTH + 1)
     network = hugging_face_network(model, LENGTH)
     assert isinstance(network, Offset) == (family != "bloom")  # transformers' BLOOM takes no position_ids
-    assert network.chunked_logits == (family not in ("gemma3_text", "cohere2"))  # these cap or scale their logits
+    assert network.chunked_logits
     expected = F.cross_entropy(model(tokens[:, :-1]).logits.mT, tokens[:, 1:], reduction="none")
     torch.testing.assert_close(network.losses(tokens), expected, rtol=1e-9, atol=1e-9, check_dtype=False)
     torch.testing.assert_close(network.losses(tokens, 7), expected[:, -7:], rtol=1e-9, atol=1e-9, check_dtype=False)
+
+
+@torch.inference_mode()
+def test_losses_of_a_model_that_needs_more_of_its_base_model_are_those_of_its_logits():
+    class Scaled(hf.LlamaForCausalLM):
+        def forward(self, *args, **options):
+            output = super().forward(*args, **options)
+            output.logits = output.logits * self.model.norm.weight.sum()
+            return output
+
+    model, tokens = Scaled(configuration("llama")).eval(), text(2, LENGTH)
+    network = hugging_face_network(model)
+    assert not network.chunked_logits
+    expected = F.cross_entropy(model(tokens[:, :-1]).logits.mT, tokens[:, 1:], reduction="none")
+    torch.testing.assert_close(network.losses(tokens), expected)
 
 
 @pytest.mark.parametrize(("family", "window", "keep_first"), [("llama", 5, 4), ("gpt_neox", 1, 0), ("gpt2", 600, 0)])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kerple.base.errors import UserError
 from kerple.hf.rope import strategy_name
 from kerple.hf.windowed_attention import limited_attention, local_layer_positions
-from kerple.model.loss import target_losses
+from kerple.model.loss import logit_losses, target_losses
 from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
 from kerple.positions.precise_products import precise
 from kerple.positions.visibility import EVERYTHING, Visibility
@@ -33,8 +33,9 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     """A `kerple.model.network.Network` that wraps a model of transformers.
 
     Losses are computed from the hidden states in chunks, so that the logits of a long input are never in memory at
-    once. Some models change the product of hidden states and head by a soft cap or a scale. The constructor detects
-    such models on 12 tokens. Their losses are computed from the logits of the whole input.
+    once. The model's own code computes the logits of a chunk, so they include the bias of its head, a soft cap or a
+    scale. The constructor compares losses on 12 tokens with those of the model's logits. If they differ, or the
+    model has no separate base model, losses are computed from the logits of the whole input.
 
     Args:
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
@@ -82,8 +83,20 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         if not self.chunked_logits:
             logits = precise(self(inputs, visibility, offset)[:, first:])
             return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        x = self._run(self.model.base_model, inputs, visibility, offset)[:, first:]  # (B, T, D)
-        return target_losses(self.head, x.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)
+        x = self._run(base_model(self.model), inputs, visibility, offset)[:, first:]  # (B, T, D)
+        losses = target_losses(self.head, x.flatten(0, 1), targets.flatten(), self._row_losses)
+        return losses.unflatten(0, targets.shape)
+
+    def _row_losses(self, x: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> Tensor:
+        """Return the losses (N,) of targets (N,) from hidden states (N, D) and the code of the model after them."""
+        base = base_model(self.model)
+        name = next(name for name, child in self.model.named_children() if child is base)
+        setattr(self.model, name, KnownHiddenStates(self.output_type(last_hidden_state=x[None])))
+        try:
+            logits = self.model(input_ids=targets[None], use_cache=False)[0][0]  # (N, V)
+        finally:
+            setattr(self.model, name, base)
+        return logit_losses(precise(logits), targets)
 
     @torch.inference_mode()
     def continued(self, tokens: Tensor, steps: int) -> list[int]:
@@ -142,7 +155,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     def _check_forward_pass(self) -> None:
         """Check on 12 tokens that the model is causal, and set ``chunked_logits``.
 
-        ``chunked_logits`` is whether logits are the product of the hidden states and the head.
+        ``chunked_logits`` is whether losses that are computed in chunks equal those of the model's logits.
 
         Raises:
             UserError: If the logits of a token depend on later tokens.
@@ -153,20 +166,42 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         logits = precise(self(tokens))  # (1, T, V)
         changed = tokens.clone()
         changed[:, -1] = (changed[:, -1] + 1) % rows
-        scale = float(logits.abs().max())
-        rounding = 30 * torch.finfo(weight.dtype).eps * scale
-        if not float((precise(self(changed)) - logits)[:, :-1].abs().max()) <= rounding:  # true also for NaN
+        eps, scale = torch.finfo(weight.dtype).eps, float(logits.abs().max())
+        if not float((precise(self(changed)) - logits)[:, :-1].abs().max()) <= 30 * eps * scale:  # true also for NaN
             name = type(self.model).__name__
             raise UserError(f"model: got {name}, whose logits depend on later tokens; expected a causal language model")
-        base = self.model.base_model  # in Llama 4, this is the model with its head
-        self.chunked_logits = isinstance(self.head, nn.Linear) and base is not self.model
-        if self.chunked_logits:
-            product = precise(self.head(self._run(base, tokens)))
-            self.chunked_logits = torch.allclose(product, logits, rtol=1e-3, atol=1e-3 * scale)
+        self.chunked_logits = False
+        expected = self.losses(tokens, 7)
+        self.chunked_logits = isinstance(self.head, nn.Linear)
+        try:
+            self.output_type = type(base_model(self.model)(input_ids=tokens, use_cache=False))
+            same = torch.allclose(self.losses(tokens, 7), expected, rtol=0, atol=max(2 * eps, 1e-5) * scale)
+        except Exception:  # the base model is not a part of the model, or the model needs more of it
+            same = False
+        self.chunked_logits &= same
 
 
 class ShiftableHuggingFaceNetwork(HuggingFaceNetwork, Offset):
     """A `HuggingFaceNetwork` whose model takes ``position_ids``."""
+
+
+class KnownHiddenStates(nn.Module):
+    """A base model of transformers that returns the same output, with known hidden states, for any input."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    decoder = property(lambda self: self)  # OPT and BART call the decoder of their base model
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.output
+
+
+def base_model(model: Any) -> nn.Module:
+    """Return the part of a model of transformers that computes the hidden states, which its head maps to logits."""
+    base = model.base_model
+    return getattr(model, "model", base) if base is model else base  # the prefix of Llama 4 names no attribute
 
 
 def _dynamic_rope(model: Any) -> list[Any]:

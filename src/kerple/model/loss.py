@@ -103,7 +103,11 @@ def row_losses(features: Tensor, weight: Tensor, targets: Tensor, cap: float | N
         targets: Token ids (N,) int64.
         cap: Cap of the logits; None for no cap.
     """
-    logits = cap_logits(precise(F.linear(features, weight)), cap)  # (N, V)
+    return logit_losses(cap_logits(precise(F.linear(features, weight)), cap), targets)
+
+
+def logit_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the losses (N,) of the targets (N,) from logits (N, V), which may be overwritten."""
     if torch.compiler.is_compiling() or logits.device.type != "cpu":
         return F.cross_entropy(logits, targets, reduction="none")
     return CrossEntropyInPlace.apply(logits, targets)
