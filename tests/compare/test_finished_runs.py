@@ -17,7 +17,7 @@ import zstandard
 from kerple.compare import committed_records, comparison_report
 from kerple.compare.finished_runs import Run, read_runs
 from kerple.compare.job import Job
-from kerple.compare.run_discovery import PACKED, record_folders, recorded_runs
+from kerple.compare.run_discovery import PACKED, find_runs, record_folders, recorded_runs
 from kerple.compare.table_markup import Cell, Table
 from kerple.compare.tables import cost_table
 from kerple.measure import results_table
@@ -63,6 +63,20 @@ def test_a_test_without_configuration_and_cost_has_a_report(tmp_path: Path) -> N
         (test.parent / name).unlink()
     runs = read_runs([Run("mine", 0, test)])
     assert comparison_report.write_comparison(runs, tmp_path / "report", name="x", baseline="mine").is_file()
+
+
+def test_the_newest_complete_test_of_a_run_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    test = write_run(tmp_path / "ALiBi" / "seed-1235", "ALiBi", 1235, CURVE)
+    for version in ("v9", "v10", "old", "v11"):
+        shutil.copytree(test, test.with_name(f"test_{version}"))
+    test.with_name("test_v11").joinpath(results_table.ABOUT).unlink()  # of a test that was stopped early
+    newest = test.with_name("test_v10")
+    assert find_runs([tmp_path]) == [Run("ALiBi", 1235, newest)]
+    assert f"{newest}: the newest of 3 tests" in capsys.readouterr().out
+    assert find_runs([tmp_path], "test_v9") == [Run("ALiBi", 1235, test.with_name("test_v9"))]
+    results_table.add_to_results(test.with_name("test_v9"), "needle", [Row("niah", "a", 8, None, 0, 1, 1)], {})
+    with pytest.raises(ValueError, match="test_v10, which lacks the measurement needle of test_v9; test the run again"):
+        find_runs([tmp_path])
 
 
 def test_two_runs_with_the_same_label_and_seed_are_an_error(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ _new_folders: set[Path] = set()  # the folders that this process has made
 
 def last_checkpoint(preferred: Path) -> Path | None:
     """Return the path of ``last.ckpt`` in the newest of a folder's versions (``…_v1``, …) that contains it, or None."""
-    return next(filter(Path.is_file, (path / LAST for path in reversed(_versions(preferred)))), None)
+    return next(filter(Path.is_file, (path / LAST for path in reversed(versions(preferred)))), None)
 
 
 def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
@@ -49,7 +49,7 @@ def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
         UserError: If another process has locked the folder to resume in, or a new folder cannot be made.
     """
     checkpoint = (last_checkpoint(preferred) if ckpt_path == "last" else ckpt_path) or ""
-    for path in _versions(preferred) if checkpoint else []:
+    for path in versions(preferred) if checkpoint else []:
         # `checkpoints` or the folder may be a link, so paths are compared both with and without following links
         if any(Path(absolute(checkpoint)).is_relative_to(absolute(path)) for absolute in (abspath, realpath)):
             return resume_directory(path)
@@ -98,7 +98,7 @@ def _named(folder: Path) -> Path:
     return folder if folder.name not in ("", "..") else Path(abspath(folder))
 
 
-def _versions(preferred: Path) -> list[Path]:
+def versions(preferred: Path) -> list[Path]:
     """Return the folder and its versions ``…_v1``, ``…_v2``, … as far as they exist, oldest first."""
     preferred = _named(preferred)
     prefix = f"{preferred.name}_v"

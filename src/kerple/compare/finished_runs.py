@@ -163,8 +163,11 @@ def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[s
     """
     if "run" in about:
         return dict(about["run"]["config"]), dict(about["run"]["cost"])
-    path, cost = folder.parent / "config.yaml", folder.parent / "cost.json"
-    return flat(read_mapping(path)) if path.exists() else {}, read_mapping(cost) if cost.exists() else {}
+    cost = folder.parent / "cost.json"
+    paths = (folder / "config.yaml", folder.parent / "config.yaml")
+    own, config = (flat(read_mapping(path)) if path.exists() else {} for path in paths)
+    # a pretrained model has no fit, and the parent folder has the configuration of its first test
+    return own if "model.path" in own else config, read_mapping(cost) if cost.exists() else {}
 
 
 def _text_descriptions(about: dict[str, Any]) -> Iterator[tuple[str, str]]:

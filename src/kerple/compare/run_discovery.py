@@ -17,6 +17,7 @@ from zipfile import BadZipFile, ZipFile
 import zstandard
 
 from kerple.base.errors import UserError
+from kerple.base.run_folder_choice import versions
 from kerple.compare.finished_runs import Run
 from kerple.measure import results_table
 
@@ -75,20 +76,23 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
     """Find the runs in or below some folders.
 
     The label of a run in ``LABEL/seed-N`` is LABEL, and its seed is N. The label of any other run is the name of its
-    folder, and its seed is 0. The folder of a run needs no content except the folder of the test.
+    folder, and its seed is 0. The folder of a run needs no content except the folder of the test. If a run has several
+    versions of this folder (``test``, ``test_v1``, …), the newest is used, and a line is printed.
 
     Args:
         folders: Folders to search.
         test: Name of the test's folder in the folder of each run.
 
     Raises:
-        UserError: If a folder contains no run, or ``test`` is not the name of a folder.
+        UserError: If a folder contains no run, ``test`` is not the name of a folder, or the newest test of a run lacks
+            a measurement of an earlier one. Such a test was stopped, or had other options.
     """
     if not is_folder_name(test):
         raise UserError(f"compare: test_folder: got {test!r}, expected {FOLDER_NAME}")
     runs = []
     for folder in folders:
-        tests = sorted({path.parent for path in folder.rglob(f"{escape(test)}/{results_table.ABOUT}")})
+        found = {path.parent.parent for path in folder.rglob(f"{escape(test)}*/{results_table.ABOUT}")}
+        tests = [newest for run in sorted(found) if (newest := _newest_test(run, test))]
         if not tests:
             expected = f"a folder with runs that have {test}/{results_table.ABOUT}"
             raise UserError(f"compare: directories: got {folder}, expected {expected}")
@@ -97,3 +101,18 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
             seed = re.fullmatch(r"seed-(\d+)", run.name)
             runs.append(Run(run.parent.name if seed else run.name, int(seed[1]) if seed else 0, path))
     return list(dict.fromkeys(runs))
+
+
+def _newest_test(run: Path, name: str) -> Path | None:
+    """Return the newest version of a test's folder that has results, or None. `find_runs` describes the errors."""
+    tests = [path for path in versions(run / name) if (path / results_table.ABOUT).is_file()]
+    if len(tests) < 2:
+        return next(iter(tests), None)
+    *earlier, newest = tests
+    measured = results_table.read(newest)[1]["evaluations"]
+    for path in earlier:
+        if lacking := [each for each in results_table.read(path)[1]["evaluations"] if each not in measured]:
+            given = f"got {newest}, which lacks the measurement {lacking[0]} of {path.name}"
+            raise UserError(f"compare: directories: {given}; test the run again, or remove one of the two folders")
+    print(f"{newest}: the newest of {len(tests)} tests of this run; to report an earlier one, remove the later ones")
+    return newest
