@@ -53,7 +53,7 @@ def score(position: Position, q: Tensor, k: Tensor, m: int, n: int, d: int) -> T
 @pytest.mark.parametrize("name", BUILD)
 def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: str) -> None:
     torch.manual_seed(0)
-    position, attention = BUILD[name](SHAPE), SelfAttention(SHAPE, Architecture(bias=False)).double()
+    position, attention = BUILD[name](SHAPE).double(), SelfAttention(SHAPE, Architecture(bias=False)).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)
     attention.out = torch.nn.Identity()
     x = torch.randn(2, LENGTH, SHAPE.dim, dtype=torch.float64, requires_grad=True)
