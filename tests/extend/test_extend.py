@@ -100,11 +100,16 @@ def test_foreign_text_is_the_start_of_another_document(unscaled, tmp_path):
     assert search.losses(pi, "test", TARGET, 1, "foreign")[0] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("own", "as_trained"), [({}, True), (YARN, False)])
-def test_dynamic_ntk_is_the_unchanged_model_at_the_training_length_only_without_an_own_scaling(own, as_trained):
+@pytest.mark.parametrize("own", [{}, YARN])
+def test_scalings_are_combined_with_the_models_own_or_left_out_with_a_reason(own):
     config = configuration("llama")
-    config.rope_parameters |= own
-    assert {m.as_trained for m in methods(config, LENGTH, TARGET)[0] if m.scaling == "dynamic_ntk"} == {as_trained}
+    config.rope_parameters = config.rope_parameters | own
+    found, reasons = methods(config, LENGTH, TARGET)
+    # up to the training length, dynamic NTK is the unchanged model
+    assert [m.as_trained for m in found if m.scaling == "dynamic_ntk"] == ([] if own else [True, True])
+    assert {"pi", "ntk", "yarn"} <= {m.scaling for m in found}
+    message = "has the scaling yarn, with which dynamic_ntk cannot be combined"
+    assert (message in reasons.get("dynamic NTK", "")) == bool(own)
 
 
 def test_a_bound_that_no_method_meets_is_an_error(unscaled, tmp_path):

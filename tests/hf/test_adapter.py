@@ -1,5 +1,7 @@
 """`HuggingFaceNetwork`, compared with the logits of the models themselves."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -96,12 +98,76 @@ def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejecte
         hugging_face_network(small(hf.BertConfig, hf.BertLMHeadModel, intermediate_size=48))
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 512}
+DIVISORS = [1.0 + i / 4 for i in range(16)]
+OWN_SCALINGS = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},  # of 4,096 tokens, read as the training length by a user
+    "llama3": LLAMA3,
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "truncate": False},
+    "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 1024, "short_factor": DIVISORS[::-1]}
+    | {"long_factor": DIVISORS},
+}
+
+
 @pytest.mark.parametrize(
-    ("family", "reason"), [("phi3", "accepts only none and ntk"), ("ministral3", "also scales queries")]
+    ("family", "own", "scaling", "reason"),
+    [
+        ("phi3", {"rope_type": "default"}, "yarn", "accepts only none and ntk"),
+        ("phi3", {}, "dynamic_ntk", "has the scaling longrope, with which dynamic_ntk cannot be combined"),
+        ("llama", LLAMA3, "dynamic_ntk", "has the scaling llama3, with which dynamic_ntk cannot be combined"),
+        ("llama", {"rope_type": "proportional"}, "pi", "has the scaling proportional, with which pi cannot be"),
+        ("llama+yarn", {"mscale": 1.0, "mscale_all_dim": 1.0}, "pi", "also has the rope_parameters mscale, mscale_all"),
+        ("gemma3", {}, "pi", "has RoPE that differs between layers"),
+        ("ministral3", {}, "yarn", "also scales queries"),
+    ],
 )
-def test_a_scaling_that_a_family_does_not_support_is_an_error(family, reason):
-    with pytest.raises(UserError, match=f"model.scaling: got yarn, but {family} {reason}"):
-        scaled(build(family).config, "yarn", 2.0, LENGTH)
+def test_a_scaling_that_a_model_does_not_support_is_an_error(family, own, scaling, reason):
+    config = build(family).config
+    config.rope_parameters = config.rope_parameters | own
+    with pytest.raises(UserError, match=f"model.scaling: got {scaling}, but {config.model_type} {reason}"):
+        scaled(config, scaling, 2.0, LENGTH)
+
+
+def rescaled(own: torch.Tensor, scaling: str, s: float, length: int, base: float) -> list[float]:
+    """Apply the published formula of a scaling to each frequency of a model, by its number of rotations."""
+    r = 2 * len(own)
+
+    def pair(rotations: float) -> float:
+        return r * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    found = []
+    for i, f in enumerate(own.double().tolist()):
+        rotations = length * f / (2 * math.pi)
+        low, high = math.floor(pair(32)), math.ceil(pair(1))
+        kept = {
+            "pi": 0.0,
+            "ntk": (s ** (-2 * i / (r - 2)) - 1 / s) / (1 - 1 / s),
+            "yarn": 1 - min(max((pair(rotations) - low) / (high - low), 0), 1),
+            "llama3": min(max((rotations - 1) / (4 - 1), 0), 1),
+        }[scaling]
+        found.append(kept * f + (1 - kept) * f / s)
+    return found
+
+
+@pytest.mark.parametrize("own", OWN_SCALINGS)
+@pytest.mark.parametrize("scaling", ["pi", "ntk", "yarn", "llama3"])
+def test_a_scaling_is_applied_to_the_frequencies_of_the_models_own_scaling(own, scaling):
+    length = 8192 if own == "dynamic" else 4096
+    config = configuration("llama")
+    config.head_dim, config.max_position_embeddings = 32, 4096
+    config.rope_parameters = {"rope_theta": 10000.0} | OWN_SCALINGS[own]
+    assert scaled(config, None, None, length).rope_parameters == config.rope_parameters
+    new, embedding = scaled(config, scaling, 2.0, length), hf.models.llama.modeling_llama.LlamaRotaryEmbedding
+    factor = 0.1 * math.log(2) + 1 if scaling == "yarn" else 1
+    for tokens in (1000, length, 2 * length):
+        theirs, ours = embedding(config), embedding(new)
+        theirs(torch.zeros(1), torch.tensor([[min(tokens, length) - 1 if own != "dynamic" else length - 1]]))
+        ours(torch.zeros(1), torch.tensor([[tokens - 1]]))
+        expected = torch.tensor(rescaled(theirs.inv_freq, scaling, 2.0, length, 10000.0))
+        torch.testing.assert_close(ours.inv_freq, expected, rtol=1e-6, atol=0)
+        assert ours.attention_scaling == pytest.approx(theirs.attention_scaling * factor, rel=1e-12)
 
 
 @pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"])

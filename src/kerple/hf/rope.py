@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Literal, get_args
 
+import torch
+
 from kerple.base.errors import UserError
+from kerple.positions import RoPE, Shape
 from kerple.positions.rotary_scaling import Scaling
 
 AnyScaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"]
@@ -17,6 +20,11 @@ OPTIONS = {name: name for name in ("factor", "attention_factor", "beta_fast", "b
 OPTIONS |= {"high_freq_factor": "beta_fast", "low_freq_factor": "beta_slow"}
 OPTIONS |= {"short_factor": "short_factors", "long_factor": "long_factors"}
 """Options of scalings: from the name in transformers to the name in `kerple.positions.RoPE`."""
+LENGTH = "original_max_position_embeddings"
+COMPOSED = {*OPTIONS, LENGTH, "rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate", "finetuned"}
+"""Entries of ``rope_parameters`` whose effect is in the frequencies and the attention factor of transformers."""
+COMBINED = ("linear", "dynamic", "yarn", "llama3", "longrope")
+"""Scalings of transformers with which another one can be combined."""
 
 NO_ROPE_IN_FULL_LAYERS = {"cohere2", "cohere2_moe", "afmoe", "flint"}
 """Families whose layers with full attention (without window or chunks) have no positional encoding."""
@@ -84,7 +92,10 @@ def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, 
 def scaled(
     config: Any, scaling: AnyScaling | None, factor: float | None, length: int, rope_options: Mapping[str, float] = {}
 ) -> Any:
-    """Return a copy of a model's configuration with another scaling of RoPE.
+    """Return a copy of a model's configuration with a scaling of RoPE.
+
+    The scaling is applied to the frequencies with which the model reads ``length`` tokens. If the model has a scaling,
+    the result has the type ``longrope``, which divides each frequency by a number.
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
@@ -92,12 +103,13 @@ def scaled(
             keeps it.
         factor: Scaling factor s >= 1, the target length as a multiple of the training length. None if ``scaling`` is
             ``none`` or None.
-        length: Training length in tokens.
+        length: Training length in tokens, which the model reads with its own scaling.
         rope_options: Further entries of ``rope_parameters``, such as ``beta_fast``.
 
     Raises:
-        UserError: If the model has no RoPE, its RoPE differs between layers, or its family does not support the
-            scaling. Also if the factor is below 1, missing although there is a scaling, or given without one.
+        UserError: If the model has no RoPE, its RoPE differs between layers, its family does not support the scaling,
+            or the scaling cannot be combined with the model's own. Also if the factor is below 1, missing although
+            there is a scaling, or given without one.
     """
     config = deepcopy(config)
     if (scaling in (None, "none")) != (factor is None) or (factor is not None and not factor >= 1):
@@ -106,11 +118,20 @@ def scaled(
     if scaling is None:
         return config
     rope = getattr(config, "rope_parameters", None) or {}
+    own = rope.get("rope_type", "default")
+    if scaling == "none" or (own == "dynamic" and length <= config.max_position_embeddings):
+        own = "default"  # removed, or without effect on ``length`` tokens
+    others = sorted(rope.keys() - COMPOSED)
+    combined = own in COMBINED and scaling != "dynamic_ntk"
     obstacles = {
         "has no RoPE": not rope,
         "has RoPE that differs between layers": "rope_theta" not in rope,
         "also scales queries by their positions": "llama_4_scaling_beta" in rope,
-        "accepts only none and ntk": config.model_type == "phi3" and scaling not in ("none", "ntk"),
+        f"also has the rope_parameters {', '.join(others)}": bool(others),
+        f"has the scaling {own}, with which {scaling} cannot be combined": own != "default" and not combined,
+        "accepts only none and ntk": config.model_type == "phi3"
+        and own == "default"
+        and scaling not in ("none", "ntk"),
     }
     if reason := next((reason for reason, applies in obstacles.items() if applies), None):
         raise UserError(f"model.scaling: got {scaling}, but {config.model_type} {reason}; leave model.scaling out")
@@ -129,5 +150,32 @@ def scaled(
     if scaling == "dynamic_ntk":
         config.max_position_embeddings = length  # transformers scales RoPE only for inputs above this
     unscaled = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    config.rope_parameters = unscaled | changes[scaling] | dict(rope_options)
+    entries = changes[scaling] | dict(rope_options)
+    if own != "default":
+        entries = _composed(config, scaling, s, length, rope_options)
+    config.rope_parameters = unscaled | entries
+    if LENGTH in entries and hasattr(config, LENGTH):
+        config.original_max_position_embeddings = entries[LENGTH]  # transformers prefers it to ``rope_parameters``
     return config
+
+
+def _composed(config: Any, scaling: Any, factor: float, length: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``rope_parameters`` that apply a scaling to the frequencies of a model's own scaling.
+
+    The arguments are those of `scaled`.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind, theta = config.rope_parameters["rope_type"], config.rope_parameters["rope_theta"]
+    # the lengths at which LongRoPE uses its first and its second list; other scalings have one list
+    original = config.rope_parameters[LENGTH] if kind == "longrope" else length
+    lengths = (original, original + 1) if kind == "longrope" else (length, length)
+    found = [ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=n) for n in lengths]
+    rotated = 2 * len(found[0][0])
+    shape, ours = Shape(rotated, 1, length), {OPTIONS[name]: value for name, value in options.items()}
+    rope = RoPE(shape, theta, scaling=scaling, factor=factor, **ours)
+    unscaled = theta ** (-torch.arange(0, rotated, 2).double() / rotated)
+    short, long = ((unscaled / rope.frequencies.rescaled(f.double())).tolist() for f, _ in found)
+    attention_factor = found[0][1] * rope.attention_factor
+    entries = {"rope_type": "longrope", "short_factor": short, "long_factor": long, "factor": factor}
+    return entries | {LENGTH: original, "attention_factor": attention_factor}

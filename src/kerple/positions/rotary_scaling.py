@@ -72,18 +72,32 @@ class RotaryFrequencies:
             short, long = unscaled.new_tensor([self.short_factors, self.long_factors])
             return unscaled / torch.where(end > self.length, long, short)
         if self.scaling in ("yarn", "llama3"):
-            interpolated = self._yarn_ramp() if self.scaling == "yarn" else self._llama3_ramp(unscaled)
+            pairs = torch.arange(r // 2, dtype=torch.float64)
+            interpolated = self._yarn_ramp(pairs) if self.scaling == "yarn" else self._llama3_ramp(unscaled)
             return torch.lerp(unscaled, unscaled / factor, interpolated.to(unscaled))
         return unscaled
 
+    def rescaled(self, f: Tensor) -> Tensor:
+        """Apply ``pi``, ``ntk``, ``yarn`` or ``llama3`` to frequencies f (r/2,) fp64 of a model that has a scaling.
+
+        ``yarn`` places a pair on its ramp by its number of rotations in L tokens, as the formula of its two ends does.
+        """
+        if self.scaling == "pi":
+            return f / self.factor
+        if self.scaling == "ntk":  # the base of pair i, base^(-2i/r), grows by factor^(r/(r-2))
+            return f * self.factor ** (-torch.arange(0, self.dim, 2, dtype=f.dtype) / (self.dim - 2))
+        pairs = -f.log() * self.dim / (2 * math.log(self.base))  # i of base^(-2i/r), between integers after a scaling
+        ramp = self._yarn_ramp(pairs) if self.scaling == "yarn" else self._llama3_ramp(f)
+        return torch.lerp(f, f / self.factor, ramp)
+
     # ramps (r/2,) fp64 are 0 for frequencies that are kept, and 1 for frequencies that are divided by s
 
-    def _yarn_ramp(self) -> Tensor:
+    def _yarn_ramp(self, pairs: Tensor) -> Tensor:
         low, high = self._pair(self.beta_fast), self._pair(self.beta_slow)
         low, high = (math.floor(low), math.ceil(high)) if self.truncate else (low, high)
         low, high = max(low, 0), min(high, self.dim - 1)
         span = max(high, low + 0.001) - low  # not 0
-        return ((torch.arange(self.dim // 2, dtype=torch.float64) - low) / span).clamp(0, 1)
+        return ((pairs - low) / span).clamp(0, 1)
 
     def _llama3_ramp(self, unscaled: Tensor) -> Tensor:
         rotations = self.length * unscaled / (2 * math.pi)  # in L tokens
