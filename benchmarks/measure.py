@@ -3,12 +3,17 @@
 import hashlib
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 
 import torch
 
@@ -31,6 +36,58 @@ def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str,
             if turn >= 0:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+def in_processes(builders: Mapping[str, Callable[[], Callable[[], object]]], repeats: int) -> dict[str, list[float]]:
+    """Return the seconds of processor time of each repetition of each function, by its name.
+
+    Each function runs in a process with one thread. The processes take turns. Two earlier repetitions of each function
+    are not timed.
+
+    Args:
+        builders: For each name, a function that builds the timed function in its process. It must be picklable.
+        repeats: Number of timed repetitions.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the worker processes
+    with ExitStack() as stack:
+        spawn = get_context("spawn")
+        processes = {
+            name: stack.enter_context(ProcessPoolExecutor(1, spawn, _build, (builder,)))
+            for name, builder in builders.items()
+        }
+        turns = [[p.submit(_processor_seconds).result() for p in processes.values()] for _ in range(repeats + 2)]
+    return dict(zip(processes, map(list, zip(*turns[2:], strict=True)), strict=True))
+
+
+def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    """Return the median and the lower and upper quartile of the ratios of two functions' seconds, ours / theirs."""
+    ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return middle, low, high
+
+
+call: Callable[[], object]  # the function that a process of `in_processes` times
+
+
+def _build(builder: Callable[[], Callable[[], object]]) -> None:
+    global call
+    Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    call = builder()
+
+
+def _end_with_parent() -> None:
+    """Wait until the parent process has ended, for example because it was killed, and end this process."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _processor_seconds() -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
 
 
 def peak_above(script: str) -> float:

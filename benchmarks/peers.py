@@ -12,22 +12,17 @@ computation of the losses of one text of 4,096 tokens, without gradients. Librar
 
 import argparse
 import json
-import os
 import statistics
-import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing import get_context, parent_process
-from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.measure import RECORDS, record
+from benchmarks.measure import RECORDS, in_processes, ratio, record
 from benchmarks.models import SIZES, build
 
 WIDTH, HEADS, LAYERS, VOCABULARY = SIZES["demo"]
@@ -133,8 +128,9 @@ ROWS = [
 ]
 
 
-def contestant(row: Row, side: str, column: str) -> Callable[[], object]:
+def contestant(strategy: str, side: str, column: str) -> Callable[[], object]:
     """Return a function that makes a training step, or computes losses, with ``ours`` or ``theirs`` of a row."""
+    row = next(row for row in ROWS if row.strategy == strategy)
     reads = column.startswith("read")
     batch, length = (1, int(column[4:])) if reads else map(int, column.split("x"))
     torch.manual_seed(0)
@@ -161,43 +157,13 @@ def contestant(row: Row, side: str, column: str) -> Callable[[], object]:
     return step
 
 
-call: Callable[[], object]  # the function of `contestant` that a worker process calls
-
-
-def prepare(strategy: str, side: str, column: str) -> None:
-    """Build the function of a worker process. The process ends if its parent process is killed."""
-    global call
-    Thread(target=end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    call = contestant(next(row for row in ROWS if row.strategy == strategy), side, column)
-
-
-def end_with_parent() -> None:
-    """Wait until the parent process has ended, and end this process."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def processor_seconds() -> float:
-    """Call the function of a worker process, and return its seconds of processor time."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
-
-
 def measure(strategy: str, column: str, repeats: int) -> dict[str, Any]:
     """Return a cell of the table: median and quartiles of the ratios, and the median seconds of both sides."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the worker processes
-    new_process = partial(ProcessPoolExecutor, 1, get_context("spawn"), prepare)
-    with new_process((strategy, "ours", column)) as ours, new_process((strategy, "theirs", column)) as theirs:
-        turns = [[side.submit(processor_seconds).result() for side in (ours, theirs)] for _ in range(repeats + 2)]
-    turns = turns[2:]  # without two turns to warm up
-    ratios = [our / their for our, their in turns]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    seconds = [statistics.median(side) for side in zip(*turns, strict=True)]
-    return {"ratio": middle, "quartiles": [low, high], "seconds": seconds, "turns": repeats}
+    sides = {side: partial(contestant, strategy, side, column) for side in ("ours", "theirs")}
+    seconds = in_processes(sides, repeats)
+    middle, *quartiles = ratio(seconds["ours"], seconds["theirs"])
+    medians = [statistics.median(side) for side in seconds.values()]
+    return {"ratio": middle, "quartiles": quartiles, "seconds": medians, "turns": repeats}
 
 
 def main() -> None:

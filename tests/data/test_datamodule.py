@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.data import TokenShards
+from kerple.data.order import Order
 from tests.data.conftest import small_build, write_lines
 from tests.toy import Line, trainer
 
@@ -49,6 +51,20 @@ def test_samples_have_the_order_of_a_single_device(module, ranks, accumulate, si
     assert torch.equal(rows(*loaders), expected)
     assert not torch.equal(rows(module(seed=3).train_dataloader()), expected)
     assert torch.equal(torch.get_rng_state(), state)  # the model's random numbers do not change
+
+
+def test_samples_are_located_for_many_batches_at_once_and_equal_those_located_one_by_one(module, monkeypatch):
+    monkeypatch.setattr("kerple.data.loader.LOCATED", 20)
+    data, calls = module(max_steps=11), []
+    order, stream = Order(len(data.text("train").stream), LENGTH, data.seed, 0), data.text("train").stream
+    starts = [int(order.starts(np.array([k]))[0]) for k in range(11 * 8)]
+    expected = np.stack([stream[start : start + LENGTH + 1] for start in starts]).astype("int64")
+    loader = data.train_dataloader()
+    locate = loader.locate
+    loader.locate = lambda samples: calls.append(len(samples)) or locate(samples)
+    loader.load_state_dict({"samples_before_epoch": 0, "samples_in_epoch": 16})
+    assert torch.equal(rows(loader), torch.from_numpy(expected[16:]))
+    assert calls == [24, 24, 24]  # three batches each, the fewest with 20 samples
 
 
 BROKEN = """from kerple.data.loader import TrainingLoader

@@ -114,9 +114,12 @@ class TokenShards(ShardOptions, LightningDataModule):
         elif (batches := available // batch_samples) < 1:
             given = f"got {self.batch_size} on each of {world_size} devices, expected at most {available} in all"
             raise UserError(f"data.batch_size: {given}; decrease it or data.length, or use a larger corpus")
-        read = partial(read_samples, stream, order, batches * batch_samples)
+        read = partial(read_samples, stream, self.length)
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-        return TrainingLoader(read, self.batch_size, batches, rank, world_size, self.workers, pin_memory=on_gpu)
+        period = batches * batch_samples  # every epoch has the same samples
+        return TrainingLoader(
+            read, self.batch_size, batches, rank, world_size, self.workers, on_gpu, lambda k: order.starts(k % period)
+        )
 
     def val_dataloader(self) -> BlockBatches:
         """Return this rank's batches of the first `validation_segments` blocks of the validation split.

@@ -2,6 +2,7 @@
 
 import atexit
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,11 @@ from torch.utils.data import DataLoader
 
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import TextBlocks
-from kerple.data.order import Order
+from kerple.data.order import Indices
 from kerple.data.shards import TokenStream
 from kerple.model import Batch
+
+LOCATED = 4096  # number of samples that are located at once
 
 
 def rank_and_world_size(module: LightningDataModule) -> tuple[int, int]:
@@ -22,18 +25,17 @@ def rank_and_world_size(module: LightningDataModule) -> tuple[int, int]:
     return (module.trainer.global_rank, module.trainer.world_size) if module.trainer is not None else (0, 1)
 
 
-def read_samples(stream: TokenStream, order: Order, epoch_samples: int, samples: Sequence[int]) -> Batch:
-    """Return a batch of training samples, {"tokens": (B, T + 1) int64}, where T is the training length.
+def read_samples(stream: TokenStream, length: int, starts: Sequence[int]) -> Batch:
+    """Return a batch of training samples, {"tokens": (B, T + 1) int64}.
 
     Args:
         stream: Tokens of the training split.
-        order: Maps the index of a sample to the index of its first token.
-        epoch_samples: Number of different samples. Sample k is the same as sample k + epoch_samples.
-        samples: Indices of the B samples.
+        length: Training length, T.
+        starts: Index of the first token of each of the B samples.
     """
-    tokens = np.empty((len(samples), order.length + 1), np.int64)
-    for row, start in enumerate(order.starts(np.array(samples) % epoch_samples).tolist()):
-        tokens[row] = stream[start : start + order.length + 1]
+    tokens = np.empty((len(starts), length + 1), np.int64)
+    for row, start in enumerate(starts):
+        tokens[row] = stream[start : start + length + 1]
     return {"tokens": torch.from_numpy(tokens)}
 
 
@@ -92,14 +94,16 @@ class TrainingLoader:
     replace the order of the samples.
 
     Args:
-        read: Returns the batch of the samples with the given indices. The indices of an epoch follow those of the
-            previous epoch.
+        read: Returns a batch of B samples from their indices, or from their places if `locate` is given. The indices of
+            an epoch follow those of the previous epoch.
         batch_size: Number of samples per rank and micro-batch, B.
         batches: Number of micro-batches in an epoch.
         rank: Index of this process, r.
         world_size: Number of processes, W.
         workers: Number of processes that load batches ahead; 0 to load in this process.
         pin_memory: Whether to copy batches to page-locked memory, for faster transfer to a GPU.
+        locate: Returns the places (n,) int64, at least 0, of samples from their indices (n,) int64. It is called for
+            many batches at once, because a call for one sample takes nearly as long as one for hundreds.
     """
 
     read: Callable[[Sequence[int]], Batch]
@@ -109,6 +113,7 @@ class TrainingLoader:
     world_size: int
     workers: int = 0
     pin_memory: bool = False
+    locate: Callable[[Indices], Indices] | None = None
 
     def __post_init__(self) -> None:
         self.samples = self.batch_size * self.world_size  # number of samples in a micro-batch
@@ -122,12 +127,10 @@ class TrainingLoader:
         if not self.resumed or self.done >= len(self):
             self.start, self.done = self.start + self.done, 0
         self.resumed = False
-        end = self.start + len(self)
-        firsts = (i * self.samples + self.rank * self.batch_size for i in range(self.start + self.done, end))
-        # the items of the data set are the indices of samples, which `read` maps to a batch
+        # item i of the data set is i, the index or place of a sample; `read` maps B of them to a batch
         loader: DataLoader[Batch] = DataLoader(
-            range(end * self.samples),  # type: ignore[arg-type]
-            batch_sampler=(list(range(first, first + self.batch_size)) for first in firsts),
+            range(sys.maxsize),  # type: ignore[arg-type]
+            batch_sampler=self._places(range(self.start + self.done, self.start + len(self))),
             collate_fn=self.read,
             num_workers=self.workers,
             pin_memory=self.pin_memory,
@@ -145,6 +148,15 @@ class TrainingLoader:
         finally:
             stop()
             atexit.unregister(stop)
+
+    def _places(self, batches: range) -> Iterator[list[int]]:
+        """Yield what `read` gets for this rank's part of each of these micro-batches."""
+        own = self.rank * self.batch_size + np.arange(self.batch_size)
+        at_once = -(-LOCATED // self.batch_size)
+        for first in range(0, len(batches), at_once):
+            samples = np.array(batches[first : first + at_once])[:, None] * self.samples + own  # (batches, B)
+            places = samples if self.locate is None else self.locate(samples.ravel()).reshape(samples.shape)
+            yield from map(np.ndarray.tolist, places)
 
     def state_dict(self) -> dict[str, int]:
         """Return the numbers of samples that all ranks together received before this epoch and in it."""

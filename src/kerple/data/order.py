@@ -100,7 +100,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-@lru_cache(maxsize=4096)  # each batch makes the permutation of its pass again, from the same hashes
+@lru_cache(maxsize=4096)  # `starts` makes the permutation of a pass again in each call, from the same hashes
 def hash_integers(*values: int) -> int:
     """Return a hash of integers, 0 .. 2⁶⁴ - 1, the same on every machine. Integers are first reduced modulo 2⁶⁴."""
     state = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)

@@ -175,7 +175,8 @@ class TokenStream:
         while start < stop:
             number = bisect_right(self.ends, start)
             end = self.ends[number]
-            parts.append(self.shard(number)[start - end + self.shards[number].tokens :][: stop - start])
+            first = start - end + self.shards[number].tokens
+            parts.append(self.shard(number)[first : first + stop - start])
             start = end
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
 
