@@ -1,5 +1,6 @@
 """Models that are exported to transformers and read again have the same logits, and generate the same text."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ from kerple.cli.probe import network_and_text
 from kerple.cli.trained_model import load_trained
 from kerple.data.evaluation_text import ShardText
 from kerple.data.shards import Folder
+from kerple.hf.derived_model_folder import add_transformers_4_entries, link
 from kerple.hf.exporter import export
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from kerple.hf.pretrained_model_reader import read_network, read_stored_model
+from kerple.hf.rope import scaled
 from kerple.measure import results_table
 from kerple.measure.extrapolation import Extrapolation
 from kerple.model import Transformer
 from kerple.model.generation import generate
 from kerple.model.options_and_weights import StoredModel, build_transformer, copy_weights
 from tests.cli.tiny import complaint
-from tests.hf.tiny import LENGTH, VOCABULARY, arguments, hf, saved, text
+from tests.hf.tiny import LENGTH, VOCABULARY, arguments, configuration, hf, saved, text
 from tests.pages import put
 from tests.toy import QUIET
 
@@ -58,6 +61,8 @@ def exported(options: dict[str, Any], folder: Path) -> tuple[Transformer, str]:
 def test_an_exported_model_has_the_same_logits_and_generates_the_same_text(name, tmp_path):
     ours, architecture = exported((OURS | STOCK)[name], tmp_path)
     assert architecture == f"{name if name in STOCK else 'Kerple'}ForCausalLM"
+    theta = {"Llama": 500.0, "Qwen2": 10000.0}.get(name)
+    assert json.loads((tmp_path / "config.json").read_text()).get("rope_theta") == theta  # of transformers 4
     loaded, tokens = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), text(1, 40)
     tolerance = 1e-4 if name in STOCK else 0
     torch.testing.assert_close(loaded(tokens).logits, ours(tokens), atol=tolerance, rtol=tolerance)
@@ -67,6 +72,56 @@ def test_an_exported_model_has_the_same_logits_and_generates_the_same_text(name,
     assert torch.equal(read_again(tokens), ours(tokens))
     generated = loaded.generate(tokens[:, :9], max_new_tokens=20, do_sample=False)[0, 9:]
     assert generated.tolist() == [int(t) for t in generate(ours, tokens[:, :9], 20)]
+
+
+ORIGINAL = "original_max_position_embeddings"
+LLAMA3 = {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4, ORIGINAL: 8}
+RULES_4 = {  # required and optional entries of rope_scaling in modeling_rope_utils.py of transformers 4.57
+    "linear": ({"factor"}, set()),
+    "dynamic": ({"factor"}, {ORIGINAL}),
+    "yarn": ({"factor"}, {ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "truncate"}),
+    "llama3": ({"factor", ORIGINAL, "low_freq_factor", "high_freq_factor"}, set()),
+    "longrope": ({"factor", "short_factor", "long_factor"}, {ORIGINAL, "attention_factor"}),
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "llama3"])
+@pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3", None])
+def test_the_configuration_is_also_that_of_transformers_4(family, scaling, tmp_path):
+    config = configuration("llama" if family == "llama3" else family)
+    if family == "llama3":
+        scaling = {"dynamic_ntk": None}.get(scaling, scaling)  # cannot be combined
+        config.rope_parameters = {"rope_theta": 500.0} | LLAMA3
+    config = scaled(config, scaling, None if scaling in (None, "none") else 2, LENGTH)
+    config.save_pretrained(tmp_path / "model")
+    link(str(tmp_path / "model"), config, tmp_path / "to")
+    assert hf.AutoConfig.from_pretrained(tmp_path / "to").rope_parameters == config.rope_parameters
+    stored, rope = json.loads((tmp_path / "to" / "config.json").read_text()), config.rope_parameters
+    assert stored["rope_theta"] == rope["rope_theta"]
+    if family == "gpt_neox":
+        assert (stored["rotary_emb_base"], stored["rotary_pct"]) == (rope["rope_theta"], 0.5)
+    read = stored.get("rope_scaling", {})
+    assert read.items() <= rope.items()
+    if kind := read.pop("rope_type", None):
+        required, optional = RULES_4[kind]
+        assert required <= read.keys() <= required | optional
+        assert all(isinstance(v, list | float) for name, v in read.items() if name != ORIGINAL)
+        assert stored.get(ORIGINAL) == (rope[ORIGINAL] if kind == "longrope" else None)
+    assert kind == (None if rope["rope_type"] == "default" else rope["rope_type"])
+
+
+def test_two_ropes_are_stored_for_transformers_4_only_if_it_has_entries_for_both(tmp_path):
+    gemma3, olmo3 = configuration("gemma3_text"), configuration("olmo3")
+    gemma3.rope_parameters["full_attention"] = {"rope_type": "linear", "rope_theta": 5e4, "factor": 8.0}
+    gemma3.rope_parameters["sliding_attention"]["rope_theta"] = 7e3
+    for config in (gemma3, olmo3):
+        config.save_pretrained(tmp_path)
+        add_transformers_4_entries(config, tmp_path)
+        assert hf.AutoConfig.from_pretrained(tmp_path).rope_parameters == config.rope_parameters
+        stored = json.loads((tmp_path / "config.json").read_text())
+        entries = [stored.get(name) for name in ("rope_theta", "rope_local_base_freq", "rope_scaling")]
+        expected = [5e4, 7e3, {"rope_type": "linear", "factor": 8.0}] if config is gemma3 else [None] * 3
+        assert entries == expected
 
 
 def test_strategies_that_need_the_places_of_a_task_are_not_exported(tmp_path):
@@ -119,6 +174,8 @@ def test_generate_and_predict_give_the_same_text(workdir, path, capsys):
     model, tokenizer = hf.AutoModelForCausalLM.from_pretrained(folder), hf.AutoTokenizer.from_pretrained(folder)
     tokens = model.generate(**tokenizer("what was", return_tensors="pt"), max_new_tokens=24, do_sample=False)
     assert tokenizer.decode(tokens[0], skip_special_tokens=True) == predicted
+    stored = json.loads((folder / "tokenizer_config.json").read_text())
+    assert stored["tokenizer_class"] == "PreTrainedTokenizerFast"  # transformers 4 has no TokenizersBackend
     samples = []
     for seed in "121":
         main(["predict", "--ckpt_path", path, "--prompt=döc", "--tokens=40", "--temperature=1", f"--seed={seed}"])

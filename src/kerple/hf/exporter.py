@@ -13,6 +13,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
+from kerple.hf.derived_model_folder import add_transformers_4_entries, save_tokenizer
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
 from kerple.hf.translation_from_transformers import parameters
 from kerple.hf.translation_tables import LLAMA
@@ -78,9 +79,10 @@ def export(
         if "positions." not in weight_name:
             weight.data = weight.data.to(getattr(torch, dtype))
     model.save_pretrained(folder)
+    add_transformers_4_entries(model.config, folder)
     if tokenizer is not None:
         end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
-        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(folder)
+        save_tokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end), folder)
     for strategy in external:
         copy(str(getsourcefile(strategy)), folder)
     if external:
