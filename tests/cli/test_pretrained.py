@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from tokenizers import Tokenizer
 
 from kerple.base.shipped_configs import config_path
 from kerple.cli.main import main
 from kerple.cli.measure_pretrained import configuration
 from kerple.data import TokenShards
+from kerple.hf import pretrained_files
 from kerple.hf.pretrained_model_reader import read_network
 from kerple.measure import results_table
 from kerple.positions import ALiBi
@@ -138,6 +140,31 @@ def test_incomplete_models_and_other_tokenizers_are_refused(here, capsys):
     (other / "tokenizer.json").write_text(json.dumps(content))
     line = refused(capsys, here, other, "--data.corpus", "null")
     assert f"were made with hf:{here / 'llama'}, not with the tokenizer of {other}" in line
+
+
+def test_a_declared_end_of_text_is_used_and_ids_outside_the_embedding_are_refused(here, capsys):
+    folder = broken(here, "declared")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text((folder / name).read_text().replace("<|endoftext|>", "<|end|>"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<pad>"])  # its id, 257, is outside the embedding, and in no text
+    tokenizer.save(str(folder / "tokenizer.json"))
+    run(here, folder, *PERPLEXITY_ONLY, "--data.directory=declared-shards")
+    shards = TokenShards(corpus=None, directory="declared-shards")
+    assert shards.folder.tokenizer().id_to_token(shards.manifest.end_of_text) == "<|end|>"
+    tokenizer.add_tokens(["far"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    pretrained_files._read_tokenizer.cache_clear()
+    data = [f"--data.tokenizer=hf:{folder}", "--data.vocabulary=259", f"--data.corpus={here / 'hf.yaml'}"]
+    for command in (
+        ["test", "--hf", str(folder), "--config", "hf.yaml"],
+        ["extend", str(folder), "--to", "64", data[2]],
+        ["prepare", data[0], data[2]],
+        ["fit", "--config", config_path("configs/demo.yaml"), f"--weights={folder}", *data],
+    ):
+        line = complaint(capsys, *command, "--data.directory=never")
+        assert "whose tokenizer has the id 258 ('far'), expected ids below 257" in line
+        assert not Path("never").exists()
 
 
 def test_pickled_weights_are_refused_with_a_conversion_command(here, capsys):

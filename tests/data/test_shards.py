@@ -20,7 +20,7 @@ from kerple.data import TokenShards
 from kerple.data.manifest import MANIFEST_FILE, SPLITS
 from kerple.data.prepare.corpus_reader import split_of
 from kerple.data.shards import BLOCK, Folder, TokenStream, verify
-from kerple.data.tokenizer import encode, load_tokenizer, token_bytes, train_tokenizer
+from kerple.data.tokenizer import encode, end_of_text, load_tokenizer, token_bytes, train_tokenizer
 from tests.data.conftest import small_build
 from tests.toy import entries
 
@@ -239,3 +239,40 @@ def test_a_file_that_is_not_a_tokenizer_is_named(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ValueError, match=r"tokenizer: .*could not be loaded"):
         load_tokenizer(str(path))
+
+
+ENDS = {
+    ("<|end|>",): "<|end|>",
+    ("<|end|>", "<|endoftext|>"): "<|endoftext|>",  # a chat model declares the end of a turn
+    ("<|end|>", "</s>", "[SEP]"): "<|end|>",
+    ("[SEP]",): "[SEP]",
+}
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map", "generation_config", "config", "manifest"])
+@pytest.mark.parametrize("specials", ENDS)
+def test_the_end_of_text_token_is_the_usual_or_the_declared_one(tmp_path, specials, file):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, "a"))
+    tokenizer.add_special_tokens([*specials])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    # the first id of each list is not in the tokenizer, and 0 is an ordinary token, like many defaults of classes
+    declared: dict = {"eos_token": {"content": "<|end|>"}} if "token" in file else {"eos_token_id": [999, 0, 3]}
+    content = {"end_of_text": 3} if file == "manifest" else declared
+    (tmp_path / f"{file}.json").write_text(json.dumps(content | {"pad_token": "</s>"}))
+    if file == "tokenizer_config":
+        (tmp_path / "config.json").write_text('{"eos_token_id": 0}')
+    for source in (str(tmp_path), str(tmp_path / "tokenizer.json")):
+        assert tokenizer.id_to_token(end_of_text(tokenizer, source)) == ENDS[specials]
+
+
+def test_the_end_of_text_is_not_declared_by_files_beside_another_name(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))
+    tokenizer.save(str(tmp_path / "mine.json"))
+    (tmp_path / "config.json").write_text('{"eos_token_id": 1}')
+    with pytest.raises(UserError, match=r"expected an end-of-text token: <\|endoftext\|>.*as eos_token in"):
+        end_of_text(tokenizer, str(tmp_path / "mine.json"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert end_of_text(tokenizer, str(tmp_path)) == 1
+    (tmp_path / "config.json").write_text('{"eos_token_id"')
+    with pytest.raises(UserError, match=r"config\.json: cannot be read"):
+        end_of_text(tokenizer, str(tmp_path))

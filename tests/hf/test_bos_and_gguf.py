@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import processors
 
+from kerple.data.tokenizer import end_of_text, load_tokenizer
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.pretrained_files import bos_token, find_model, read_model_config, source_digest
 from kerple.hf.pretrained_model_reader import read_network
@@ -16,7 +17,7 @@ from kerple.measure.receptive_field import gradient_by_distance
 from kerple.positions.visibility import EVERYTHING, Visibility
 from tests.hf.tiny import LENGTH, VOCABULARY, hf, our_network, saved, small, text, tiny
 
-BOS = 3
+BOS, END = 3, 5
 
 
 def networks(model):
@@ -114,8 +115,8 @@ def write_gguf(path, model, scaling, divisors=()):
         "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
         "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
         "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"],
-        "tokenizer_model": "gpt2", "token_merges": ["a b"], "bos_token_id": BOS, "add_bos_token": True,
-        "token_list": [*"ab", "ab", *map(chr, range(0x100, 0x100 + VOCABULARY - 3))],
+        "tokenizer_model": "gpt2", "token_merges": ["a b"], "bos_token_id": BOS, "eos_token_id": END,
+        "add_bos_token": True, "token_list": [*"ab", "ab", *map(chr, range(0x100, 0x100 + VOCABULARY - 3))],
     }  # fmt: skip
     for key, value in entries.items():
         getattr(writer, f"add_{key}")(value)
@@ -163,6 +164,8 @@ def test_the_scaling_of_a_gguf_file_is_applied(tmp_path, scaling, divisors, rope
     scaled.load_state_dict(model.state_dict())
     network = read_network(str(tmp_path / "model.gguf"))
     assert network.bos == BOS
+    name = f"hf:{tmp_path / 'model.gguf'}"
+    assert end_of_text(load_tokenizer(name), name) == END
     expected, unscaled = (m(with_bos(tokens)).logits[:, 1:] for m in (scaled, model))
     torch.testing.assert_close(network(tokens), expected, atol=1e-5, rtol=1e-5)
     assert torch.allclose(expected, unscaled, atol=1e-3) == (rope["rope_type"] == "default")

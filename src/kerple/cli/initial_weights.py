@@ -61,9 +61,12 @@ def load_initial_weights(network: Transformer, data: LightningDataModule, path: 
         UserError: If a weight outside the strategy is missing, a weight has another shape, or the tokenizer of the data
             differs.
     """
-    from kerple.hf.pretrained_files import check_tokenizer, find_model
+    from kerple.hf.pretrained_files import check_tokenizer, find_model, has_tokenizer, read_tokenizer
 
     if isinstance(data, TokenShards):
+        if not is_zipfile(path) and has_tokenizer(source := find_model(path)):
+            with name_in_errors("weights"):
+                read_tokenizer(source)  # reports an id outside the embedding before the preparation
         data.prepare_data()
         if is_zipfile(path):  # a checkpoint has a checksum of the tokenizer, which `load_state_dict` compares
             states = load(path)

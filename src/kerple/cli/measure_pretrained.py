@@ -18,7 +18,7 @@ from kerple.base.run_progress import FILE, Progress
 from kerple.base.shipped_configs import config_path
 from kerple.cli.option_parsing import MODEL_FORMS, add_folder_arguments, listed, name_in_errors, parse
 from kerple.data.datamodule_options import ShardOptions
-from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
+from kerple.data.tokenizer import MODEL_PREFIX, end_of_text, vocabulary_size
 from kerple.measure.measure import Measure, check_names
 from kerple.positions import StrategyBuilder
 
@@ -109,7 +109,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
     from kerple.hf.exporter import TRAINED_ON
-    from kerple.hf.pretrained_files import check_tokenizer, find_model
+    from kerple.hf.pretrained_files import check_tokenizer, find_model, read_tokenizer
     from kerple.hf.pretrained_model_reader import read_network
     from kerple.measure.device_and_processes import Runner
 
@@ -126,13 +126,15 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
         for path in (directory / "config.yaml", directory.parent / "config.yaml"):
             if path.parent.resolve() != Path.cwd() and not path.exists():
                 write(path, _dump(options))
+    source = find_model(options.hf)
+    if data.corpus is not None:
+        end_of_text(read_tokenizer(source), f"{MODEL_PREFIX}{options.hf}")  # an error before the weights are read
     network = read_network(options.hf, **vars(model)).to(runner.device)
     if data.corpus is not None and runner.rank == 0:
         prepare(data)
     if runner.processes > 1:
         torch.distributed.barrier()
     folder = Folder(data.location)
-    source = find_model(options.hf)
     check_tokenizer(folder, source)
     config = Path(source.location) / "config.json"
     exported = read_mapping(config).get(TRAINED_ON) if config.is_file() else None

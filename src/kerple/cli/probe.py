@@ -5,6 +5,7 @@ from typing import Any
 from zipfile import is_zipfile
 
 from kerple.cli.option_parsing import MODEL_FORMS, command_parser, parse
+from kerple.data.tokenizer import MODEL_PREFIX
 
 
 def main(arguments: list[str]) -> None:
@@ -105,4 +106,4 @@ def network_and_text(model: Any, path: str, corpus: str, trust: str = "") -> tup
 
     source = find_model(path)
     network.bos = bos_token(source)
-    return network, corpus_text(corpus, read_tokenizer(source))
+    return network, corpus_text(corpus, read_tokenizer(source), f"{MODEL_PREFIX}{path}")

@@ -84,25 +84,30 @@ class Text:
     ) -> None:
         self.stream: TokenStream | Tokens = np.asarray(tokens)
         self._begins, self._tokenizer, self.name = begins, tokenizer, name
+        self._end: int | None = None
 
     @classmethod
-    def of_strings(cls, texts: Iterable[str], tokenizer: Any, name: str = "the text") -> "Text":
+    def of_strings(cls, texts: Iterable[str], tokenizer: Any, name: str = "the text", source: str = "") -> "Text":
         """Return a text of documents, each followed by the end-of-text token.
 
         Args:
             texts: The documents.
             tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
             name: Name of the text in messages.
+            source: Source of the tokenizer, whose folder may declare its end-of-text token (`end_of_text`).
 
         Raises:
             UserError: The tokenizer has no end-of-text token.
         """
+        declared = [end for end in [getattr(tokenizer, "eos_token", None)] if end]
         # a copy, because encoding changes its settings
         tokenizer = Tokenizer.from_str(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
-        end = end_of_text(tokenizer, "this tokenizer")
+        end = end_of_text(tokenizer, source or "this tokenizer", declared)
         documents = [[*encode(tokenizer, text), end] for text in texts]
         begins = np.cumsum([0, *map(len, documents)])[:-1]
-        return cls(np.concatenate([np.empty(0, np.int64), *documents]), begins, tokenizer, name)
+        text = cls(np.concatenate([np.empty(0, np.int64), *documents]), begins, tokenizer, name)
+        text._end = end
+        return text
 
     @property
     def begins(self) -> Tensor | None:
@@ -119,6 +124,15 @@ class Text:
         if self._tokenizer is None:
             raise UserError(f"{self.name} has no tokenizer; give Text the argument tokenizer")
         return self._tokenizer
+
+    @property
+    def end_of_text(self) -> int:
+        """Id of the token after each document.
+
+        Raises:
+            UserError: The text has no tokenizer, or the tokenizer has no end-of-text token.
+        """
+        return end_of_text(self.tokenizer, self.name) if self._end is None else self._end
 
     @cached_property
     def token_bytes(self) -> Tensor | None:
@@ -226,7 +240,7 @@ class ShardText(Text):
     def __init__(self, folder: Folder, split: str) -> None:
         self.folder, self.split = folder, split
         self.stream = TokenStream(folder, split)
-        self.name = f"the {split} split of {folder.directory}"
+        self.name, self._end = f"the {split} split of {folder.directory}", folder.manifest.end_of_text
 
     @cached_property
     def _begins(self) -> NDArray[np.int64]:  # type: ignore[override]

@@ -1,16 +1,28 @@
 """Tokenizers: training of a byte-level BPE, loading of Hugging Face tokenizers, and encoding of strings."""
 
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from kerple.base.errors import UserError
+from kerple.base.mapping_files import read_mapping
 
 END_OF_TEXT = "<|endoftext|>"
+DOCUMENT_ENDS = (END_OF_TEXT, "<|end_of_text|>")  # a chat model with such a token may declare the end of a turn instead
+OTHER_ENDS = ("</s>", "<eos>", "[SEP]")
+DECLARATIONS = {
+    "manifest.json": "end_of_text",  # of prepared shards
+    "tokenizer_config.json": "eos_token",
+    "special_tokens_map.json": "eos_token",
+    "generation_config.json": "eos_token_id",
+    "config.json": "eos_token_id",
+}
+"""Files beside a tokenizer that declare end-of-text tokens, in order of precedence, and their keys."""
 TRAINED_HERE = "bpe"  # value of data.tokenizer for a tokenizer that the preparation trains
 MODEL_PREFIX = "hf:"  # prefix of pretrained models in data.tokenizer
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # the token of a single byte in SentencePiece vocabularies
@@ -85,21 +97,52 @@ def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def end_of_text(tokenizer: Tokenizer, source: str) -> int:
-    """Return the id of the end-of-text token, found by its usual names.
+def end_of_text(tokenizer: Tokenizer, source: str, declared: Sequence[str | int] = ()) -> int:
+    """Return the id of the end-of-text token. It is the first of these tokens that the tokenizer has:
+
+    1. one of `DOCUMENT_ENDS`,
+    2. a token that is declared by its name, or a special token that is declared by its id,
+    3. one of `OTHER_ENDS`,
+    4. any other declared token. Its id is often the default of the model's class.
 
     Args:
         tokenizer: The tokenizer.
-        source: Name of the tokenizer in the error message.
+        source: Source of the tokenizer as in `load_tokenizer`, or its name in the error message. The files
+            `DECLARATIONS` in its folder declare tokens.
+        declared: Names and ids of other declared tokens, which precede those of the folder.
 
     Raises:
-        UserError: The tokenizer has no token of these names.
+        UserError: The tokenizer has none of these tokens, or a file cannot be read.
     """
-    names = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
-    for name in names:
-        if (number := tokenizer.token_to_id(name)) is not None:
+    files = _declarations(source)
+    entries: list[Any] = [files[name].get(key) for name, key in DECLARATIONS.items() if name in files]
+    found = [end for entry in [[*declared], *entries] for end in (entry if isinstance(entry, list) else [entry])]
+    named = [end.get("content") if isinstance(end, dict) else end for end in found]
+    ends = [end for end in named if isinstance(end, str) or (type(end) is int and 0 <= end < 1 << 32)]
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    reliable = [end for end in ends if isinstance(end, str) or end in special]
+    # transformers may add a token that the model does not have
+    rows = size if isinstance(size := files.get("config.json", {}).get("vocab_size"), int) else math.inf
+    for end in (*DOCUMENT_ENDS, *reliable, *OTHER_ENDS, *ends):
+        number = tokenizer.token_to_id(end) if isinstance(end, str) else end
+        if number is not None and number < rows and tokenizer.id_to_token(number) is not None:
             return number
-    raise UserError(f"data.tokenizer: got {source!r}, expected one with an end-of-text token: {', '.join(names)}")
+    names = ", ".join(map(str, (*DOCUMENT_ENDS, *OTHER_ENDS, *ends)))
+    limit = f" with an id below {rows}" if rows < math.inf else ""
+    advice = "or declare the name of another as eos_token in its tokenizer_config.json"
+    raise UserError(f"data.tokenizer: got {source!r}, expected an end-of-text token{limit}: {names}; {advice}")
+
+
+def _declarations(source: str) -> dict[str, dict[str, Any]]:
+    """Return the content of the files `DECLARATIONS` in the folder of a tokenizer or model, by name."""
+    if source.startswith(MODEL_PREFIX):
+        from kerple.hf.pretrained_files import find_model, read_declaration  # needs optional packages
+
+        model = find_model(source.removeprefix(MODEL_PREFIX))
+        return {name: read_declaration(model, name) for name in DECLARATIONS}
+    path = tokenizer_file(source)  # a tokenizer with another name than tokenizer.json may be in any folder
+    files = [path.with_name(name) for name in DECLARATIONS] if path.name == "tokenizer.json" else []
+    return {file.name: read_mapping(file) for file in files if file.is_file()}
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

@@ -280,17 +280,49 @@ def bos_token(source: ModelSource, advice: str = "") -> int | None:
     return tokenizer.bos_token_id if add_bos else None
 
 
+def read_declaration(source: ModelSource, name: str) -> dict[str, Any]:
+    """Return the content of a JSON file of a model that declares its end-of-text token; {} if there is no such file.
+
+    Entries of ``text_config`` are on the top level, too. For a GGUF file, which has no JSON files, its own entries are
+    returned in place of config.json.
+    """
+    with library_errors(source, name):
+        if source.gguf is None:
+            content = dict(read_json_file(source, name))
+            return dict(content.get("text_config") or {}) | content
+        return _read_gguf_declaration(source) if name == "config.json" else {}
+
+
+@lru_cache(maxsize=2)
+def _read_gguf_declaration(source: ModelSource) -> dict[str, Any]:
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    entries, _ = read_gguf_metadata(str(Path(source.location, str(source.gguf))), {"tokenizer.ggml.tokens"})
+    rows = len(entries["tokenizer.ggml.tokens"])
+    return {"eos_token_id": entries.get("tokenizer.ggml.eos_token_id"), "vocab_size": rows}
+
+
 def read_tokenizer(source: ModelSource) -> Tokenizer:
     """Read the tokenizer of a model, as an object of the library tokenizers.
 
+    Special tokens that are not added to a text, such as a padding token, never occur in an input. Their ids may
+    therefore be outside the model's embedding.
+
     Raises:
-        UserError: If the model has no tokenizer, or one that is written in Python (a slow tokenizer).
+        UserError: If the model has no tokenizer, one that is written in Python (a slow tokenizer), or one with an id
+            outside the model's embedding.
     """
     tokenizer = _read_tokenizer(source)
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(fast, Tokenizer):
         given = f"whose tokenizer {type(tokenizer).__name__} has no tokenizer.json"
         raise UserError(f"model: got {source.name}, {given}; convert it to a fast tokenizer of transformers")
+    rows = read_declaration(source, "config.json").get("vocab_size")
+    unused = {i for i, token in fast.get_added_tokens_decoder().items() if token.special} - {*tokenizer.encode("a")}
+    token, largest = max(fast.get_vocab().items(), key=lambda entry: -1 if entry[1] in unused else entry[1])
+    if isinstance(rows, int) and largest >= rows:
+        given = f"got {source.name}, whose tokenizer has the id {largest} ({token!r})"
+        raise UserError(f"model: {given}, expected ids below {rows}, its vocab_size; copy the tokenizer of this model")
     return fast
 
 

@@ -20,7 +20,7 @@ from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
 from kerple.data.evaluation_text import Text
-from kerple.data.tokenizer import end_of_text, without_truncation
+from kerple.data.tokenizer import without_truncation
 from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import Measure, length_limit, ordered_lengths, require_positive, skipped_lengths
 from kerple.measure.protocols import full, sliding
@@ -216,8 +216,7 @@ class LongPerplexity(Measure):
             network: The evaluator.
             tokens: Tokens of a block of the text, (N+1,) int64.
         """
-        end = end_of_text(text.tokenizer, text.name)
-        spelling = [token_spelling(text.tokenizer, token, end) for token in tokens.tolist()]
+        spelling = [token_spelling(text.tokenizer, token, text.end_of_text) for token in tokens.tolist()]
         whole_text = b"".join(spelling).decode("utf-8", "surrogateescape")
         # "?" replaces each byte that is not part of a character, so that the number of characters stays the same
         readable = whole_text.encode("utf-8", "replace").decode()

@@ -19,10 +19,10 @@ from kerple.measure.measure import Measure, known_training_length
 from kerple.measure.result import Result
 
 
-def corpus_text(corpus: str, tokenizer: Any) -> Text:
-    """Return the documents of a corpus (see `find_corpus`), encoded by a `tokenizers.Tokenizer`."""
+def corpus_text(corpus: str, tokenizer: Any, source: str = "") -> Text:
+    """Return the documents of a corpus (see `find_corpus`), encoded by a `tokenizers.Tokenizer` from ``source``."""
     documents = (d.text for d in find_corpus(corpus).documents() if isinstance(d, Document))
-    return Text.of_strings(documents, tokenizer, f"the corpus {corpus}")
+    return Text.of_strings(documents, tokenizer, f"the corpus {corpus}", source)
 
 
 def measure_on_text(

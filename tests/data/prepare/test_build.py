@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from kerple.base.errors import UserError
 from kerple.cli import inspect_shards, prepare
@@ -165,6 +165,30 @@ def test_a_tokenizer_that_has_changed_is_noticed_and_a_folder_named_code_gets_it
     train_tokenizer(documents, 300).save("mine.json")
     with pytest.raises(UserError, match=r"prepared with another content of mine\.json; choose another folder"):
         small_build(Path("other"), "./code", tokenizer="mine.json", vocabulary=2048)
+
+
+def test_nothing_of_a_rejected_or_replaced_tokenizer_is_kept(json_lines, documents, tmp_path, monkeypatch):
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, "[UNK]"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    directory = tmp_path / "out"
+    for vocabulary, message in ((300, "expected an end-of-text token"), (0, "data.vocabulary: got 0")):
+        with pytest.raises(UserError, match=message):
+            small_build(directory, json_lines, tokenizer=str(tmp_path), vocabulary=vocabulary)
+        assert not directory.exists()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(build, "token_checksum", full)  # all parts are finished before
+    with pytest.raises(OSError, match="No space"):
+        small_build(directory, json_lines, tokenizer=str(tmp_path))
+    monkeypatch.undo()
+    train_tokenizer(documents, 300).save(str(tmp_path / "tokenizer.json"))
+    small_build(directory, json_lines, tokenizer=str(tmp_path))
+    small_build(tmp_path / "new", json_lines, tokenizer=str(tmp_path))
+    assert contents(directory) == contents(tmp_path / "new")
 
 
 @pytest.mark.parametrize("name", [".lock", ".parts"])

@@ -71,13 +71,14 @@ def prepare(options: ShardOptions) -> Manifest:
     folder = Path(options.corpus.removeprefix("file://"))
     if folder.is_dir() and directory.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"data.directory: got {directory}, inside the corpus {options.corpus}; choose another folder")
-    # called before the folder of the shards is made, so that a wrong data.corpus leaves no folder behind
+    # called before the folder of the shards is made, so that a wrong corpus or tokenizer leaves no folder behind
     corpus = find_corpus(options.corpus, options.text_field, options.source_folder)
+    given = None if options.tokenizer == TRAINED_HERE else _accepted(load_tokenizer(options.tokenizer), options)
     with _locked_folder(directory):
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
         settings = options.content_options() | {"files": corpus.state()}
-        tokenizer = _corpus_tokenizer(directory, options, corpus, settings)
+        tokenizer = _corpus_tokenizer(directory, options, corpus, settings, given)
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
         content = (directory / "tokenizer.json").read_bytes()
         encoder = Encoder(content.decode(), end, token_dtype(vocabulary))
@@ -170,45 +171,60 @@ def _locked_folder(directory: Path) -> Iterator[None]:
             raise UserError("data.corpus: a document does not fit into memory; split the largest documents") from error
 
 
-def _corpus_tokenizer(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer of a preparation. It is trained or loaded once, and then read from the folder of the shards.
+def _accepted(tokenizer: Tokenizer, options: ShardOptions) -> Tokenizer:
+    """Return a tokenizer, or raise a UserError if it has too many entries or no end-of-text token."""
+    if (size := vocabulary_size(tokenizer)) > options.vocabulary:
+        expected = f"expected at least {size}, the number of entries of the tokenizer"
+        raise UserError(f"data.vocabulary: got {options.vocabulary}, {expected}")
+    end_of_text(tokenizer, options.tokenizer)
+    return tokenizer
+
+
+def _corpus_tokenizer(
+    directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any], given: Tokenizer | None
+) -> Tokenizer:
+    """Return the tokenizer of a preparation, after writing it to the folder of the shards.
 
     Args:
         directory: Folder of the shards.
         options: Options of the preparation.
         corpus: The corpus.
         settings: Settings of the preparation. They are compared with those of an interrupted preparation.
+        given: The tokenizer that ``data.tokenizer`` names. It may differ from that of an interrupted preparation. None
+            if the preparation trains a tokenizer. It is trained once, and then read from the folder of the shards.
 
     Raises:
         UserError: The folder has an unfinished preparation with other settings, or shards or a tokenizer but no
-            manifest. Or the corpus has no training document. Or the tokenizer cannot be loaded or has too many entries.
+            manifest. Or the corpus has no training document. Or the trained tokenizer has too many entries.
     """
     unfinished = directory / PARTS / "settings.json"
     if unfinished.exists():
         _compare_settings(options.location, read_mapping(unfinished), settings)
-        return load_tokenizer(str(directory))
-    if not unfinished.parent.exists():
+        if given is None:
+            return load_tokenizer(str(directory))
+    elif not unfinished.parent.exists():
         for file in chain(directory.glob("*.tar"), directory.glob("tokenizer.json")):
             raise UserError(f"data.directory: {directory} has {file.name} but no manifest; choose another folder")
-    shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
-    if options.tokenizer == TRAINED_HERE and not (options.corpus in CORPORA and shipped.exists()):
-        reader = CorpusReader(corpus, options.split_fractions)
-        texts = _training_texts(reader)
-        if (first := next(texts, None)) is None:
-            reasons = reader.reasons() or "it is empty, or too small"
-            given = f"got {options.corpus!r}, which has no training document for a tokenizer: {reasons}"
-            advice = "use a larger corpus, correct data.text_field or data.split_fractions, or set data.tokenizer"
-            raise UserError(f"data.corpus: {given}; {advice}")
-        tokenizer = train_tokenizer(chain([first], texts), options.vocabulary)
-    else:
-        tokenizer = load_tokenizer(str(shipped) if options.tokenizer == TRAINED_HERE else options.tokenizer)
-    if (size := vocabulary_size(tokenizer)) > options.vocabulary:
-        expected = f"expected at least {size}, the number of entries of the tokenizer"
-        raise UserError(f"data.vocabulary: got {options.vocabulary}, {expected}")
+    tokenizer = given or _accepted(_trained_tokenizer(options, corpus), options)
     unfinished.parent.mkdir(exist_ok=True)  # made first: a tokenizer without this folder is not overwritten
     write(directory / "tokenizer.json", tokenizer.to_str())
     write(unfinished, json.dumps(settings))
     return tokenizer
+
+
+def _trained_tokenizer(options: ShardOptions, corpus: Corpus) -> Tokenizer:
+    """Return the tokenizer in this package for a built-in corpus, or train one on the corpus."""
+    shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
+    if options.corpus in CORPORA and shipped.exists():
+        return load_tokenizer(str(shipped))
+    reader = CorpusReader(corpus, options.split_fractions)
+    texts = _training_texts(reader)
+    if (first := next(texts, None)) is None:
+        reasons = reader.reasons() or "it is empty, or too small"
+        given = f"got {options.corpus!r}, which has no training document for a tokenizer: {reasons}"
+        advice = "use a larger corpus, correct data.text_field or data.split_fractions, or set data.tokenizer"
+        raise UserError(f"data.corpus: {given}; {advice}")
+    return train_tokenizer(chain([first], texts), options.vocabulary)
 
 
 def _training_texts(reader: CorpusReader) -> Iterator[str]:
@@ -225,18 +241,20 @@ def _training_texts(reader: CorpusReader) -> Iterator[str]:
 def _write_parts(folder: Path, options: ShardOptions, encoder: Encoder, reader: CorpusReader) -> list[dict[str, Any]]:
     """Write the shards of the unfinished parts, and return a description of each part.
 
-    A description has the checksum of the part's documents (``texts``), and for each split the fields of its `Shard`,
-    the number of documents and their bytes. It is stored in `PARTS`.
+    A description has a checksum of the tokenizer and the part's documents (``texts``), and for each split the fields of
+    its `Shard`, the number of documents and their bytes. It is stored in `PARTS`.
     """
     paths, tokens = list[Path](), 0
+    encoding = hashlib.blake2b(f"{encoder.end_of_text}\0{encoder.tokenizer}".encode())
 
     def unfinished() -> Iterator[tuple[tuple[int, str], list[Document]]]:
         for number, documents in enumerate(cut_into_parts(reader)):
             paths.append(folder / PARTS / f"{number:05d}.json")
-            checksum = hashlib.blake2b("\0".join(f"{d.split}\0{d.text}" for d in documents).encode()).hexdigest()
-            # a finished part is written again if its documents have changed
-            if not paths[number].exists() or read_mapping(paths[number])["texts"] != checksum:
-                yield (number, checksum), documents
+            checksum = encoding.copy()
+            checksum.update("\0".join(f"{d.split}\0{d.text}" for d in documents).encode())
+            # a finished part is written again if its documents or the tokenizer have changed
+            if not paths[number].exists() or read_mapping(paths[number])["texts"] != checksum.hexdigest():
+                yield (number, checksum.hexdigest()), documents
             bar.update(reader.used_bytes + reader.lost_bytes - bar.n)
 
     with (
