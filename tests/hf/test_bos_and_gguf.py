@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import processors
 
+from kerple.cli.config_resolution import _digest
 from kerple.data.tokenizer import end_of_text, load_tokenizer
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.pretrained_files import bos_token, find_model, read_model_config, source_digest
@@ -105,6 +106,25 @@ def test_the_digest_of_a_model_on_the_hub_is_that_of_its_name_and_commit(tmp_pat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     expected = hashlib.sha256(f"org/name@{'a' * 40}".encode()).hexdigest()
     assert source_digest(find_model("org/name")) == expected
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "model[1].gguf"])
+def test_the_digest_covers_every_file_that_changes_a_number(tmp_path, weights):
+    names = [weights, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"]
+    if weights == "model.safetensors":
+        names += ["config.json", "tokenizer.json", "merges.txt", "tokenizer.model", "modeling_own.py", "qwen.tiktoken"]
+    for name in (*names, "README.md"):
+        (tmp_path / name).write_text(name)
+    path = str(tmp_path) if "config.json" in names else str(tmp_path / weights)
+    before = _digest(path)
+    assert before == source_digest(find_model(path))
+    (tmp_path / "README.md").write_text("new")
+    assert source_digest(find_model(path)) == before
+    found = {before}
+    for name in names:
+        (tmp_path / name).write_text("new")
+        found.add(source_digest(find_model(path)))
+    assert len(found) == len(names) + 1
 
 
 def write_gguf(path, model, scaling, divisors=()):

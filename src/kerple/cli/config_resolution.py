@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -89,7 +90,7 @@ def with_inputs(job: Job) -> Job:
 @cache
 def _digest(path: str) -> str:
     """Return the sha256 of a checkpoint, or of a model that `kerple.hf.pretrained_files.find_model` finds."""
-    if Path(path).is_file():
+    if is_zipfile(path):  # a checkpoint of `fit`
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     from kerple.hf.pretrained_files import find_model, source_digest  # needs optional packages

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from glob import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -220,18 +221,23 @@ def model_folder(location: str) -> Path:
 
 
 def source_digest(source: ModelSource) -> str:
-    """Return the sha256 of a model's files, or for a model on the hub, of its name and commit.
+    """Return the sha256 of all files that change a number, or for a model on the hub, of its name and commit.
 
-    The files are the GGUF file, or the safetensors, config.json and tokenizer.json.
+    The files are the weights, and all others in the folder that transformers may read: configurations, tokenizer and
+    code. For a GGUF file, they are this file and the JSON files in its folder, which transformers reads too.
     """
     folder = Path(source.location)
     if not folder.is_dir():
         commit = model_folder(source.location).name
         return hashlib.sha256(f"{source.name}@{commit}".encode()).hexdigest()
-    kinds = ("*.safetensors", "config.json", "tokenizer.json")
-    files = [folder / source.gguf] if source.gguf else sorted(path for kind in kinds for path in folder.glob(kind))
+    first = [escape(source.gguf)] if source.gguf else ["*.safetensors", "config.json", "tokenizer.json"]
+    files = [path for name in first for path in sorted(folder.glob(name))]
+    suffixes = {".json"} if source.gguf else {".json", ".py", ".model", ".txt", ".tiktoken"}
+    others = [path for path in sorted(folder.iterdir()) if path.suffix in suffixes and path.is_file()]
     total = hashlib.sha256()
-    for path in files:
+    for path in dict.fromkeys([*files, *others]):
+        if path not in files:  # the names of the first files are not hashed, as in records of earlier versions
+            total.update(path.name.encode("utf-8", "surrogateescape"))
         with path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()
