@@ -25,6 +25,11 @@ def without_query(path: str) -> str:
     return path.partition("?")[0].partition("#")[0] if path.startswith(("http://", "https://")) else path
 
 
+def has_extension(path: str, extensions: str | tuple[str, ...]) -> bool:
+    """Return whether a path or URL ends with an extension, in lower or upper case."""
+    return without_query(path).lower().endswith(extensions)
+
+
 def filesystem(path: str) -> tuple[Any, str]:
     """Return the fsspec file system of a path or URL, and the path within it.
 
@@ -62,9 +67,9 @@ def decompress(file: IO[bytes], name: str) -> IO[bytes]:
     A .zst file may have several frames. A file whose name has another extension is returned unchanged. Reading a
     truncated or damaged file raises EOFError or an error of the decompressing library.
     """
-    if without_query(name).endswith(".zst"):
+    if has_extension(name, ".zst"):
         return cast("IO[bytes]", io.BufferedReader(_ZstdFrames(file), 1 << 20))
-    if without_query(name).endswith((".gz", ".tgz")):
+    if has_extension(name, (".gz", ".tgz")):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
     return file
 

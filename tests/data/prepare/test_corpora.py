@@ -51,6 +51,50 @@ def test_json_lines_may_be_compressed_but_not_mixed_with_text_files(tmp_path):
     assert zeros.read() == bytes(3_000_000) + LINES
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "ndjson", "json", "JSONL", "Json"])
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst", ".GZ", ".ZST"])
+def test_the_content_and_not_the_case_of_an_extension_decides_what_is_read(tmp_path, kind, packed):
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[packed.lower()]
+
+    def found(content: bytes) -> list[str]:
+        (tmp_path / f"c4-train.00000-of-00003.{kind}{packed}").write_bytes(pack(content))
+        return read(tmp_path)
+
+    assert found(LINES) == TEXTS
+    assert found(LINES.splitlines()[0]) == TEXTS[:1]
+    if kind.lower() == "json":  # JSON that is not JSON lines is a text
+        entries = [json.loads(line) for line in LINES.splitlines()]
+        for content in (entries, entries[0], {"setting": [1]}, 3, []):
+            for text in {json.dumps(content, indent=1), json.dumps(content)} - {json.dumps(entries[0])}:
+                assert found(text.encode()) == [text]
+        assert found(b'{"a": 1}\n{"text": "b"}') == ["no text", "b"]
+        (tmp_path / "a.md").write_text("text")
+        with pytest.raises(UserError, match="expected only text files, or only JSON lines"):
+            read(tmp_path)
+        assert found(b'{\n"a": 1}') == ["text", '{\n"a": 1}']
+    if packed:
+        (tmp_path / f"c4-train.00000-of-00003.{kind}{packed}").write_bytes(pack(LINES)[:-30])
+        (tmp_path / "a.md").unlink(missing_ok=True)
+        assert read(tmp_path)[-1] == "damaged file"
+
+
+SAMPLES = {
+    "a/0.json": b'{"url": "x"}', "a/0.txt": b"zero", "a/0.cls": b"3", "a/1.TXT": b"one", "a/1.jpg": b"\xff\xd8",
+    "b/1.json": b'{"text": "two"}', "b/2.txt.gz": gzip.compress(b"three"), "b/3.py": b"four", "b/3.pyi": b"five",
+    "b/4.json": b'{\n"key": 6}', "b/5.txt.gz": b"?", "b/6.tar": b"member", "b/7.json.GZ": gzip.compress(LINES),
+}  # fmt: skip
+
+
+def test_a_sample_in_a_tar_file_is_one_document_and_its_metadata_is_no_text(tmp_path):
+    with tarfile.open(tmp_path / "a.TAR.GZ", "w:gz") as archive:
+        for name, content in SAMPLES.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    first = ["metadata", "zero", "metadata", "one", "metadata", "two", "three", "four", "five", '{\n"key": 6}']
+    assert read(tmp_path / "a.TAR.GZ") == [*first, "damaged file", "tar file inside a tar file", *TEXTS]
+
+
 @pytest.mark.parametrize(("name", "pack"), [("all.tar", bytes), ("all.tgz", gzip.compress)])
 def test_json_lines_and_text_files_of_a_tar_file_are_read_and_links_are_skipped(tmp_path, name, pack):
     # the path of ../4.txt has no effect, because members are not extracted to the disk

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kerple.base.errors import UserError
 from kerple.data.datamodule_options import HUB
-from kerple.data.file_opening import is_remote
+from kerple.data.file_opening import has_extension, is_remote
 from kerple.data.prepare.readers import Document, Fault, dataset, list_files, read_files
 from kerple.data.prepare.rfc import read_rfcs
 from kerple.data.prepare.wheels import read_list, read_wheels
@@ -58,7 +58,7 @@ class Corpus(NamedTuple):
 
     def size(self) -> int | None:
         """Return the number of bytes of text for the progress bar; None if it is not known before reading."""
-        if not self.files or any(is_remote(path) or path.endswith(COMPRESSED) for path in self.files):
+        if not self.files or any(is_remote(path) or has_extension(path, COMPRESSED) for path in self.files):
             return self.text_bytes
         return sum(os.stat(path).st_size for path in self.files)
 

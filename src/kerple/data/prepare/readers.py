@@ -5,23 +5,28 @@ cannot be opened.
 """
 
 import glob
+import io
 import json
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, filterfalse
+from itertools import chain, filterfalse, groupby
 from pathlib import Path
 from typing import IO, Any, cast
 
 from kerple.base.errors import UserError
-from kerple.data.file_opening import decompress, filesystem, is_remote, open_bytes, without_query
+from kerple.data.file_opening import decompress, filesystem, has_extension, is_remote, open_bytes, without_query
 
-LINES = tuple(f".{kind}{packed}" for kind in ("jsonl", "ndjson") for packed in ("", ".zst", ".gz"))
+PACKED = ("", ".zst", ".gz")
+LINES = tuple(f".{kind}{packed}" for kind in ("jsonl", "ndjson") for packed in PACKED)
+JSON = tuple(f".json{packed}" for packed in PACKED)  # JSON lines, as in C4 and Dolma, or one document
+SAMPLE_TEXTS = tuple(f".{kind}{packed}" for kind in ("txt", "text") for packed in PACKED)
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 PARQUET = ".parquet"
 CONTAINERS = (*LINES, *TARS, PARQUET)  # extensions of files with several documents; other files are text files
+LONGEST_LINE = 1 << 26  # bytes that are read to find out whether the first line of a file is JSON
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def list_files(corpus: str) -> list[str]:
         return sorted(paths)
     system, inner = filesystem(corpus)
     pattern = any(mark in without_query(corpus) for mark in "*?[")
-    if not pattern and without_query(corpus).endswith(CONTAINERS):
+    if not pattern and has_extension(corpus, (*CONTAINERS, *JSON)):
         return [corpus]  # most web servers cannot list folders, so that `find` fails
     try:
         paths = system.glob(inner) if pattern else system.find(inner)
@@ -121,6 +126,8 @@ def _check_links(root: str, paths: Iterable[str]) -> list[str]:
 def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
     """Yield the documents of text files (one document each), or of JSON lines, tar files and Parquet files.
 
+    The extensions of `CONTAINERS` have several documents. A .json file has JSON lines (`is_json_lines`) or is a text.
+
     Args:
         paths: Paths or URLs of the files, which may be compressed.
         text_field: Key of the text in JSON lines, or name of its column in Parquet files.
@@ -128,7 +135,7 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
     Raises:
         UserError: Text files are mixed with other formats, or a file cannot be read.
     """
-    containers = [path for path in paths if without_query(path).endswith(CONTAINERS)]
+    containers = [path for path in paths if has_extension(path, CONTAINERS) or _has_json_lines(path, text_field)]
     if containers and len(containers) < len(paths):
         other = next(path for path in paths if path not in containers)
         pattern = f"{os.path.dirname(containers[0])}/*{''.join(Path(without_query(containers[0])).suffixes)}"
@@ -138,10 +145,10 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
     if not containers:
         yield from (read_text(path) for path in paths)
     for path in containers:
-        if without_query(path).endswith(PARQUET):
+        if has_extension(path, PARQUET):
             yield from read_parquet(path, text_field)
         else:
-            read = read_tar if without_query(path).endswith(TARS) else read_lines
+            read = read_tar if has_extension(path, TARS) else read_lines
             with open_bytes(path) as file:
                 yield from read(decompress(file, path), path, text_field)
 
@@ -153,6 +160,32 @@ def read_text(path: str) -> Document | Fault:
             return as_document(decompress(file, path).read(), path)
         except Exception as error:  # gzip, zlib and zstandard raise different errors
             return _damaged_file(path, file.tell(), error)
+
+
+def _has_json_lines(path: str, text_field: str) -> bool:
+    """Return whether a file is named .json, which may be compressed, and has JSON lines."""
+    if not has_extension(path, JSON):
+        return False
+    with open_bytes(path) as file:
+        try:
+            return is_json_lines(decompress(file, path), text_field)
+        except Exception:  # `read_text` reports a damaged file
+            return False
+
+
+def is_json_lines(file: IO[bytes], text_field: str) -> bool:
+    """Return whether a file has JSON lines: its first line is a JSON object with a text, or its first two are objects.
+
+    A JSON document of several lines, and a document without ``text_field``, such as a configuration, is not.
+    """
+    entries = list[Any]()
+    for line in (file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)):
+        try:
+            entries.append(json.loads(line))
+        except (ValueError, RecursionError):
+            break
+    first, *second = (isinstance(entry, dict) for entry in entries or [None])
+    return first and (second == [True] or isinstance(entries[0].get(text_field), str))
 
 
 def _damaged_file(name: str, size: int, error: Exception) -> Fault:
@@ -207,7 +240,10 @@ def _from_json(line: bytes, name: str, text_field: str) -> Document | Fault:
 
 
 def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
-    """Yield the documents of the members of a tar file: JSON lines, which may be compressed, and text files.
+    """Yield the documents of the members of a tar file: JSON lines and text files, which may be compressed.
+
+    Consecutive members whose names differ only in their extensions are a sample of WebDataset. If one of them is a
+    .txt or .text file, the others, such as .json files, are its metadata and are left out.
 
     Members are not extracted to the disk. Members that are not regular files, such as links, are skipped.
 
@@ -216,16 +252,46 @@ def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document |
     """
     try:
         with tarfile.open(fileobj=file, mode="r|") as archive:
-            for member in filter(tarfile.TarInfo.isreg, archive):
-                content = cast("IO[bytes]", archive.extractfile(member))
-                if member.name.endswith(LINES):
-                    yield from read_lines(decompress(content, member.name), f"{name}: {member.name}", text_field)
-                else:
-                    yield as_document(content.read(), f"{name}: {member.name}")
+            for _, members in groupby(filter(tarfile.TarInfo.isreg, archive), _sample):
+                sample = list[tuple[str, bytes]]()
+                for member in members:
+                    content = cast("IO[bytes]", archive.extractfile(member))
+                    if has_extension(member.name, LINES):
+                        yield from read_lines(decompress(content, member.name), f"{name}: {member.name}", text_field)
+                    else:
+                        sample.append((member.name, content.read()))
+                yield from _read_sample(sample, name, text_field)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # tarfile and the decompressing libraries raise different errors
         raise UserError(f"data.corpus: {name} cannot be read as a tar file to its end ({error}); repair it") from error
+
+
+def _sample(member: tarfile.TarInfo) -> str:
+    """Return the name of a member without its extensions, which all members of a sample of WebDataset share."""
+    folder, _, base = member.name.rpartition("/")
+    return f"{folder}/{base.partition('.')[0]}"
+
+
+def _read_sample(sample: list[tuple[str, bytes]], name: str, text_field: str) -> Iterator[Document | Fault]:
+    """Yield the documents of members of a tar file, which are given as names and contents, and belong to one sample."""
+    has_text = any(has_extension(member, SAMPLE_TEXTS) for member, _ in sample)
+    for member, packed in sample:
+        if has_text and not has_extension(member, SAMPLE_TEXTS):
+            yield Fault(f"{name}: {member}", "metadata", 0, "not a .txt file like another member of this name")
+            continue
+        if has_extension(member, TARS):
+            yield Fault(f"{name}: {member}", "tar file inside a tar file", len(packed))
+            continue
+        try:
+            content = decompress(io.BytesIO(packed), member).read()
+        except Exception as error:  # gzip, zlib and zstandard raise different errors
+            yield _damaged_file(f"{name}: {member}", len(packed), error)
+            continue
+        if has_extension(member, JSON) and is_json_lines(io.BytesIO(content), text_field):
+            yield from read_lines(io.BytesIO(content), f"{name}: {member}", text_field)
+        else:
+            yield as_document(content, f"{name}: {member}")
 
 
 def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
