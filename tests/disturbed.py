@@ -90,12 +90,13 @@ class Fit:
             "data": {"class_path": "TokenShards", "init_args": data | config.get("data", {})},
             "trainer": trainer | config.get("trainer", {}),
         }
+        self.callbacks = self.config["trainer"].pop("callbacks", [])
 
     def start(self, interruption: list[dict[str, Any]] | None = None) -> int:
         """Run the fit and return the exit status of the first process, negative if a signal killed it."""
         checkpoint = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 3}}
         record = {"class_path": "tests.disturbed.Record", "init_args": {"folder": str(self.folder)}}
-        self.config["trainer"]["callbacks"] = [record, *(interruption or []), checkpoint]
+        self.config["trainer"]["callbacks"] = [record, *self.callbacks, *(interruption or []), checkpoint]
         path = self.folder / "config.yaml"
         path.write_text(yaml.safe_dump(self.config))
         arguments = ["fit", "--config", str(path), "--ckpt_path", "last"]

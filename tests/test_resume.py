@@ -21,6 +21,28 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "data": {"workers": 2},
         "trainer": {"logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "."}}},
     },
+    "fp64": {"trainer": {"precision": "64-true"}},
+    # 5 epochs of 10 micro-batches, with 1, 2 and 4 micro-batches per step
+    "accumulation by epoch": {
+        "data": {"samples": 40},
+        "trainer": {
+            "accumulate_grad_batches": 1,
+            "max_steps": 18,
+            "callbacks": [
+                {"class_path": "GradientAccumulationScheduler", "init_args": {"scheduling": {0: 1, 1: 2, 2: 4}}}
+            ],
+        },
+    },
+    "averaged weights": {
+        "model": {"schedule": "constant"},
+        "data": {"samples": 40},
+        "trainer": {
+            "max_epochs": 3,
+            "callbacks": [
+                {"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 0.005, "swa_epoch_start": 1}}
+            ],
+        },
+    },
 }
 
 
@@ -61,6 +83,11 @@ def test_a_run_stopped_in_three_ways_continues_bit_for_bit(shards: Path, tmp_pat
     ("setting", "stop", "status"),
     [
         ("epochs", interruption("on_train_batch_start", 12), -signal.SIGKILL),  # the first epoch's end is saved
+        ("fp64", interruption("on_train_batch_start", 8, signal.SIGINT), 130),
+        ("accumulation by epoch", interruption("on_train_batch_start", 16, signal.SIGINT), 130),
+        ("accumulation by epoch", interruption("on_train_batch_start", 23, signal.SIGINT), 130),
+        ("averaged weights", interruption("on_train_batch_start", 7, signal.SIGINT), 130),
+        ("averaged weights", interruption("on_train_batch_start", 15), -signal.SIGKILL),
         ("one epoch", interruption("on_validation_batch_end", 4), -signal.SIGKILL),  # saved before, not validated
         ("one epoch", interruption("on_before_optimizer_step", 8), -signal.SIGKILL),
         ("one epoch", interruption("on_validation_batch_start", 4, signal.SIGTERM), 143),

@@ -1,5 +1,6 @@
 """`StoreConfig`: a callback that stores the resolved configuration in the folder and the checkpoints of a run."""
 
+import re
 from functools import cached_property
 from typing import Any, cast
 
@@ -8,11 +9,12 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.cli import SaveConfigCallback
 
 from kerple.base.atomic import write
+from kerple.base.errors import UserError
 from kerple.base.untrusted_checkpoints import CONFIG
 from kerple.base.user_code_digests import SOURCE_DIGESTS, source_digests
 from kerple.cli.checkpoint_agreement import SAMPLES_PER_STEP
 from kerple.compare.flat_configuration import flat
-from kerple.training.trainer_access import log_directory
+from kerple.training.trainer_access import accumulation_option, log_directory
 
 
 class StoreConfig(SaveConfigCallback):
@@ -40,8 +42,16 @@ class StoreConfig(SaveConfigCallback):
 
     @cached_property
     def text(self) -> str:
-        """The resolved configuration as YAML."""
-        return self.parser.dump(self.config, skip_none=False)
+        """The resolved configuration as YAML.
+
+        Raises:
+            UserError: If the value of an option cannot be written, so that the fit could not be continued.
+        """
+        text = self.parser.dump(self.config, skip_none=False)
+        if unwritten := re.search(r"(\w+): .?Unable to serialize instance (.*)", text):  # by jsonargparse
+            option, value = unwritten.groups()
+            raise UserError(f"{option}: got {value}, which config.yaml cannot contain; set it to a number or a string")
+        return text
 
 
 def samples_per_step(trainer: Trainer, data: Any = None) -> int | None:
@@ -55,4 +65,4 @@ def samples_per_step(trainer: Trainer, data: Any = None) -> int | None:
         The number, or None if the data has no ``batch_size``.
     """
     size = getattr(data or cast(Any, trainer).datamodule, "batch_size", None)
-    return None if size is None else size * trainer.accumulate_grad_batches * trainer.world_size
+    return None if size is None else size * accumulation_option(trainer) * trainer.world_size

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
+import yaml
 from jsonargparse import ArgumentParser
+from jsonargparse.typing import register_type
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
@@ -14,6 +17,11 @@ from kerple.base.errors import UserError
 from kerple.cli.option_parsing import add_folder_arguments
 from kerple.training.language_model import LanguageModel
 from kerple.training.trainer import AutoTrainer
+
+# Defaults in Lightning's callbacks that a configuration could not contain: a device, and members of enumerations that
+# are also strings
+register_type(torch.device)
+yaml.SafeDumper.add_multi_representer(str, lambda dumper, value: dumper.represent_str(str.__str__(value)))
 
 SEED = 1235
 

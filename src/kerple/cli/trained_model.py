@@ -1,5 +1,6 @@
 """Loading of a trained model and its data module from a checkpoint."""
 
+import torch
 from jsonargparse import ArgumentError
 from pytorch_lightning.cli import LightningArgumentParser
 
@@ -44,6 +45,8 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
     check_weights(path, content, loaded.model)
     if (state := content.get(type(loaded.data).__qualname__)) is not None:
         loaded.data.load_state_dict(state)
+    if any(weight.dtype == torch.float64 for weight in content["state_dict"].values()):
+        loaded.model.double()
     loaded.model.load_state_dict(content["state_dict"])
     loaded.model.set_places(loaded.data)  # numbers that a task assigns to tokens, see `Coupled`
     return loaded.model.to(device).eval(), loaded.data

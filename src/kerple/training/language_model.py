@@ -111,6 +111,8 @@ class LanguageModel(LightningModule):
         self._sums: list[Tensor] = []
 
     def setup(self, stage: str) -> None:
+        if self.trainer.precision == "64-true":  # Lightning would do this only after it has loaded a checkpoint in fp32
+            self.double()
         data = getattr(self.trainer, "datamodule", None)
         if (vocabulary := getattr(data, "vocabulary", self.vocabulary)) != self.vocabulary:
             expected = f"expected the {self.vocabulary} tokens of the model; use the tokenizer of the training"
@@ -182,6 +184,7 @@ class LanguageModel(LightningModule):
 
     def validation_step(self, batch: Batch, index: int) -> None:
         losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
+        self.validation_loss.set_dtype(torch.float64)  # Lightning moves it to the device, which resets it to fp32
         self.validation_loss.update(losses if scored is None else losses[scored])
         self.log("val/loss", self.validation_loss, prog_bar=True)
 

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.callbacks import Checkpoint, GradientAccumulationScheduler, StochasticWeightAveraging
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 from kerple.base.errors import UserError
 from kerple.base.run_folder_choice import LAST
 from kerple.training.signals import Signals, requeue
-from kerple.training.trainer_access import log_directory, untyped
+from kerple.training.trainer_access import accumulation_option, log_directory, untyped
 
+# Lightning's callbacks that set up an epoch when it starts. Lightning does not call them if it resumes inside an epoch.
+AT_EPOCH_START = (GradientAccumulationScheduler, StochasticWeightAveraging)
 ACCUMULATION, INSIDE_STEP = "accumulate_grad_batches", "inside_step"
 
 
@@ -61,6 +63,14 @@ class LastCheckpoint(Checkpoint):
         self._saved_step, self._saved_at, self._stop = trainer.global_step, time.monotonic(), False
         self._signals.install()
         self._signals.connect(trainer)
+        if trainer.fit_loop.restarted_mid_epoch:
+            groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+            options = [{**group} for group in groups]
+            for callback in untyped(trainer).callbacks:
+                if isinstance(callback, AT_EPOCH_START):
+                    callback.on_train_epoch_start(trainer, pl_module)
+            for group, before in zip(groups, options, strict=True):  # a new schedule has changed the learning rate
+                group.update(before)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._stop_between_steps(trainer)
@@ -83,7 +93,7 @@ class LastCheckpoint(Checkpoint):
         self._signals.restore()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint[ACCUMULATION] = trainer.accumulate_grad_batches
+        checkpoint[ACCUMULATION] = accumulation_option(trainer)
         checkpoint[INSIDE_STEP] = trainer.state.fn == TrainerFn.FITTING and trainer.fit_loop._should_accumulate()
         if _validation_ahead(trainer):
             _expect_validation(checkpoint["loops"]["fit_loop"])

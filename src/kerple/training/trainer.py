@@ -7,12 +7,24 @@ import torch
 from jsonargparse import Namespace
 from lightning_fabric.connector import _PRECISION_INPUT
 from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import BackboneFinetuning, BatchSizeFinder, LearningRateFinder, ModelPruning
+from pytorch_lightning.callbacks.spike import SpikeDetection
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from kerple.base.auto_precision import EMULATED, SAFE, choose_precision, emulated
 from kerple.base.errors import UserError
 from kerple.measure.measure import Measure
 from kerple.training.measure_callback import MeasureCallback
+
+SEARCH = "which searches again when a fit continues, so that the fit changes; search in a script, and set"
+# callbacks of Lightning with which a fit would fail, or could not be continued
+REFUSED: dict[type[Callback], str] = {
+    BackboneFinetuning: "which needs a model with the attribute backbone",
+    BatchSizeFinder: f"{SEARCH} data.batch_size",
+    LearningRateFinder: f"{SEARCH} model.lr",
+    ModelPruning: "whose masks the head of this model would not apply",
+    SpikeDetection: "whose state Lightning cannot restore when a fit continues",
+}
 
 
 class AutoTrainer(Trainer):
@@ -25,7 +37,8 @@ class AutoTrainer(Trainer):
         callbacks: Callbacks and measurements. Each measurement is wrapped in a `MeasureCallback`.
 
     Raises:
-        UserError: If the accelerator is an Apple GPU, ``overfit_batches`` is set, or a number is out of range.
+        UserError: If the accelerator is an Apple GPU, ``overfit_batches`` is set, a callback is one of `REFUSED`, or a
+            number is out of range.
             Lightning does not check these numbers; a negative ``gradient_clip_val``, for example, would reverse the
             gradient.
     """
@@ -53,6 +66,10 @@ class AutoTrainer(Trainer):
             advice = "to fit few samples, set data.samples, or data.examples for a task"
             raise UserError(f"trainer.overfit_batches: got {batches}, expected 0; {advice}")
         callbacks = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
+        for callback in callbacks:
+            for kind, reason in REFUSED.items():
+                if isinstance(callback, kind):
+                    raise UserError(f"trainer.callbacks: got {type(callback).__name__}, {reason}; remove it")
         wrapped = [MeasureCallback(c) if isinstance(c, Measure) else c for c in callbacks]
         super().__init__(*args, precision=cast("_PRECISION_INPUT | None", resolved), callbacks=wrapped, **kwargs)
 

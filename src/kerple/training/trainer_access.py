@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch.utils.tensorboard import SummaryWriter
@@ -26,6 +27,15 @@ def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:
 def untyped(trainer: Trainer) -> Any:
     """Return the Trainer as Any, because its type lacks attributes such as ``callbacks`` and ``log_every_n_steps``."""
     return trainer
+
+
+def accumulation_option(trainer: Trainer) -> int:
+    """Return the option ``accumulate_grad_batches``, whose attribute a GradientAccumulationScheduler changes by epoch.
+
+    Lightning requires 1 with this callback.
+    """
+    scheduled = any(isinstance(callback, GradientAccumulationScheduler) for callback in untyped(trainer).callbacks)
+    return 1 if scheduled else trainer.accumulate_grad_batches
 
 
 def tensorboard_writers(trainer: Trainer) -> list[SummaryWriter]:
