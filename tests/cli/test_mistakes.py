@@ -25,6 +25,7 @@ class OneRow(Wrong):
 class Mine: ...
 class Unbuilt(Position):
     def __init__(self, shape): {}["rate"]
+class Abstract(Position): ...
 """
 
 
@@ -57,11 +58,18 @@ def config(folder, **sections):
         (["--trainer.precision=16-true"], ["trainer.precision: got 16-true"]),
         (["--model.betas=[0.9,1.5]"], ["betas: got (0.9, 1.5)"]),
         (["--seed_everything=-1"], ["seed_everything", "-1"]),
+        (["--trainer.logger=CSVLogger"], ["trainer.logger: CSVLogger: the following arguments are required: save_dir"]),
+        (["--model.position=ours.Abstract"], ["Abstract: Can't instantiate abstract class"]),
         (["--trainer.logger=CometLogger"], ["comet"]),  # a package that is not installed
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
         ([f"--ckpt_path={'a' * 300}"], ["not a file"]),  # too long for a file name
         (["--trainer.val_check_interval=9", "--trainer.limit_val_batches=1"], ["trainer: `val_check_interval` (9)"]),
         ([*SHARDS, "--trainer.callbacks=[]", "--data.length=20000"], ["data.length: got 20000"]),  # at the first batch
+        (
+            ["--model.optimizer=SGD", "--model.optimizer.lr=-1"],
+            ["model.optimizer: SGD: ValueError: Invalid learning rate"],
+        ),
+        (["--trainer.callbacks=LearningRateFinder"], ["trainer.callbacks: got LearningRateFinder", "set model.lr"]),
         # each step multiplies the matrices by 1 - lr · weight_decay = -1e9
         (["--model.lr=1000", "--model.weight_decay=1e6", "--model.warmup=0", "--trainer.max_steps=40"], ["not finite"]),
     ],
@@ -76,6 +84,39 @@ def test_mistakes_in_options_of_fit(options, parts, tmp_path, capsys, monkeypatc
     assert all(part in line for part in parts), line
     assert not list((tmp_path / "run").rglob("*.ckpt"))
     assert (tmp_path / "run").exists() == ("not finite" in parts)  # so that the next run is not a second version
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ("optimizer=SparseAdam", "model.optimizer: SparseAdam: RuntimeError: SparseAdam does not support dense"),
+        ("optimizer=LBFGS", "model.optimizer: LBFGS: ValueError: LBFGS doesn't support per-parameter options"),
+        ("optimizer=SGD --model.optimizer.lr=0.5", "model.optimizer.lr: got 0.5, which has no effect; set model.lr"),
+        ("optimizer=Adam --model.optimizer={fused: true, foreach: true}", "`fused` and `foreach` cannot be `True`"),
+        ("schedule=StepLR --model.schedule.step_size=0", "model.schedule: StepLR: ZeroDivisionError"),
+        ("schedule=OneCycleLR --model.schedule.max_lr=1", "model.schedule: OneCycleLR: ValueError: You must define"),
+        ("schedule=torch.optim.lr_scheduler.ReduceLROnPlateau", "model.schedule: got ReduceLROnPlateau"),
+        ("compile={foo: 1}", "model.compile: TypeError: compile() got an unexpected keyword argument 'foo'"),
+        ("compile={backend: foo}", "model.compile: InvalidBackend: Invalid backend: 'foo'"),
+        (
+            f"lr=1 --trainer.callbacks=ModelCheckpoint --trainer.callbacks.dirpath={__file__}/x",
+            "error: trainer.callbacks: ",
+        ),
+        (
+            f"lr=1 --trainer.logger=CSVLogger --trainer.logger.save_dir={__file__}/x",
+            "error: trainer.logger: CSVLogger: ",
+        ),
+        (
+            "lr=1 --trainer.callbacks=Throughput --trainer.callbacks+=Throughput",
+            "trainer: Found more than one stateful",
+        ),
+        ("lr=1 --trainer.strategy=ddp_spawn", "trainer.strategy: got ddp_spawn"),
+    ],
+)
+def test_mistakes_in_classes_of_other_packages(options, part, tmp_path, capsys):
+    options = [f"--{option}" for option in f"model.{options}".split(" --")]
+    assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *options)
 
 
 @pytest.mark.parametrize(

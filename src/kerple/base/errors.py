@@ -59,3 +59,9 @@ def describe(error: BaseException) -> str:
     """
     kind = "" if isinstance(error, AssertionError | UserError) else type(error).__name__
     return ": ".join(filter(None, [user_location(error), kind, *str(error).strip().splitlines()[:1]]))
+
+
+def compiler_error(error: Exception) -> UserError:
+    """Return an error of torch.compile as a UserError. Its second line may be the message of a backend."""
+    message = " ".join(str(error).strip().splitlines()[:2])
+    return UserError(f"model.compile: {type(error).__name__}: {message}; correct it, or set it to false")

@@ -215,9 +215,13 @@ class CLI(LightningCLI):
                 # each update of the bar waits for the GPU
                 callbacks = [*callbacks, TQDMProgressBar(refresh_rate=trainer["log_every_n_steps"] or 50)]
         try:
-            return super().instantiate_trainer(**options, callbacks=callbacks)
-        except (MisconfigurationException, ValueError, TypeError) as error:  # these errors are about options
+            trainer = super().instantiate_trainer(**options, callbacks=callbacks)
+        except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:  # about options
             raise as_user_error(error) from error
+        if getattr(trainer.strategy.launcher, "_start_method", None) == "spawn":
+            given = self.config[self.subcommand].trainer.strategy
+            raise UserError(f"trainer.strategy: got {given}, to whose processes a run cannot be copied; expected ddp")
+        return trainer
 
 
 def _mention_earlier_fit(last: Path) -> None:

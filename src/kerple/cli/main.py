@@ -146,4 +146,9 @@ def _user_message(error: Exception) -> str | None:
         return f"{error.filename or 'disk'}: {error.strerror}; free some space; earlier files are intact"
     if isinstance(error, UserError | ArgumentError):
         return str(error)
-    return describe(error) if user_location(error) else None
+    if user_location(error):
+        return describe(error)
+    if run_options := sys.modules.get("kerple.cli.run_options"):  # without it, no option has selected a class
+        foreign = run_options.foreign_error(error)
+        return str(foreign) if foreign else None
+    return None

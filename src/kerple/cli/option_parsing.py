@@ -22,6 +22,8 @@ from kerple.cli import PROGRAM
 STRATEGY = re.compile(r'key "model\.position":.*?(?: class: (.*?)\. Got value| path string): (.*)')
 NO_STRATEGY = re.compile(r"Expected '([\w.]+)' to be a class that instantiates into")
 OPTION = re.compile(r"(?:accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I)
+# option, class and message
+MISSING = re.compile(r"key \"([\w.]+)\":.*?class_path '([\w.]+)': (the following arguments are required: [\w, ]+\w)")
 CLASS = re.compile(r"class_path[= ]'([\w.]+)'")
 
 # for help texts of options that name a pretrained model, see `kerple.hf.pretrained_files.find_model`
@@ -133,6 +135,9 @@ def _error_message(message: str, parser: ArgumentParser) -> str:
         if kinds := CLASS.findall(message[: option.start()])[::-1] + CLASS.findall(message):
             message = f"{option[1]} is not an option of {kinds[0]}"
             names = inspect.signature(cast("Any", locate(kinds[0]))).parameters
+    elif missing := MISSING.search(message):
+        option_name, kind, reason = missing.groups()
+        return f"{option_name}: {kind.rpartition('.')[2]}: {reason}; add them as --{option_name}.NAME"
     elif strategy := NO_STRATEGY.search(message):
         message = f"model.position: got {strategy[1]}, expected a subclass of kerple.positions.Position"
     elif strategy := STRATEGY.search(message):

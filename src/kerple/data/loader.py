@@ -4,6 +4,7 @@ import atexit
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,14 +138,16 @@ class TrainingLoader:
             generator=torch.Generator(),  # a DataLoader draws a seed, which must not change the model's random numbers
             worker_init_fn=_start_worker,
         )
-        batches = iter(loader)
+        with _too_few_files(self.workers):
+            batches = iter(loader)
         stop = getattr(batches, "_shutdown_workers", lambda: None)  # missing without workers
         # at the exit, multiprocessing sends SIGTERM to the workers, which ignore it, and waits for them
         atexit.register(stop)
         try:
-            for batch in batches:
-                self.done += 1
-                yield batch
+            with _too_few_files(self.workers):
+                for batch in batches:
+                    self.done += 1
+                    yield batch
         finally:
             stop()
             atexit.unregister(stop)
@@ -175,6 +178,20 @@ class TrainingLoader:
             advice = "use the batch_size and devices of the earlier run"
             raise UserError(f"data.batch_size: {given}, expected {expected}; {advice}")
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
+
+
+@contextmanager
+def _too_few_files(workers: int) -> Iterator[None]:
+    """Context in which the error that workers need more open files than allowed is raised as a UserError."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # the second kind if a batch of a worker cannot be received
+        if workers and ("Too many open files" in str(error) or "ancdata" in str(error)):
+            advice = "decrease it, or increase the limit with: ulimit -n 4096"
+            raise UserError(
+                f"data.workers: got {workers}, which need more open files than allowed; {advice}"
+            ) from error
+        raise
 
 
 def _start_worker(worker: int) -> None:

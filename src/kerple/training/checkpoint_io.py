@@ -8,6 +8,7 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 
 from kerple.base.atomic import writing
+from kerple.base.errors import NO_FOLDER, UserError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -20,12 +21,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint.
 
         Raises:
+            UserError: If the folder cannot be made.
             OSError: If the checkpoint cannot be written. Earlier checkpoints are intact. The error must end the run.
                 If the run continued, `ModelCheckpoint` would remove an earlier one, although the new one is missing.
         """
         if "://" in str(path):  # an object store replaces files atomically
             super().save_checkpoint(checkpoint, path, storage_options)
         else:
+            try:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                if error.errno in NO_FOLDER:
+                    reason = f"the folder of {path} cannot be made ({error.strerror}); choose another one"
+                    raise UserError(f"trainer.callbacks: {reason}") from error
+                raise
             with writing(Path(path)) as file:
                 try:
                     torch.save(checkpoint, cast("IO[bytes]", file))

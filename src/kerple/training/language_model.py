@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from inspect import Parameter, signature
 from typing import Any, Literal
 
 import torch
@@ -11,10 +12,10 @@ from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, compiler_error
 from kerple.model import Batch, Transformer
 from kerple.positions import Shape, StrategyBuilder
 from kerple.positions.position_coupling import PlaceEmbedding
@@ -122,7 +123,10 @@ class LanguageModel(LightningModule):
             raise UserError(f"model.position: got {self.network.name}, {reason}")
         self.set_places(data)
         if self.compile_options and stage == "fit":  # not for a test, because each length would be compiled
-            self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
+            try:
+                self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
+            except Exception as error:  # of torch.compile
+                raise compiler_error(error) from error
 
     def configure_model(self) -> None:
         strategy = self.trainer.strategy
@@ -202,6 +206,19 @@ class LanguageModel(LightningModule):
         groups = [{"lr": self.lr, "weight_decay": self.weight_decay} | group for group in groups if group["params"]]
         if self.build_optimiser is not None:
             optimiser = self.build_optimiser(groups)
+            for name in (
+                "lr",
+                "weight_decay",
+            ):  # which the groups of parameters have, so that the class ignores its own
+                parameter, value = signature(type(optimiser)).parameters.get(name), optimiser.defaults.get(name)
+                if (
+                    parameter
+                    and parameter.default is not Parameter.empty
+                    and value not in (parameter.default, getattr(self, name))
+                ):
+                    raise UserError(
+                        f"model.optimizer.{name}: got {value}, which has no effect; set model.{name} instead"
+                    )
         else:
             kind: Any = Muon if self.muon else torch.optim.AdamW
             # with 16-mixed, a fused optimiser would unscale the gradients only in its step, after they are clipped
@@ -218,7 +235,11 @@ class LanguageModel(LightningModule):
     def _schedule_of(self, optimiser: Optimizer) -> LRScheduler:
         schedule, steps = self.schedule, self.trainer.max_steps
         if not isinstance(schedule, str):
-            return schedule(optimiser)
+            built = schedule(optimiser)
+            if isinstance(built, ReduceLROnPlateau):
+                reason = "which needs a measured loss after each step"
+                raise UserError(f"model.schedule: got {type(built).__name__}, {reason}; use a schedule of the step")
+            return built
         if steps < 1:
             raise UserError(f"trainer.max_steps: got {steps}, expected the number of steps of the schedule, 1 or more")
         warmup = max(2, round(self.warmup * steps))
