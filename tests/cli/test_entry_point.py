@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kerple.base.shipped_configs import config_path, with_shipped_configs
+from kerple.cli.main import SPINS
 
 PROGRAM = """
 import sys
@@ -33,6 +34,35 @@ def test_early_mistakes_are_reported_before_slow_imports():
     assert len(errors) == 6
     assert "configs/dmo.yaml" in errors[4]
     assert "KerpelLog" in errors[5]
+
+
+THREADS = """
+import os, sys
+from kerple.cli.main import main
+for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+    os.environ.pop(name, None)
+main(["--help"])
+assert "GOMP_SPINCOUNT" not in os.environ  # only a process of a command sets it
+for settings in ({}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}):
+    os.environ.update(settings)
+    sys.argv[1:] = ["--help"]
+    main()
+    print(os.environ.pop("GOMP_SPINCOUNT", None))
+for arguments in (["--threads=3", "inspect", "no"], ["inspect", "--threads", "2"], ["inspect", "no", "--threads"]):
+    try:
+        main(arguments)
+    except SystemExit:
+        print(os.environ["OMP_NUM_THREADS"])
+print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libgomp is the OpenMP of torch on Linux")
+def test_threads_and_the_time_that_they_spin_are_set_before_torch_is_loaded():
+    ended = subprocess.run([sys.executable, "-X", "utf8", "-c", THREADS], capture_output=True, text=True, check=True)
+    lines = [line for line in ended.stdout.splitlines() if line in ("None", "True", "False") or line.isdecimal()]
+    assert lines == [SPINS, "None", "7", "3", "2", "2", "False"]
+    assert "error: threads: got nothing, expected a number from 1 to" in ended.stderr
 
 
 IN_C = """

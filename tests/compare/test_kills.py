@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from kerple.base.processor_cores import CHOSEN
 from kerple.cli import compare
 from kerple.compare import execution, run_process
 from kerple.compare.job import Job
@@ -99,21 +100,21 @@ def test_a_lock_names_its_holder_and_a_second_signal_kills(tmp_path: Path, monke
         time.sleep(0.01)
 
 
-def test_runs_share_the_cores_unless_the_user_sets_threads(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_share_the_free_cores_unless_the_user_sets_threads(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads_of_runs = []
 
     def popen(command: list[str], env: dict[str, str], **_: object) -> None:
-        threads_of_runs.append((env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"]))
+        threads_of_runs.append((env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"], CHOSEN in env))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(execution, "start", run_process.start)
     monkeypatch.setattr("kerple.compare.run_process.subprocess.Popen", popen)
-    monkeypatch.setattr("kerple.compare.execution.cores", lambda: 8)
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    monkeypatch.setattr("kerple.compare.execution.free_cores", lambda: 8)
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", CHOSEN):
         monkeypatch.delenv(variable, raising=False)
     for threads in (None, "1"):
         if threads:
             monkeypatch.setenv("OMP_NUM_THREADS", threads)
         with pytest.raises(SystemExit):
             run(config, "--parallel", "2")
-    assert {threads_of_runs[0], threads_of_runs[-1]} == {("4", "4"), ("1", "1")}
+    assert {threads_of_runs[0], threads_of_runs[-1]} == {("4", "4", True), ("1", "1", False)}

@@ -18,8 +18,9 @@ from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
+from kerple.base import processor_cores
 from kerple.base.errors import UserError
-from kerple.training import last_checkpoint, provenance
+from kerple.training import last_checkpoint, provenance, random_state
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
@@ -175,3 +176,33 @@ def test_a_signal_before_the_first_step_takes_effect_after_this_step(tmp_path):
     assert run.global_step == 1
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("environment", "cores", "device", "threads", "line"),
+    [
+        ({}, 4, "cpu", 4, "threads: 4, because the run was started with this number"),
+        ({"OMP_NUM_THREADS": "2", processor_cores.CHOSEN: "1"}, 8, "cpu", 4, "threads: 4, because"),  # set by `compare`
+        ({"OMP_NUM_THREADS": "2"}, 8, "cpu", 2, "threads: 4 -> 2, so the run will not be bit for bit"),
+        ({}, 3, "cpu", 2, "threads: 4 -> 2"),
+        ({}, 8, "cuda", 2, ""),
+    ],
+)
+def test_a_resumed_run_keeps_its_number_of_threads(environment, cores, device, threads, line, monkeypatch, capsys):
+    for name in ("OMP_NUM_THREADS", processor_cores.CHOSEN):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    used, checkpoint = [4], {}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: used[-1])
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(random_state, "cores", lambda: cores)
+    trainer = SimpleNamespace(world_size=1, strategy=SimpleNamespace(root_device=torch.device(device)))
+    RandomState().on_save_checkpoint(trainer, None, checkpoint)
+    used.append(2)
+    for damage in ({}, {"threads": None}, {"threads": "4"}, {"threads": 2}):  # the first one as in earlier versions
+        RandomState().on_load_checkpoint(trainer, None, damage)
+    assert capsys.readouterr().out == ""
+    RandomState().on_load_checkpoint(trainer, None, checkpoint)
+    assert used[-1] == threads
+    assert capsys.readouterr().out.startswith(line)

@@ -1,8 +1,35 @@
-"""Number of processor cores."""
+"""Number of processor cores, and of those that other processes leave free."""
 
 import os
+import time
+
+import psutil
+
+# set if `compare` has set OMP_NUM_THREADS, and not the user; a resumed run then keeps its earlier number of threads
+CHOSEN = "KERPLE_CHOSE_THREADS"
+_start: tuple[float, float] | None = None  # seconds on the clock and of this process, when `measure_load` was called
 
 
 def cores() -> int:
     """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measure_load() -> None:
+    """Start to measure how much other processes use the cores. A later call of `free_cores` ends the measurement."""
+    global _start
+    _start = time.monotonic(), time.process_time()
+    psutil.cpu_percent(percpu=True)  # the next call returns the averages since this one
+
+
+def free_cores() -> int:
+    """Return how many cores other processes have left free since `measure_load` was called, at least 1.
+
+    Without this call, the number of cores is returned. The fraction of a core is rounded.
+    """
+    if _start is None:
+        return cores()
+    seconds, own = time.monotonic() - _start[0], time.process_time() - _start[1]
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(cores())
+    busy = sum(percent for core, percent in enumerate(psutil.cpu_percent(percpu=True)) if core in usable) / 100
+    return min(cores(), max(1, round(cores() - busy + own / seconds)))

@@ -34,6 +34,7 @@ from kerple.training.non_finite_guard import NonFiniteGuard
 from kerple.training.progress_lines import ProgressLines
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
+from kerple.training.slow_machine import SlowMachine
 from kerple.training.trainer import AutoTrainer, print_once, resolve_auto
 
 
@@ -242,5 +243,11 @@ def _resume_command(last: Path) -> str:
 
 def _with_required_callbacks(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
     """Add the callbacks that every fit needs, if they are missing. Without checkpoints, add no LastCheckpoint."""
-    required = [RandomState, NonFiniteGuard, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
+    required = [
+        RandomState,
+        NonFiniteGuard,
+        Provenance,
+        SlowMachine,
+        *([] if checkpoints is False else [LastCheckpoint]),
+    ]
     return callbacks + [kind() for kind in required if not any(isinstance(callback, kind) for callback in callbacks)]

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from kerple.base.errors import NO_ROOM, UserError, describe, unknown, user_location
+from kerple.base.processor_cores import measure_load
 from kerple.base.run_folder_choice import unlock
 from kerple.base.shipped_configs import FILE_OPTIONS, with_shipped_configs
 from kerple.cli import PROGRAM
@@ -43,7 +44,11 @@ HELP = f"""usage: {PROGRAM} COMMAND [options]
 {COMMAND_LINES}
 
 {PROGRAM} COMMAND --help lists the options of a command.
---debug, at any position, shows the traceback of every error."""
+At any position, --threads N sets the number of CPU threads of each process; without this option and OMP_NUM_THREADS,
+it is the number of free cores. --debug shows the traceback of every error."""
+# Threads of OpenMP that wait for work spin this often before they sleep. By default they spin for milliseconds, so that
+# beside one busy process training was two to four times slower (docs/how-to/resuming.md).
+SPINS = "2000"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -88,7 +93,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _prepare_process() -> None:
-    """Use UTF-8. Ignore errors of writing output, except in commands whose output is their result."""
+    """Use UTF-8, let idle threads sleep, and ignore errors of writing output that is not the result of the command."""
+    measure_load()
+    # libgomp reads the variables when torch is loaded
+    if sys.platform == "linux" and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
+        os.environ["GOMP_SPINCOUNT"] = SPINS
     if not sys.flags.utf8_mode and locale.getencoding().upper() != "UTF-8":
         # libraries would use the encoding of the locale, which cannot represent most characters
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
@@ -115,7 +124,24 @@ def _report_thread_error(failure: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failure)
 
 
+def _set_threads(arguments: list[str]) -> list[str]:
+    """Set the number of threads to the option ``--threads``, also for child processes. Return the other arguments."""
+    for place, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if option == "--threads":
+            end = place + 1 + (not equals)
+            value = value if equals else "".join(arguments[place + 1 : end])
+            if not value.isdecimal() or not 0 < int(value) <= 1024:
+                raise UserError(f"threads: got {value or 'nothing'}, expected a number from 1 to 1024")
+            os.environ["OMP_NUM_THREADS"] = value
+            if torch := sys.modules.get("torch"):
+                torch.set_num_threads(int(value))
+            return arguments[:place] + arguments[end:]
+    return arguments
+
+
 def _run_command(arguments: list[str]) -> None:
+    arguments = _set_threads(arguments)
     command = arguments[0] if arguments else "nothing"
     parts = [part for argument in arguments for part in argument.split("=", 1)]
     for option, value in pairwise(parts):  # checked before imports that take seconds

@@ -7,6 +7,8 @@ import warnings
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 
+from kerple.base.processor_cores import free_cores
+
 # warnings in every run that require no action
 HARMLESS = (
     "The dirpath has changed",  # a test has its own folder
@@ -25,7 +27,6 @@ def configure_torch() -> None:
     if torch.cuda.is_available():  # on a CPU, "high" made a training step at width 64 up to four times slower
         torch.set_float32_matmul_precision("high")
     os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL reads it at the first product
-    torch.set_num_threads(torch.get_num_threads())  # MKL then does not choose a number of threads for each product
     # Lightning's tips are advertisements
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
     # a message for every checkpoint that contains more than weights
@@ -35,3 +36,14 @@ def configure_torch() -> None:
     logger = logging.getLogger("kerple")
     logger.setLevel(logging.WARNING if getattr(rank_zero_only, "rank", 0) else logging.INFO)
     logger.handlers = [logging.StreamHandler()]  # a new handler, because notebooks and tests replace sys.stderr
+    use_free_cores()
+
+
+def use_free_cores() -> None:
+    """Use at most as many threads as there are free cores, unless the user has set OMP_NUM_THREADS or ``--threads``."""
+    threads = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ and (free := free_cores()) < threads:
+        message = "threads: %d instead of %d, because other processes use the cores; --threads sets the number"
+        logging.getLogger("kerple").info(message, free, threads)
+        threads = free
+    torch.set_num_threads(threads)  # even if unchanged: MKL then does not choose a number of threads for each product

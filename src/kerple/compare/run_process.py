@@ -24,6 +24,7 @@ import kerple
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
+from kerple.base.processor_cores import CHOSEN
 from kerple.base.run_folder_choice import lock
 from kerple.base.user_code_digests import own_classes, source_digests
 from kerple.compare import committed_records
@@ -56,6 +57,8 @@ def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes
     write(task, json.dumps(asdict(job), default=str))
     paths = filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+    if "OMP_NUM_THREADS" not in os.environ:
+        environment[CHOSEN] = "1"
     environment |= os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as output:
         return subprocess.Popen(

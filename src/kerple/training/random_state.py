@@ -1,5 +1,6 @@
 """`RandomState`: keeps the random state of training separate from other draws, and saves it in checkpoints."""
 
+import os
 import random
 from typing import Any
 
@@ -7,7 +8,10 @@ import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-KEY = "random_states"
+from kerple.base.processor_cores import CHOSEN, cores
+from kerple.training.trainer import print_once
+
+KEY, THREADS = "random_states", "threads"
 State = dict[str, Any]
 
 
@@ -18,6 +22,9 @@ class RandomState(Callback):
     draws the same numbers as an uninterrupted one. Each rank has its own state, and a checkpoint contains the states of
     all ranks. If a run is resumed with more ranks, the generators of an additional rank are seeded by the run's seed,
     the rank and the step.
+
+    A checkpoint also contains the number of CPU threads, because sums over parts round differently for each number. A
+    resumed run on a CPU uses this number, unless the user has set one or there are fewer cores.
     """
 
     def __init__(self) -> None:
@@ -47,6 +54,7 @@ class RandomState(Callback):
         self._state = capture(pl_module.device)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[THREADS] = torch.get_num_threads()
         states = [self._state]
         if trainer.world_size > 1:  # this runs on every rank, but only the first writes
             states = [None] * trainer.world_size
@@ -56,6 +64,14 @@ class RandomState(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._stored = checkpoint.get(KEY)
+        before, now = checkpoint.get(THREADS), torch.get_num_threads()
+        if not isinstance(before, int) or before == now or trainer.strategy.root_device.type != "cpu":
+            return
+        if ("OMP_NUM_THREADS" in os.environ and CHOSEN not in os.environ) or not 1 <= before <= cores():
+            print_once(f"threads: {before} -> {now}, so the run will not be bit for bit that of {before} threads")
+        else:
+            torch.set_num_threads(before)
+            print_once(f"threads: {before}, because the run was started with this number")
 
 
 def capture(device: torch.device) -> State:
