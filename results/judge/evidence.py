@@ -210,6 +210,7 @@ MEASURES: dict[str, Callable[[Tier, str, str], Value]] = {
     "own": perplexity("far_own"),
     "none": perplexity("far_none"),
     "foreign": perplexity("far_foreign"),
+    "factor": perplexity("factor_own"),
     "position": position("full"),
     "position windowed": position("windowed"),
     "second flattest head": head,
