@@ -147,6 +147,7 @@ def markdown(root: Path) -> str:
         table.append(f"| {' | '.join([number, about, claim['source'], *cells, by, p])} |")
         notes = [f"Changed after the results were known: {claim['looked_at']}."] if "looked_at" in claim else []
         notes += [f"Our own bound: {claim['our_bound']}."] if "our_bound" in claim else []
+        notes += [f"Note: {claim['note']}."] if "note" in claim else []
         holds = " and ".join(f"`{statement}`" for statement in claim["holds"])
         given = "".join(f", given `{statement}`" for statement in claim.get("given", []))
         about = " ".join([f"{claim['claim']} ({claim['source']}).", f"Holds if {holds}{given}.", *notes])
