@@ -19,7 +19,8 @@ from kerple.positions import Position, Shape
 from kerple.positions.base import HOOKS
 
 DOCS, RESULTS = Path(__file__).parent, Path(__file__).parents[1] / "results"
-LENGTH = 128  # training length of the pictures
+LENGTH = 128  # training length of the pictures and of main
+WINDOWED = ("KerpleLog", "RNoPE-SWA")  # strategies with a curve for windowed attention in the figure of the README
 WRITTEN = "<!-- written by docs/catalogue.py from here on -->\n"
 KINDS = {  # title and hooks of each table; a strategy is listed in the first table with one of its hooks
     "Functions of distance and head": ("bias", "score_scale"),
@@ -55,12 +56,18 @@ def draw(strategy: type[Position], path: Path) -> None:
 
 
 def draw_hero(title: str) -> None:
-    """Draw the figure of the README: perplexity in main against length. Much larger values lie outside the axes."""
+    """Draw the figure of the README: perplexity in main against length. Much larger values lie outside the axes.
+
+    Dotted curves are perplexities with a window of the training length in every layer. They fall too, because longer
+    segments have fewer targets with little context.
+    """
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
     runs = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / "main"))
     results = runs.results.query("metric == 'ppl' and protocol == 'full'")
     means = results.pivot_table(index="length", columns="strategy", values="value").sort_values(2048, axis=1)
+    windowed = runs.results.query("metric == 'ppl' and protocol == 'windowed128'")
+    windowed = windowed.pivot_table(index="length", columns="strategy", values="value")
     planned = yaml.safe_load((RESULTS.parent / "configs/compare/main.yaml").read_text())["strategies"]
     styles = styles_of(pd.Series(list(planned)))  # those of the report
     bottom, top = 0.96 * means.min().min(), 1.04 * means.iloc[0].max()
@@ -73,6 +80,10 @@ def draw_hero(title: str) -> None:
         axes.text(1.15 * means.index[-1], y, label if last < top else f"{label}: {last:.0f}", **look)
         if last < top:
             axes.plot([means.index[-1], 1.13 * means.index[-1]], [last, y], color=look["color"], linewidth=0.8)
+    for label in WINDOWED:
+        axes.plot(windowed[label], color=styles[label]["color"], linewidth=1, linestyle=":")
+    axes.plot([], [], color="grey", linewidth=1, linestyle=":", label=f"only the last {LENGTH} keys in each layer")
+    axes.legend(handles=axes.lines[-1:], loc="lower left", frameon=False, fontsize="small")
     axes.set(xscale="log", title=title, xlabel="tokens that the model reads at once", ylabel="perplexity")
     axes.set(xticks=list(means.index), xticklabels=list(means.index), ylim=(bottom, top))
     axes.set_xlim(right=2.4 * means.index[-1])
@@ -81,15 +92,21 @@ def draw_hero(title: str) -> None:
     figure.savefig(DOCS / "figures/hero.png", dpi=150, metadata={"Software": None})
 
 
-def extrapolation() -> dict[str, list[str]]:
-    """Return phrases by class name on the longest length, in training lengths, up to which perplexity did not rise."""
+def full_below_windowed() -> dict[str, list[str]]:
+    """Return phrases by class name on the longest length up to which full attention has no higher perplexity than
+    attention with a window of the training length. Lengths are in training lengths. Comparisons with 0.6M tokens are
+    left out."""
     comparisons = defaultdict(list)
-    for comparison in ("main", "catalogue", "earlier/beyond-128", "earlier/table3", "earlier/since-2023"):
+    for comparison in ("main", "earlier/beyond-128", "earlier/table3", "earlier/since-2023"):
         read = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / comparison))
         classes = {run.strategy: c["model.position.class_path"].rpartition(".")[2] for run, c in read.configs.items()}
-        for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
-            curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
-            times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]
+        ppl = read.results.query("metric == 'ppl' and length >= @read.training_length")
+        for label, rows in ppl.groupby("strategy"):
+            means = rows.groupby(["protocol", "length"])["value"].mean()
+            full, windowed = (means.get(name) for name in ("full", f"windowed{read.training_length}"))
+            if windowed is None:
+                continue
+            times = full.index[(full <= windowed + 1e-9).cummin()][-1] // full.index[0]
             result = f"{times}×" if label == classes[label] else f"*{label}* {times}×"
             link = f"[{comparison.removeprefix('earlier/')}](../results/{comparison}/table.md)"
             comparisons[classes[label], result].append(link)
@@ -110,7 +127,8 @@ def row(strategy: type[Position], phrases: list[str]) -> str:
     formulas = [] if "``" in summary else [literal for literal in literals if re.search("[·+=]", literal)]
     source = f"{text} {inspect.getmodule(strategy).__doc__}"
     papers = [] if "arXiv" in summary else re.findall(r"arXiv\s[\d.]+\d", source)
-    facts = [*parameters.replace(" Cost:", "\nCost:").split("\n"), f"Held to: {', '.join(phrases) or 'not measured'}."]
+    facts = parameters.replace(" Cost:", "\nCost:").split("\n")
+    facts.append(f"Full ≤ windowed: {', '.join(phrases) or 'not measured'}.")
     cell = "<br>".join([f"**{name}**. {summary}", *formulas[:1], *papers[:1], *facts])
     cell = re.sub(r"arXiv\s([\d.]+\d)", r"[arXiv \1](https://arxiv.org/abs/\1)", cell)
     return f"| ![{name}](figures/strategies/{name}.svg) | {cell} |"
@@ -119,7 +137,7 @@ def row(strategy: type[Position], phrases: list[str]) -> str:
 if __name__ == "__main__":
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "kerple"}
     (DOCS / "figures/strategies").mkdir(exist_ok=True)
-    tables, phrases = dict.fromkeys(KINDS, ""), extrapolation()
+    tables, phrases = dict.fromkeys(KINDS, ""), full_below_windowed()
     for name, strategy in positions.strategies().items():
         draw(strategy, DOCS / f"figures/strategies/{name}.svg")
         *_, no_positions, wrappers = KINDS
