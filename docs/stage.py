@@ -68,7 +68,7 @@ if __name__ == "__main__":
     for path in (ROOT / "results").glob("*.md"):
         stage(path, target(path.name, path, "index.md"))
     (SITE / "results/main").mkdir()
-    shutil.copy(ROOT / "results/main/loss-and-gain.png", SITE / "results/main")
+    shutil.copy(ROOT / "results/main/dilution.png", SITE / "results/main")
     for table in (ROOT / "results").rglob("table.md"):
         front = "---\nhide:\n  - toc # wide tables need the space\n---\n\n"
         page = SITE / table.parent.relative_to(ROOT).with_suffix(".md")

@@ -1,4 +1,4 @@
-"""`python -m results.judge results`: test published claims on the committed results, and write two pages.
+"""`python -m results.judge results`: test published claims on the committed results, and write two pages and a figure.
 
 CLAIMS.md has the verdict on each claim in each tier, a group of comparisons. A claim is
 
@@ -7,7 +7,7 @@ CLAIMS.md has the verdict on each claim in each tier, a group of comparisons. A 
 - *not resolved* if neither is shown,
 - *not tested* if results are missing.
 
-README.md is findings.md with numbers in place of its expressions.
+README.md is findings.md with numbers in place of its expressions. main/dilution.png is its figure.
 """
 
 import math
@@ -24,8 +24,9 @@ from scipy import stats
 
 from results.judge import questions
 from results.judge.evidence import Tier, Untested
+from results.judge.figure import draw_dilution, flattest_heads
 from results.judge.plan import progress
-from results.judge.statements import ALPHA, Part, chances, evaluate, parts, verdict
+from results.judge.statements import ALPHA, Part, chances, correlation, evaluate, parts, verdict
 
 HERE = Path(__file__).parent
 TABLE = yaml.safe_load((HERE / "claims.yaml").read_text())
@@ -193,7 +194,9 @@ def findings_page(root: Path) -> str:
             return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*values).replace("-", "−")
         return "{:+.1f}% [{:+.1f}, {:+.1f}]".format(*(100 * math.expm1(v) for v in values)).replace("-", "−")
 
+    r, low, high = (f"{value:+.2f}".replace("-", "−") for value in correlation(*flattest_heads(known["main"])))
     text = (HERE / "findings.md").read_text().replace("{missing}", progress(root))
+    text = text.replace("{flattest head}", f"{r} [{low}, {high}]")
     for index, of in enumerate(questions.answers(known["main"]).values(), start=1):
         p = of.below if of.answer == "no" else of.adjusted
         text = text.replace(f"{{answer {index}}}", f"{of.answer.capitalize()}{f' (p = {p:.2g})' * bool(of.parts)}.")
@@ -211,6 +214,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"results: got {root}, expected the folder of the comparisons' reports, such as results")
     (root / "CLAIMS.md").write_text(page := markdown(root))
     (root / "README.md").write_text(findings_page(root))
+    draw_dilution(tiers(root)["main"], root / "main/dilution.png")
     print(page)
 
 

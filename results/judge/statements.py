@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
+from scipy import stats
 
 from kerple.compare.estimates import Estimate, Sums, estimate, over_seeds
 from results.judge.evidence import FRACTIONS, MEASURES, Tier, Untested, Value, angle, length_in_tier
@@ -163,6 +165,13 @@ def evaluate(expression: str, tier: Tier, n: int | str = "") -> Number:
     with_text = all(c is not None and np.array_equal(c, counts[0]) for c in counts)  # all have the same text
     sums = [_strategy_sums(of_strategy, with_text) for of_strategy in terms.values()]
     return Number(estimate(*sums), is_angle, len(values), pages)
+
+
+def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float, float]:
+    """Return the correlation of two values of each seed, and the ends of its 95% interval by Fisher's z."""
+    r = float(np.corrcoef(x, y)[0, 1])
+    half = stats.norm.isf(ALPHA / 2) / math.sqrt(len(x) - 3)
+    return r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
 
 
 def _strategy_sums(terms: list[tuple[int, Value]], with_text: bool) -> Sums:
