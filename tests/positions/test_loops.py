@@ -196,14 +196,15 @@ def test_invalid_combinations_with_stick_breaking_are_refused(other: type[Positi
 
 
 @pytest.mark.parametrize(("window", "offset"), [(None, 0), (None, 700), (5, 3)])
-def test_pope_is_a_sum_of_cosines(window: int | None, offset: int) -> None:
-    position = positions.PoPE(SHAPE, base=500.0, phase=None).double()
-    assert -2 * math.pi <= position.phase.min() <= position.phase.max() <= 0
+def test_pope_has_a_learned_angle_of_the_keys(window: int | None, offset: int) -> None:
+    position = positions.PoPE(SHAPE, base=500.0, key_phase=None).double()
+    assert -2 * math.pi <= position.key_phase.min() < position.key_phase.max() <= 0
     frequencies = torch.tensor([500.0 ** (-c / HEAD_DIM) for c in range(HEAD_DIM)], dtype=torch.float64)
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
-        angles = (m - n) * frequencies + position.phase.view(HEADS, HEAD_DIM)[h]
-        return (F.softplus(q[b, h, m]) * F.softplus(k[b, h, n]) * angles.cos()).sum() / HEAD_DIM**0.5
+        query = torch.polar(F.softplus(q[b, h, m]), m * frequencies)
+        key = torch.polar(F.softplus(k[b, h, n]), n * frequencies + position.key_phase.view(HEADS, HEAD_DIM)[h])
+        return (query * key.conj()).real.sum() / HEAD_DIM**0.5
 
     compare_with_loops(position, score, window, offset)
 

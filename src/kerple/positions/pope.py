@@ -13,35 +13,36 @@ from kerple.positions.query_key_positions import TokenPositions
 
 
 class PoPE(Position):
-    """Score ``Σ_c softplus(q_c) · softplus(k_c) · cos(d·θ_c + φ_hc) / √δ`` at distance d, with ``θ_c = base^(-c/δ)``
+    """Score ``Σ_c softplus(q_c) · softplus(k_c) · cos(d·θ_c - φ_hc) / √δ`` at distance d, with ``θ_c = base^(-c/δ)``
     and learned φ (Gopalakrishnan et al. 2025, arXiv 2509.10534, section 3).
 
     The sum is over the dimensions c = 0..δ-1 of head h. In RoPE the angle between a query and a key depends on content
-    and position. In PoPE the angle depends only on the position, and the content determines magnitudes.
-    `constrain_` keeps -2π <= φ <= 0.
+    and position. In PoPE the angle depends only on the position, and the content determines magnitudes. A query at
+    position m has the angles ``m·θ``, and a key at position n the angles ``n·θ + φ``. `constrain_` keeps -2π <= φ <= 0.
 
     Parameters: `H * δ`, shared by all layers. Cost: fused attention with queries and keys of twice the width.
 
     Args:
         shape: Sizes of the model.
         base: Base of the frequencies; the longest wavelength is about 2π · base tokens.
-        phase: Initial value of φ, from -2π to 0; None draws from U(-2π, 0).
+        key_phase: Initial value of φ, from -2π to 0; None draws from U(-2π, 0).
 
     Raises:
-        UserError: If ``base`` or ``phase`` is out of range.
+        UserError: If ``base`` or ``key_phase`` is out of range.
     """
 
     shift_invariant = True
-    phase: Tensor
+    key_phase: Tensor
 
-    def __init__(self, shape: Shape, base: float = 10000.0, phase: float | None = 0.0) -> None:
+    def __init__(self, shape: Shape, base: float = 10000.0, key_phase: float | None = 0.0) -> None:
         super().__init__()
         self.require(1 < base < math.inf, "base", base, "a finite number above 1, such as 10000")
         self.base = base
         self.heads = shape.heads
         size = shape.heads * shape.head_dim
         minimum = -2 * math.pi
-        self.learn("phase", size, phase, between=(minimum, 0.0), minimum=minimum, maximum=0.0)
+        # an option and a parameter `phase` of the opposite sign are in earlier checkpoints, which the new name refuses
+        self.learn("key_phase", size, key_phase, between=(minimum, 0.0), minimum=minimum, maximum=0.0)
 
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
@@ -50,13 +51,13 @@ class PoPE(Position):
         return _to_coordinates(q, q_waves), _to_coordinates(k, k_waves)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, ...]:
-        """Return cosines and sines of the angles of queries, (H, T, 2δ) fp64, and of keys, (1, T, 2δ) fp64.
+        """Return cosines and sines of the angles of queries, (1, T, 2δ) fp64, and of keys, (H, T, 2δ) fp64.
 
         They have a batch dimension in front if positions differ between sequences.
         """
-        phase = self.phase.unflatten(-1, (self.heads, 1, -1))  # (H, 1, δ)
+        phase = self.key_phase.unflatten(-1, (self.heads, 1, -1))  # (H, 1, δ)
         angle = angles(positions.ids, 2 * phase.shape[-1], self.base).unsqueeze(-3)  # ((B,) 1, T, δ)
-        return tuple(torch.cat([a.cos(), a.sin()], -1) for a in (angle + phase, angle))
+        return tuple(torch.cat([a.cos(), a.sin()], -1) for a in (angle, angle + phase))
 
 
 def _to_coordinates(x: Tensor, waves: Tensor) -> Tensor:
