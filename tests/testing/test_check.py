@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kerple.attention import query_block_attention
-from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.positions import FoX, Position, QueryKeyBlock, Shape
 from kerple.testing import PROPERTIES, Property, Subject, check, forward_pass, fp32_computation, parameters
@@ -48,18 +48,30 @@ def test_the_command_ends_with_status_1_if_a_property_does_not_hold(my_file: Pat
         main(["check", "--model.position", "my_file.Root"])
 
 
-def test_an_error_of_a_strategy_names_its_line_once_and_has_a_traceback_with_debug(my_file: Path, capsys) -> None:
+def test_an_error_of_a_strategy_is_the_failure_of_each_property_and_has_a_traceback_with_debug(
+    my_file: Path, monkeypatch, capsys
+) -> None:
     source = my_file.read_text().replace("return -self", "return 1 / 0 - self")
     my_file.write_text(source)
     line = 1 + source[: source.index("1 / 0")].count("\n")
-    with pytest.raises(SystemExit, match=r"^2$"):
+    with pytest.raises(SystemExit, match=r"^1$"):
         main(["check", "--model.position", "my_file.Root"])
     printed = capsys.readouterr()
-    assert printed.err == f"error: {my_file}:{line}: ZeroDivisionError: division by zero\n"
-    assert not printed.out
-    with pytest.raises(UserError) as raised:
+    failures = [line for line in printed.out.splitlines() if line.startswith("FAILS")]
+    assert printed.out.count(f": {my_file}:{line}: ZeroDivisionError: division by zero\n") == len(failures) > 10
+    assert len(printed.out.splitlines()) == len(PROPERTIES)
+    for module in ("testing", "cli.check_strategy"):
+        monkeypatch.setattr(f"kerple.{module}.PROPERTIES", dict([*PROPERTIES.items()][:1]))
+    with pytest.raises(ZeroDivisionError):
         main(["check", "--debug", "--model.position", "my_file.Root"])
-    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), RuntimeError("first\nsecond"), AssertionError()])
+def test_a_strategy_that_cannot_be_built_is_one_error(error: BaseException, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("kerple.positions.NoPE.__init__", Mock(side_effect=error))
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["check", "--model.position", "NoPE"])
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 class Sketch(Position):
@@ -136,6 +148,8 @@ Rounded = sketch(
     size=lambda self, shape: (shape.head_dim, shape.head_dim),
     modify_scores=lambda self, s, q, k, block: s + q.float() @ self.parameter @ k.float().mT * 8**-0.5,
 )
+# doubles the distances of the next layer
+Doubled = sketch(bias=lambda self, distance: distance.mul_(2)[None].expand(4, -1))
 # depends on the length of the input
 Ends = sketch(embed=lambda self, x, positions: x + torch.arange(x.shape[-1]) * len(positions.rows))
 # its bias overflows at large distances
@@ -169,6 +183,7 @@ Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance i
         (Ends, forward_pass.prefix_consistency, "first 17 of 30"),
         (Explodes, parameters.finite_logits_at_64_times_the_training_length, "not finite"),
         (Halved, fp32_computation.hooks_in_fp32, r"bias is torch\.bfloat16"),
+        (Doubled, fp32_computation.hooks_in_fp32, "modifies distance in place"),
         (Gapless, forward_pass.distances_of_pairs, "marked as not contiguous"),
         (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),
     ],

@@ -2,10 +2,10 @@
 
 import sys
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, describe
 from kerple.cli.option_parsing import command_parser, parse
 from kerple.positions import StrategyBuilder
-from kerple.testing import PROPERTIES, outcomes
+from kerple.testing import PROPERTIES, Subject, outcomes
 
 OUTCOMES = {True: "holds", False: "FAILS", None: "does not apply"}
 
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> None:
 
     Raises:
         SystemExit: With status 1 if a property does not hold.
-        UserError: If the strategy cannot be built, or raises an error.
+        UserError: If the strategy cannot be built.
     """
     if arguments and not arguments[0].startswith("-"):
         raise UserError(f"check: got {arguments[0]}, expected an option: --model.position {arguments[0]}")
@@ -26,15 +26,19 @@ def main(arguments: list[str]) -> None:
     text = "positional strategy, by class name or import path; its options are --model.position.OPTION"
     parser.add_argument("--model.position", type=StrategyBuilder, required=True, help=text)
     build = parser.instantiate_classes(parse(parser, arguments)).model.position
+    try:
+        Subject(build).position()
+    except (Exception, SystemExit) as error:  # every property would fail for this reason
+        raise UserError(describe(error)) from error
     failed = 0
+    errors = list[BaseException]()  # of the strategy
     for outcome in outcomes(build):
-        if outcome.error and not isinstance(outcome.error, AssertionError):  # most later properties would raise it too
-            raise UserError(outcome.why) from outcome.error
         lengths = f" ({', '.join(map(str, outcome.lengths))} tokens)" if outcome.lengths else ""
         reason = f": {outcome.why}" if outcome.why else ""
         print(f"{OUTCOMES[outcome.holds]:14}  {outcome.name}{lengths}{reason}", flush=True)
         failed += outcome.holds is False
+        errors += [outcome.error] if outcome.error and not isinstance(outcome.error, AssertionError) else []
     if failed:
         print(f"{failed} of {len(PROPERTIES)} properties do not hold", file=sys.stderr)
-        raise SystemExit(1)
+        raise SystemExit(1) from next(iter(errors), None)  # the cause is printed with --debug
     print(f"all {len(PROPERTIES)} properties hold, or do not apply")

@@ -82,6 +82,10 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
         raise SystemExit(130) from None
+    except SystemExit as end:
+        if debug and end.__cause__:
+            raise end.__cause__ from None
+        raise
     except Exception as error:
         message = _user_message(error)
         if debug or message is None:

@@ -36,7 +36,7 @@ class Outcome:
     holds: bool | None
     lengths: tuple[int, ...] = ()
     why: str = ""
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcome]:
@@ -50,7 +50,7 @@ def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcom
             yield Outcome(name, True, lengths)
         except DoesNotApply as reason:
             yield Outcome(name, None, (), str(reason))
-        except Exception as error:  # an error of the strategy is an outcome, so that all properties are tested
+        except (Exception, SystemExit) as error:  # an error of the strategy is an outcome: all properties are tested
             yield Outcome(name, False, lengths, describe(error), error)
 
 

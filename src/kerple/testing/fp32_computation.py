@@ -125,6 +125,9 @@ def results_of_hooks(position: Position, length: int) -> dict[str, Tensor]:
     """Return the results of all hooks for random fp32 input, by name.
 
     Positions begin at 300, because bf16 rounds many integers above 256. With a ``max_length``, they begin at 0.
+
+    Raises:
+        AssertionError: If a hook modifies one of its arguments in place.
     """
     torch.manual_seed(1)
     k, x = torch.randn(2, 4, length, 8), torch.randn(2, length, 32)
@@ -147,4 +150,6 @@ def results_of_hooks(position: Position, length: int) -> dict[str, Tensor]:
         results["scores"], results["sink of scores"] = scores if isinstance(scores, tuple) else (scores, None)
     if position.uses("add_to_output"):
         results["add_to_output"] = position.add_to_output(torch.rand(2, 4, 5, length), k, block)
+    for what, tensor in {"distance": distance, "x": x, "k": k, "positions.ids": positions.ids}.items():
+        assert not tensor._version, f"a hook modifies {what} in place; the next layer receives the modified tensor"
     return {what: tensor for what, tensor in results.items() if tensor is not None}
