@@ -111,6 +111,7 @@ def test_mistakes_in_options_of_fit(options, parts, tmp_path, capsys, monkeypatc
             "lr=1 --trainer.callbacks=Throughput --trainer.callbacks+=Throughput",
             "trainer: Found more than one stateful",
         ),
+        ("lr=1 --trainer.precision=transformer-engine", "error: trainer: Requirement 'transformer_engine"),
         ("lr=1 --trainer.strategy=ddp_spawn", "trainer.strategy: got ddp_spawn"),
     ],
 )

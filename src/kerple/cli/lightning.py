@@ -158,6 +158,8 @@ class CLI(LightningCLI):
         if config.weights is not None and config.ckpt_path is None:  # a resumed run has its own weights
             from kerple.cli.initial_weights import load_initial_weights  # needs optional packages
 
+            if self.trainer.precision == "64-true":  # Lightning converts the model later, and would round the weights
+                self.model.double()
             load_initial_weights(self.model.network, self.datamodule, config.weights, config.trust)
         count = sum(parameter.numel() for parameter in self.model.parameters())
         rank_zero_info(f"model: {count:,} parameters, position {config.model.position.class_path.rpartition('.')[2]}")
@@ -217,7 +219,7 @@ class CLI(LightningCLI):
                 callbacks = [*callbacks, TQDMProgressBar(refresh_rate=trainer["log_every_n_steps"] or 50)]
         try:
             trainer = super().instantiate_trainer(**options, callbacks=callbacks)
-        except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:  # about options
+        except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:  # about options
             raise as_user_error(error) from error
         if getattr(trainer.strategy.launcher, "_start_method", None) == "spawn":
             given = self.config[self.subcommand].trainer.strategy
