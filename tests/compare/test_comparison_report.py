@@ -289,7 +289,7 @@ def test_tables_of_far_context_are_differences_of_the_same_runs_over_groups_of_d
 def test_the_report_names_differences_in_text_precision_and_number_of_targets(tmp_path: Path) -> None:
     runs = []
     for seed, sampling, blocks, precision in ((1235, "blocks", 12, "32-true"), (1236, "paper", 3, "bf16-mixed")):
-        about = {"sampling": sampling, "precision": precision, "documents": 4, "overlapping": 2}
+        about = {"sampling": sampling, "precision": precision, "documents": 4, "overlapping": 2, "text": f"{seed:x}" * 9}
         cost = {"tokens_per_second": None, "environment": {"precision": precision}}
         test = write_run(tmp_path / str(seed), "KerpleLog", seed, CURVES["KerpleLog"], blocks, about, **cost)
         runs.append(Run("KerpleLog", seed, test))
@@ -302,8 +302,13 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
     differences = "; ".join(inconsistencies(read))
     assert "data: a | b (KerpleLog seed 1236)" in differences
     assert "other text at each length" in differences
+    texts = "sha256 of the test text: 4d34d34d34d3 | 4d44d44d44d4 (KerpleLog seed 1236)"
+    assert f"; full: {texts}" in differences
+    assert differences.count(texts) == 1  # although the protocol windowed64 has the same text
     assert "precision: 32-true | bf16-mixed (KerpleLog seed 1236)" in differences
     assert "full at 64: number of scored targets: 1,536 | 6,144 (KerpleLog seed 1235)" in differences
+    old = Run("KerpleLog", 1237, write_run(tmp_path / "old", "KerpleLog", 1237, CURVES["KerpleLog"]))
+    assert "sha256" not in "; ".join(inconsistencies(read_runs([runs[0], old])))  # an old record has no digest
     blocks_of = {"code": 12, "prose": 3}
     tests = {part: write_run(tmp_path / part, "A", 1236, CURVES["ALiBi"], n) for part, n in blocks_of.items()}
     parts = [Run("A", 1236, test, part) for part, test in tests.items()]

@@ -58,6 +58,8 @@ class Runs:
         environments: Versions and machine of each run with a known cost.
         training_lengths: Training length of the runs with each protocol; None if it is not the same for all of them.
         text_descriptions: Descriptions of the scored text of each protocol; one if it is the same for all runs.
+        text_digests: The beginning of the sha256 of the test text's tokens for each protocol and run. Results of old
+            versions and of tasks have none.
     """
 
     results: pd.DataFrame
@@ -68,6 +70,7 @@ class Runs:
     environments: dict[Run, dict[str, Any]] = field(default_factory=dict)
     training_lengths: dict[str, int | None] = field(default_factory=dict)
     text_descriptions: dict[str, list[str]] = field(default_factory=dict)
+    text_digests: dict[str, dict[Run, str]] = field(default_factory=dict)
 
     @property
     def training_length(self) -> int | None:
@@ -94,6 +97,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
     environments: dict[Run, dict[str, Any]] = {}
     lengths: defaultdict[str, set[int | None]] = defaultdict(set)
     descriptions: defaultdict[str, dict[str, None]] = defaultdict(dict)  # the inner dicts are ordered sets
+    digests: defaultdict[str, dict[Run, str]] = defaultdict(dict)
     for run, (table, about) in tables.items():
         key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
         part = {"part": run.part} if run.part else {}
@@ -108,9 +112,12 @@ def read_runs(runs: Iterable[Run]) -> Runs:
             raise UserError(f"{run.folder}: got no results except losses by position; {advice}")
         for protocol in totals["protocol"].unique():
             lengths[protocol].add(configured_length(configs[run]))
-        for protocol, description in _text_descriptions(about):
+        for protocol, description, digest in _texts(about):
             name = protocol if protocol in set(table["protocol"]) else f"{run.part} {protocol}"
-            descriptions[name][description] = None
+            if description:
+                descriptions[name][description] = None
+            if digest:
+                digests[name][run] = digest[:12]
         cells.append(totals.assign(**key, folder=str(run.folder)))
         blocks.append(_sums_by_block(table, about, run.part).assign(**key))
         if cost:
@@ -135,6 +142,7 @@ def read_runs(runs: Iterable[Run]) -> Runs:
         environments=environments,
         training_lengths={name: of_runs.pop() if len(of_runs) == 1 else None for name, of_runs in lengths.items()},
         text_descriptions={name: list(of_runs) for name, of_runs in descriptions.items()},
+        text_digests=dict(digests),
     )
 
 
@@ -170,8 +178,8 @@ def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[s
     return own if "model.path" in own else config, read_mapping(cost) if cost.exists() else {}
 
 
-def _text_descriptions(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (protocol, description of its scored text) for each protocol of a test that has a description."""
+def _texts(about: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (protocol, description of its scored text, sha256 of the test text) for each protocol; "" if not known."""
     for evaluation in about["evaluations"].values():
         is_paper = evaluation.get("sampling") == "paper"
         documents = evaluation.get("documents")
@@ -189,8 +197,7 @@ def _text_descriptions(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 f"the first {skip} targets of a block are context only" if skip else "",
                 f"computed in {evaluation['precision']}" if "precision" in evaluation else "",
             ]
-            if any(phrases):
-                yield protocol, ", ".join(filter(None, phrases))
+            yield protocol, ", ".join(filter(None, phrases)), str(evaluation.get("text") or "")
 
 
 def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:

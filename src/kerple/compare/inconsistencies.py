@@ -22,6 +22,7 @@ def inconsistencies(runs: Runs) -> list[str]:
     - options other than the seed, between runs of the same strategy in the same part of the comparison (a part is, for
       example, one task),
     - the description of a protocol's scored text (`kerple.compare.finished_runs.Runs.text_descriptions`),
+    - the tokens of a protocol's test text, by their digest,
     - the precision of training,
     - the checksum of the data in the same part,
     - the number of targets of a protocol and length.
@@ -42,6 +43,14 @@ def inconsistencies(runs: Runs) -> list[str]:
             if key in environment:
                 members[name][environment[key]].append(f"{run.label} seed {run.seed}")
     found += [f"{name}: {_values(values)}" for name, values in members.items() if len(values) > 1]
+    texts: dict[str, str] = {}  # the first protocol with each difference, because most protocols have the same text
+    for protocol, of_protocol in runs.text_digests.items():
+        runs_with = defaultdict[str, list[str]](list)
+        for run, digest in of_protocol.items():
+            runs_with[digest].append(f"{run.label} seed {run.seed}")
+        if len(runs_with) > 1:
+            texts.setdefault(_values(runs_with), protocol)
+    found += [f"{protocol}: sha256 of the test text: {values}" for values, protocol in texts.items()]
     return found + _numbers_of_targets(runs.results)
 
 

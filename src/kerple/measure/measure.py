@@ -46,7 +46,10 @@ class Measure(ABC):
         if reason := self.skip_reason(network):
             return Result(self.name, skipped=reason)
         with torch.inference_mode():
-            return self.measure(network, text, runner or Runner())
+            result = self.measure(network, text, runner or Runner())
+        if result.about and isinstance(text, Text):  # a report names runs that were tested on another text
+            result.about = {**result.about, "text": text.digest}
+        return result
 
     def check(self, network: Network, text: Any) -> None:
         """Raise a UserError if the measurement cannot be made with this network and text.
