@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,9 +92,23 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     fit("--trainer.max_steps=1")  # these options are not those of the stopped fit
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "stopped at step 3 of 12" in line]
     assert shlex.split(line.partition(f"to continue that one: {PROGRAM} ")[2]) == command
+    shutil.copytree("logs/toy/KerpleLog/seed-3", "moved")
     main([*command, "--trainer.callbacks=[LastCheckpoint]"])
     assert torch.load(last, weights_only=True)["global_step"] == 12
     assert "other options" not in capsys.readouterr().out  # callbacks are not compared
+
+    shutil.rmtree("logs")
+    config = Path("moved/config.yaml")
+    saver = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "logs/toy/KerpleLog/seed-3/best"}}
+    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs/toy/KerpleLog/seed-3/csv"}}
+    stored = yaml.safe_load(config.read_text())
+    stored["trainer"] |= {"callbacks": [saver], "logger": logger}
+    config.write_text(yaml.safe_dump(stored))
+    main(["fit", "--config", "moved/config.yaml", "--ckpt_path", "last"])
+    assert torch.load("moved/checkpoints/last.ckpt", weights_only=True)["global_step"] == 12
+    assert list(Path("moved/best").glob("*.ckpt"))
+    assert list(Path("moved/csv").rglob("metrics.csv"))
+    assert not Path("logs").exists()
 
 
 TRAINABLE = [name for name in names() if not strategies()[name](Shape(32, 2, 8)).test_only]
