@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 
@@ -78,6 +79,37 @@ def test_a_test_writes_to_a_folder_inside_its_run(tmp_path):
     assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test_v1"
     assert folder_of_a_test(None, str(tmp_path / "loose.ckpt"), "validate") == tmp_path / "validate"
     assert folder_of_a_test(str(tmp_path / "there"), checkpoint, "test") == tmp_path / "there"
+
+
+def test_nothing_is_written_through_a_link_in_a_foreign_folder(tmp_path):
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    checkpoint = with_checkpoint(run)
+    mine.mkdir()
+    (mine / "text").write_text("mine")
+    tested = partial(folder_of_a_test, None, checkpoint, "test")
+    resumed = partial(fit_directory, run, checkpoint)
+    for name, target, started in (
+        (".lock", "text", resumed),
+        ("checkpoints/best.ckpt", "text", resumed),
+        ("csv", "", resumed),
+        ("test", "", tested),
+        ("test/.lock", "text", tested),
+        (".lock", "missing", resumed),
+    ):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).symlink_to(mine / target)
+        with pytest.raises(UserError, match=rf"run_dir: {run / name} is a link"):
+            started()
+        (run / name).unlink()
+    (run / ".lock").symlink_to("checkpoints/last.ckpt")  # a link inside the folder
+    with pytest.raises(UserError, match=rf"run_dir: {run} cannot be written to \(Too many levels of symbolic links"):
+        resumed()
+    (run / ".lock").unlink()
+    assert [path.name for path in mine.iterdir()] == ["text"]
+    assert (mine / "text").read_text() == "mine"
+    (run / "checkpoints" / "best.ckpt").symlink_to("last.ckpt")
+    (tmp_path / "link").symlink_to(run)  # made by the user
+    assert fit_directory(tmp_path / "link", str(tmp_path / "link" / "checkpoints" / "last.ckpt")) == tmp_path / "link"
 
 
 FIT = """

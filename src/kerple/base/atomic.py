@@ -68,6 +68,30 @@ def refuse_links(option: str, *paths: Path) -> None:
         raise UserError(f"{option}: {path} is a link; delete it, or choose another folder")
 
 
+def refuse_links_out(option: str, folder: Path, skipped: str = "wandb") -> None:
+    """Raise a UserError if an entry in or below a folder is a link to a place outside it. The folder may be a link.
+
+    The folder may come from somebody else, so that a file written through such a link could replace one of the user.
+
+    Args:
+        option: Name of the option with which the user has selected the folder.
+        folder: The folder.
+        skipped: Name of folders below it that are not searched. The package wandb makes links to its cache.
+    """
+    root = os.path.realpath(folder)
+    for parent, folders, files in os.walk(folder):
+        for path in (os.path.join(parent, name) for name in folders + files):
+            if os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(root):
+                advice = "replace the link by a copy of its target, or choose another folder"
+                raise UserError(f"{option}: {path} is a link out of {folder}, which is not written through; {advice}")
+        folders[:] = [name for name in folders if name != skipped]
+
+
+def no_follow(path: str, flags: int) -> int:
+    """Open a file that is not a link. It is an ``opener`` for `open`."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def note_path(kind: str, path: Path) -> Path:
     """Return the path of a note about a file or folder that is only read. Such a note is never written beside it.
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # the disk, the user's quota or the largest file size is exhausted
 
-NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR}  # a folder cannot be made
+# a folder cannot be made
+NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ELOOP}
 
 # beginnings of the paths of files that the user did not write: generated code, the standard library and this package
 NOT_OF_THE_USER = ("<", str(Path(traceback.__file__).parent), str(Path(__file__).parents[1]))

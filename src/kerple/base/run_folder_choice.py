@@ -12,6 +12,7 @@ from os.path import abspath, realpath
 from pathlib import Path
 from typing import TextIO
 
+from kerple.base.atomic import no_follow, refuse_links, refuse_links_out
 from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
@@ -46,11 +47,12 @@ def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
         The folder to resume in, or a folder to which no run has written. It stays locked until `unlock`.
 
     Raises:
-        UserError: If another process has locked the folder to resume in, or a new folder cannot be made.
+        UserError: If another process has locked the folder to resume in, this folder contains a link to a place outside
+            it, or a new folder cannot be made.
     """
     checkpoint = (last_checkpoint(preferred) if ckpt_path == "last" else ckpt_path) or ""
     for path in versions(preferred) if checkpoint else []:
-        # `checkpoints` or the folder may be a link, so paths are compared both with and without following links
+        # the folder or a folder above it may be a link, so paths are compared with and without following links
         if any(Path(absolute(checkpoint)).is_relative_to(absolute(path)) for absolute in (abspath, realpath)):
             return resume_directory(path)
     return _new_version(preferred)
@@ -66,11 +68,15 @@ def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
 
     Returns:
         The preferred folder, or a new version of it (``test_v1``, …) if it is not empty.
+
+    Raises:
+        UserError: If the folder cannot be made, or ``run_dir`` is None and a folder ``command`` of the run is a link.
     """
     if run_dir:
         return _new_version(Path(run_dir))
     checkpoints = Path(ckpt_path).parent
     run = checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints
+    refuse_links("run_dir", *versions(run / command))
     return _new_version(run / command)
 
 
@@ -107,13 +113,18 @@ def versions(preferred: Path) -> list[Path]:
     return [*filter(Path.exists, [preferred]), *later]
 
 
-def resume_directory(path: Path) -> Path:
+def resume_directory(path: Path, *skipped: str) -> Path:
     """Make a folder if it is missing, and lock it. Do nothing in other processes than the first one of a run.
 
+    Args:
+        path: The folder.
+        *skipped: Name of a folder inside it that may contain links to places outside it.
+
     Raises:
-        UserError: If another process has locked the folder, or the folder cannot be made.
+        UserError: If another process has locked the folder, the folder cannot be made, or it contains a link to a place
+            outside it.
     """
-    if _is_first_process() and (holder := _make_and_lock(path)):
+    if _is_first_process() and (holder := _make_and_lock(path, *skipped)):
         raise UserError(f"run_dir: {path} is in use by {holder}; wait for its end or stop it, then resume")
     return path
 
@@ -141,11 +152,12 @@ def _is_empty(path: Path) -> bool:
     return path.is_dir() and all(entry.name == LOCK for entry in path.iterdir())
 
 
-def _make_and_lock(path: Path) -> str | None:
+def _make_and_lock(path: Path, *skipped: str) -> str | None:
     """Make a folder if it is missing, and lock it. Return None, or the process that already holds the lock."""
     try:
         os.fspath(path).encode()
         path.mkdir(parents=True, exist_ok=True)
+        refuse_links_out("run_dir", path, *skipped)
         file = lock(path.absolute() / LOCK)
     except UnicodeError as error:
         raise UserError(f"run_dir: got {str(path)!r}, expected a UTF-8 path; choose another folder") from error
@@ -163,7 +175,7 @@ def _make_and_lock(path: Path) -> str | None:
 def lock(path: Path, wait: bool = False) -> TextIO | str:
     """Lock a file, and write the id of this process into it. A missing file is created. Closing the file unlocks it.
 
-    The package `filelock` is not used, because it empties the file before it has the lock.
+    The package `filelock` is not used, because it empties the file before it has the lock. A link is not followed.
 
     Args:
         path: Path of the file.
@@ -172,7 +184,7 @@ def lock(path: Path, wait: bool = False) -> TextIO | str:
     Returns:
         The open file; without ``wait``, a description of the other process that holds the lock, if there is one.
     """
-    file = path.open("a+", encoding="utf-8", errors="replace")
+    file = open(path, "a+", encoding="utf-8", errors="replace", opener=no_follow)  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
+from kerple.base.atomic import refuse_links_out
 from kerple.base.errors import UserError
 from kerple.base.run_progress import duration
 from kerple.base.shipped_configs import config_path
@@ -60,8 +61,11 @@ def main(arguments: list[str]) -> None:
     jobs, refused = prepare_jobs(comparison, options.parallel, options.report_only, options.rerun_changed)
     to_do = [job for job in jobs if not committed_records.finished(job)]
     _check_writable("output", comparison.report_folder)
+    refuse_links_out("output", comparison.report_folder)  # of the records, which are written before the report
     if to_do and not options.report_only:
         _check_writable("runs", comparison.runs_folder)
+        for job in to_do:
+            refuse_links_out("runs", job.directory)
     fits = [] if options.report_only else [job.config for job in to_do if job.config]
     seconds = import_module("kerple.cli.comparison_duration").training_seconds(fits, options.parallel) if fits else None
     time = "" if seconds is None else f"; to train {len(fits)} of them takes about {duration(seconds)}"

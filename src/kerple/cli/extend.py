@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
     candidates, reasons = methods(config, length, options.to)
     runner = Runner.detect(None, options.precision)
     vocabulary = vocabulary_size(read_tokenizer(source))
-    folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"))
+    folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"), "model")
     check_links(folder / "model", options.model)
     data = ShardOptions(tokenizer=f"{MODEL_PREFIX}{options.model}", vocabulary=vocabulary, **options.data.as_dict())
     if data.corpus is not None:

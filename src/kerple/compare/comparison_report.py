@@ -12,6 +12,7 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
+from kerple.base.atomic import refuse_links_out
 from kerple.base.templates import render_template
 from kerple.compare import tables
 from kerple.compare.context_gain_figures import context_figures
@@ -70,9 +71,11 @@ def write_comparison(
         The path of report.html.
 
     Raises:
-        UserError: If the baseline has no results, a metric is not known, or a strategy in ``printed`` has no run.
+        UserError: If the baseline has no results, a metric is not known, a strategy in ``printed`` has no run, or the
+            folder contains a link to a place outside it.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_links_out("output", folder)
     summary = summarise(runs.results, baseline, blocks=runs.blocks)
     for file, table in {"results": runs.results, "summary": summary, "costs": runs.costs, **runs.analyses}.items():
         if not table.empty:

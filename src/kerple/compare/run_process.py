@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 import kerple
-from kerple.base.atomic import write
+from kerple.base.atomic import no_follow, write
 from kerple.base.errors import UserError
 from kerple.base.mapping_files import read_mapping
 from kerple.base.processor_cores import CHOSEN
@@ -60,7 +60,7 @@ def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes
     if "OMP_NUM_THREADS" not in os.environ:
         environment[CHOSEN] = "1"
     environment |= os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-    with log.open("ab") as output:
+    with open(log, "ab", opener=no_follow) as output:
         return subprocess.Popen(
             [sys.executable, *program, str(task)],
             stdin=subprocess.DEVNULL,
