@@ -159,7 +159,7 @@ def test_bugs_and_debug_have_a_traceback_and_full_disks_or_gpus_one_line(tmp_pat
     # like the error of TensorBoard's writer, without a file name
     errors = [OSError(errno.ENOSPC, "no space"), torch.OutOfMemoryError("20\nGiB."), ValueError("a bug of ours")]
     monkeypatch.setattr("kerple.training.random_state.RandomState.on_train_start", Mock(side_effect=errors))
-    for part in (f"{tmp_path}/run: no space", "20 GiB. Divide data.batch_size"):
+    for part in (f"{tmp_path}/run: No space left", "20 GiB. Divide data.batch_size"):
         assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])

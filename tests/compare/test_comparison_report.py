@@ -289,7 +289,13 @@ def test_tables_of_far_context_are_differences_of_the_same_runs_over_groups_of_d
 def test_the_report_names_differences_in_text_precision_and_number_of_targets(tmp_path: Path) -> None:
     runs = []
     for seed, sampling, blocks, precision in ((1235, "blocks", 12, "32-true"), (1236, "paper", 3, "bf16-mixed")):
-        about = {"sampling": sampling, "precision": precision, "documents": 4, "overlapping": 2, "text": f"{seed:x}" * 9}
+        about = {
+            "sampling": sampling,
+            "precision": precision,
+            "documents": 4,
+            "overlapping": 2,
+            "text": f"{seed:x}" * 9,
+        }
         cost = {"tokens_per_second": None, "environment": {"precision": precision}}
         test = write_run(tmp_path / str(seed), "KerpleLog", seed, CURVES["KerpleLog"], blocks, about, **cost)
         runs.append(Run("KerpleLog", seed, test))

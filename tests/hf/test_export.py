@@ -1,6 +1,7 @@
 """Models that are exported to transformers and read again have the same logits, and generate the same text."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, machine_error
 from kerple.cli.main import main
 from kerple.cli.probe import network_and_text
 from kerple.cli.trained_model import load_trained
@@ -122,6 +123,21 @@ def test_two_ropes_are_stored_for_transformers_4_only_if_it_has_entries_for_both
         entries = [stored.get(name) for name in ("rope_theta", "rope_local_base_freq", "rope_scaling")]
         expected = [5e4, 7e3, {"rope_type": "linear", "factor": 8.0}] if config is gemma3 else [None] * 3
         assert entries == expected
+
+
+def test_a_full_disk_leaves_no_part_of_a_model(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for folder in (empty, tmp_path / "new"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # of the weights; config.json is shorter
+        try:
+            with pytest.raises(Exception, match="too large") as error:
+                exported(OURS["ALiBi"], folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "File too large; free some space" in str(machine_error(error.value))
+    assert list(tmp_path.rglob("*")) == [empty]
 
 
 def test_strategies_that_need_the_places_of_a_task_are_not_exported(tmp_path):

@@ -1,7 +1,9 @@
 """Atomic writing of files, and the place of notes about folders that are only read."""
 
+import errno
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -43,17 +45,62 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
             if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
+        if durable:
+            _sync_folder(path.parent)  # a rename changes the folder, so the folder is synced too
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename = str(path)  # report the path of the file, not of the temporary file
         raise
-    if durable:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # a rename changes the folder, so the folder is synced too
-        finally:
-            os.close(folder)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync a folder
+            raise
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def new_folder(option: str, folder: Path) -> Iterator[Path]:
+    """Make a temporary folder inside a new or empty folder, to which its files are moved at the end of the context.
+
+    On an error, all files are removed. If the process is killed, the folder has no config.json, because this file is
+    moved last.
+
+    Args:
+        option: Name of the option with which the user has selected the folder.
+        folder: A folder that is empty or does not exist.
+
+    Raises:
+        UserError: If the folder is not empty or cannot be made.
+    """
+    existed, moved = folder.exists(), list[Path]()
+    temporary = folder / f".{uuid4().hex}.part"
+    try:
+        if existed and any(folder.iterdir()):
+            raise UserError(f"{option}: got {folder}, which is not empty; name a new folder")
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{option}: got {folder}, which cannot be made ({error}); name a new folder") from error
+    try:
+        yield temporary
+        for path in sorted(temporary.iterdir(), key=lambda path: path.name == "config.json"):
+            moved.append(path.rename(folder / path.name))
+    except BaseException as error:
+        for path in moved:
+            path.unlink()
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not existed:
+            folder.rmdir()
+        if isinstance(error, OSError):
+            error.filename = str(folder)  # report the path of the folder, not of the temporary one
+        raise
+    temporary.rmdir()
 
 
 def write(path: Path, content: bytes | str, durable: bool = True) -> None:

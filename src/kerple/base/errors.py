@@ -1,12 +1,25 @@
 """`UserError`, the class of errors that a user can correct, and functions that describe an error in one line."""
 
 import errno
+import os
 import traceback
 from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # the disk, the user's quota or the largest file size is exhausted
+
+# errors of memory, limits and file systems, which are not errors of this project; a missing file is none of them
+OF_MACHINE = NO_ROOM | {errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EACCES, errno.EPERM}
+OF_MACHINE |= {errno.EROFS, errno.EBUSY, errno.ENOLCK, errno.ENOTSUP, errno.ESTALE, errno.ETIMEDOUT, errno.ELOOP}
+OF_MACHINE |= {errno.EREMOTEIO, errno.ENAMETOOLONG}
+# parts of messages of libraries that hide the number of the error
+HIDDEN = {"allocate memory": errno.ENOMEM, "bad_alloc": errno.ENOMEM, "failed to map segment": errno.ENOMEM}
+HIDDEN |= {"can't start new thread": errno.EAGAIN, "ancdata": errno.EMFILE, "PytorchStreamWriter failed": errno.EIO}
+ADVICE = dict.fromkeys(NO_ROOM, "free some space; earlier files are intact")
+ADVICE[errno.ENOMEM] = "decrease data.batch_size, the lengths or the model, or raise the limit of memory (ulimit -v)"
+ADVICE |= dict.fromkeys([errno.EMFILE, errno.ENFILE], "raise the limit (ulimit -n), or use fewer workers")
+ADVICE[errno.EAGAIN] = "raise the limit of processes and threads (ulimit -u), or use fewer of them"
 
 # a folder cannot be made
 NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ELOOP}
@@ -19,9 +32,9 @@ PACKAGES = {"site-packages", "dist-packages"}  # folders of installed packages
 class UserError(ValueError):
     """An error in the user's input: one line with the option, its value, the accepted values and what to do.
 
-    A command prints it without a traceback and ends with status 2. `kerple.cli.main.main` also reports four other kinds
-    of errors in one line: errors in the user's code, missing packages, full disks and full GPUs. All remaining
-    exceptions have a traceback, because they are bugs of this project or of a library.
+    A command prints it without a traceback and ends with status 2. `kerple.cli.main.main` also reports three other
+    kinds of errors in one line: errors in the user's code, missing packages, and errors of the machine, such as a full
+    disk or memory. All remaining exceptions have a traceback, because they are bugs of this project or of a library.
     """
 
 
@@ -51,6 +64,26 @@ def user_location(error: BaseException) -> str:
                 location = f"{file}:{line}"
         cause = cause.__cause__ or cause.__context__
     return location
+
+
+def machine_error(error: BaseException | None) -> str | None:
+    """Return one line about an error of memory, a limit or a file system (`OF_MACHINE`); None for any other error.
+
+    torch, safetensors and tokenizers report such errors in messages of other classes, and so does a loader for the
+    error of its worker.
+    """
+    text = str(error)
+    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    if number is None and isinstance(error, Exception) and not isinstance(error, UserError):
+        forms = {n: (f"[Errno {n}]", f"(os error {n})", f"{os.strerror(n)} ({n})") for n in OF_MACHINE}
+        number = next((n for n, of_number in forms.items() if any(form in text for form in of_number)), None)
+        number = number or next((n for part, n in HIDDEN.items() if part in text), None)
+    if number not in OF_MACHINE:
+        return None
+    name = getattr(error, "filename", None) or ("memory" if number == errno.ENOMEM else "file system")
+    return (
+        f"{name}: {os.strerror(number)}; {ADVICE.get(number, 'check this path and its disk; earlier files are intact')}"
+    )
 
 
 def describe(error: BaseException) -> str:

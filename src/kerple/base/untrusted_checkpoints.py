@@ -25,7 +25,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import torch
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
-from kerple.base.errors import UserError, describe, unknown
+from kerple.base.errors import UserError, describe, machine_error, unknown
 
 CONFIG = "config"  # key of the configuration in a checkpoint
 # types of options whose strings jsonargparse neither imports nor opens
@@ -57,6 +57,8 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
         if not isinstance(content, dict):
             raise TypeError(f"it contains a {type(content).__name__}")
     except Exception as error:  # torch can raise any error for a damaged file
+        if machine_error(error):
+            raise
         raise not_a_checkpoint(path, error) from error
     return content
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from kerple.base import untrusted_checkpoints
-from kerple.base.atomic import write
+from kerple.base.atomic import new_folder, write
 from kerple.base.mapping_files import read_mapping
 from kerple.cli.allowed_classes import allowed_classes
 from kerple.cli.option_parsing import add_checkpoint_arguments, command_parser, parse
@@ -45,16 +45,17 @@ def main(arguments: list[str]) -> None:
     language_model, data = load_trained(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
     model = read_stored_model(options.ckpt_path, allowed_classes(options.trust))
-    name = export(model, Path(options.to), tokenizer, end_token(data), options.dtype)
     card = {"name": Path(options.to).name, "dtype": options.dtype, "length": model.model["length"], "corpus": "a task"}
     card |= {"parameters": sum(p.numel() for p in language_model.parameters()), "position": language_model.network.name}
-    if isinstance(data, TokenShards):
-        config = Path(options.to) / "config.json"
-        card["corpus"] = data.corpus or data.location
-        text = {"corpus": card["corpus"], "test": data.manifest.splits["test"].sha256}
-        write(config, json.dumps(read_mapping(config) | {TRAINED_ON: text}, indent=2))
     steps = untrusted_checkpoints.load(options.ckpt_path)["global_step"]
-    write(Path(options.to) / "README.md", CARD.format(steps=steps, **card))
+    with new_folder("to", Path(options.to)) as folder:
+        name = export(model, folder, tokenizer, end_token(data), options.dtype)
+        if isinstance(data, TokenShards):
+            card["corpus"] = data.corpus or data.location
+            text = {"corpus": card["corpus"], "test": data.manifest.splits["test"].sha256}
+            config = read_mapping(folder / "config.json") | {TRAINED_ON: text}
+            write(folder / "config.json", json.dumps(config, indent=2))
+        write(folder / "README.md", CARD.format(steps=steps, **card))
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
     condition = needs.get(name, "without the package kerple")
     print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({condition})")

@@ -15,7 +15,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from kerple.base.errors import NO_ROOM, UserError
+from kerple.base.errors import UserError, machine_error
 from kerple.base.run_folder_choice import LAST, fit_directory, last_checkpoint, test_directory, unlock
 from kerple.base.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
 from kerple.base.user_code_digests import SOURCE_DIGESTS, own_classes, source_digests
@@ -185,13 +185,15 @@ class CLI(LightningCLI):
         except Exception as error:
             if subcommand != "fit" or not self.trainer.global_step:
                 unlock(remove_new=True)  # so that the next run gets the same folder
+            if machine_error(error):
+                if isinstance(error, OSError) and not error.filename:
+                    error.filename = str(directory)  # TensorBoard's writer does not set it
+                raise
             raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
             # with these classes, Lightning itself also reports options that do not fit the data or the callbacks
             of_options = isinstance(error, ValueError | RuntimeError) and "pytorch_lightning" in Path(raised_in).parts
             if of_options or isinstance(error, UserError | MisconfigurationException):
                 raise as_user_error(error) from error
-            if isinstance(error, OSError) and error.errno in NO_ROOM and not error.filename:
-                error.filename = str(directory)  # TensorBoard's writer does not set it
             if self.trainer._checkpoint_connector._loaded_checkpoint:  # set only while a checkpoint is restored
                 reason = f"{type(error).__name__}: {error}"
                 advice = "give another checkpoint, or start a new training from its weights with --weights"

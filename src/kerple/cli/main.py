@@ -11,7 +11,7 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
-from kerple.base.errors import NO_ROOM, UserError, describe, unknown, user_location
+from kerple.base.errors import UserError, describe, machine_error, unknown, user_location
 from kerple.base.processor_cores import measure_load
 from kerple.base.run_folder_choice import unlock
 from kerple.base.shipped_configs import FILE_OPTIONS, with_shipped_configs
@@ -54,9 +54,9 @@ SPINS = "2000"
 def main(arguments: list[str] | None = None) -> None:
     """Run one command.
 
-    A wrong option, an error in the user's code, a missing package, a full disk or a full GPU ends the command with one
-    line on standard error and exit status 2. Any other error is a bug and has a traceback. With ``--debug``, each error
-    has a traceback.
+    A wrong option, an error in the user's code, a missing package, or an error of the machine, such as a full disk or
+    memory, ends the command with one line on standard error and exit status 2. Any other error is a bug and has a
+    traceback. With ``--debug``, each error has a traceback.
 
     Args:
         arguments: The command and its arguments; None for the arguments of the process. With None,
@@ -123,8 +123,8 @@ class _LenientFile(io.FileIO):
 
 
 def _report_thread_error(failure: threading.ExceptHookArgs) -> None:
-    """Print a traceback, except if the disk is full: TensorBoard's writer raises this error in the main thread too."""
-    if getattr(failure.exc_value, "errno", None) not in NO_ROOM:
+    """Print a traceback, except for an error of the machine: TensorBoard's writer raises it in the main thread too."""
+    if machine_error(failure.exc_value) is None:
         threading.__excepthook__(failure)
 
 
@@ -172,10 +172,10 @@ def _user_message(error: Exception) -> str | None:
         return f"{package} is not installed, but this command needs it; install it with: pip install {package}"
     if type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch"):  # of a GPU
         return f"{error} Divide data.batch_size and multiply trainer.accumulate_grad_batches by the same factor"
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
-        return f"{error.filename or 'disk'}: {error.strerror}; free some space; earlier files are intact"
     if isinstance(error, UserError | ArgumentError):
         return str(error)
+    if message := machine_error(error):
+        return message
     if user_location(error):
         return describe(error)
     if run_options := sys.modules.get("kerple.cli.run_options"):  # without it, no option has selected a class

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, machine_error
 from kerple.base.mapping_files import read_mapping
 
 END_OF_TEXT = "<|endoftext|>"
@@ -80,6 +80,8 @@ def load_tokenizer(source: str) -> Tokenizer:
             raise FileNotFoundError(f"there is no file {path}")
         return Tokenizer.from_pretrained(source)
     except Exception as error:  # the library raises many kinds of errors
+        if machine_error(error):
+            raise
         expected = f"{TRAINED_HERE!r} to train one, a tokenizer.json or its folder, or a name on the Hugging Face hub"
         given = f"got {source!r}, which could not be loaded ({error})"
         raise UserError(f"data.tokenizer: {given}; expected {expected}") from error

@@ -12,6 +12,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
+from kerple.base.atomic import new_folder
 from kerple.base.errors import UserError
 from kerple.hf.derived_model_folder import add_transformers_4_entries, save_tokenizer
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
@@ -66,29 +67,24 @@ def export(
         UserError: If the folder is not empty or cannot be made, or `hugging_face_model` raises an error.
     """
     model = hugging_face_model(stored)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"to: got {folder}, which cannot be made ({error}); name a new folder") from error
-    if any(folder.iterdir()):
-        raise UserError(f"to: got {folder}, which is not empty; name a new folder")
     external = getattr(model, "remote", ())
     if end_of_text is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = end_of_text
     for weight_name, weight in model.named_parameters():
         if "positions." not in weight_name:
             weight.data = weight.data.to(getattr(torch, dtype))
-    model.save_pretrained(folder)
-    add_transformers_4_entries(model.config, folder)
-    if tokenizer is not None:
-        end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
-        save_tokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end), folder)
-    for strategy in external:
-        copy(str(getsourcefile(strategy)), folder)
-    if external:
-        imports = [f"from .{s.__module__.rpartition('.')[2]} import {s.__name__}" for s in external]
-        code = REMOTE_CODE.format(imports="\n".join(imports), names=", ".join(s.__name__ for s in external))
-        (folder / "modeling_kerple.py").write_text(code, encoding="utf-8")
+    with new_folder("to", folder) as unfinished:
+        model.save_pretrained(unfinished)
+        add_transformers_4_entries(model.config, unfinished)
+        if tokenizer is not None:
+            end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
+            save_tokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end), unfinished)
+        for strategy in external:
+            copy(str(getsourcefile(strategy)), unfinished)
+        if external:
+            imports = [f"from .{s.__module__.rpartition('.')[2]} import {s.__name__}" for s in external]
+            code = REMOTE_CODE.format(imports="\n".join(imports), names=", ".join(s.__name__ for s in external))
+            (unfinished / "modeling_kerple.py").write_text(code, encoding="utf-8")
     return type(model).__name__
 
 

@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import torch
 from tokenizers import Tokenizer
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, machine_error
 from kerple.hf import PRETRAINED, need
 from kerple.hf.rope_from_gguf import gguf_rope
 
@@ -134,6 +134,8 @@ def library_errors(source: ModelSource, part: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the libraries raise errors of many classes for damaged files
+        if machine_error(error):
+            raise
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:300]}"
         given = f"the {part} of {source.name} could not be read ({reason})"
         raise UserError(f"model: {given}; expected {EXPECTED}") from error
