@@ -1,6 +1,7 @@
 """Tables of finished runs, records, and tables in Markdown and LaTeX."""
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -103,6 +104,16 @@ def test_a_protocol_has_its_part_as_prefix_only_if_several_parts_have_it(tmp_pat
         ("cost.json", "[]"),
         ("test/results.json", "[]"),
         *(("test/results.csv.gz", {column: value}) for column, value in (("count", 0), ("sum", None), ("length", "x"))),
+        *(
+            ("test/results.csv.gz", {column: value})
+            for column, value in (("count", 1.5), ("sum", -1), ("sum", -math.inf))
+        ),
+        *(
+            ("test/results.csv.gz", {"block": value}) for value in (-1, 0.5, "x", 0)
+        ),  # the last has each row twelve times
+        ("test/results.csv.gz", {"metric": "exact_match", "sum": 513}),  # more correct answers than answers
+        *(("cost.json", f'{{"parameters": {value}}}') for value in ("-1", "NaN", '"a"')),
+        ("cost.json", '{"environment": []}'),
     ],
 )
 def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: str | dict[str, Any]) -> None:
@@ -113,6 +124,16 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: st
         results_table.write_compressed(path, results_table.read(path.parent)[0].astype(object).assign(**content))
     with pytest.raises(ValueError, match=re.escape(str(path))):
         read_runs([Run("RoPE", 1236, tmp_path / "run" / "test")])
+
+
+@pytest.mark.parametrize("entries", [{"groups": ["a"]}, {"groups": "a"}, {"protocols": "full"}])
+def test_an_impossible_description_of_a_run_is_named(tmp_path: Path, entries: dict[str, Any]) -> None:
+    test = write_run(tmp_path / "run", "RoPE", 1236, CURVE)
+    about = results_table.read(test)[1]
+    about["evaluations"]["extrapolation"] |= entries
+    results_table.write_about(test, about)
+    with pytest.raises(ValueError, match=re.escape(str(test / "results.json"))):
+        read_runs([Run("RoPE", 1236, test)])
 
 
 def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_small(tmp_path: Path) -> None:

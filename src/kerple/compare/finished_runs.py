@@ -15,6 +15,7 @@ from kerple.compare.statistics import CELL, LOGARITHMIC
 from kerple.measure import results_table
 
 RUN_KEYS = ["strategy", "seed"]
+COSTS = ("tokens_per_second", "compilation_seconds", "peak_memory_bytes", "parameters", "position_parameters", "steps")
 REPORT_TABLES = ("results", "summary", "costs")  # CSV files of a report, whose names an analysis cannot have
 
 
@@ -168,14 +169,26 @@ def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[s
 
     The results.json of a test by `compare` contains both. For other tests they are read from config.yaml and cost.json
     in the parent folder. Without these files they are empty.
+
+    Raises:
+        UserError: If a cost is not a number from 0.
     """
     if "run" in about:
-        return dict(about["run"]["config"]), dict(about["run"]["cost"])
-    cost = folder.parent / "cost.json"
-    paths = (folder / "config.yaml", folder.parent / "config.yaml")
-    own, config = (flat(read_mapping(path)) if path.exists() else {} for path in paths)
-    # a pretrained model has no fit, and the parent folder has the configuration of its first test
-    return own if "model.path" in own else config, read_mapping(cost) if cost.exists() else {}
+        path, config, cost = folder / results_table.ABOUT, dict(about["run"]["config"]), dict(about["run"]["cost"])
+    else:
+        path, paths = folder.parent / "cost.json", (folder / "config.yaml", folder.parent / "config.yaml")
+        own, config = (flat(read_mapping(file)) if file.exists() else {} for file in paths)
+        # a pretrained model has no fit, and the parent folder has the configuration of its first test
+        config = own if "model.path" in own else config
+        cost = read_mapping(path) if path.exists() else {}
+    numbers = {name: cost[name] for name in COSTS if cost.get(name) is not None}
+    wrong = [name for name, value in numbers.items() if not isinstance(value, int | float) or not value >= 0]
+    if not isinstance(cost.get("environment", {}), dict):
+        wrong.append("environment")
+    if wrong:
+        given = f"got {wrong[0]}: {cost[wrong[0]]!r:.40}, expected a number from 0, or a mapping for environment"
+        raise UserError(f"{path}: {given}; restore the file, or run the fit again")
+    return config, cost
 
 
 def _texts(about: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

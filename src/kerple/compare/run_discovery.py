@@ -67,6 +67,10 @@ def recorded_runs(report: Path) -> list[Run]:
     found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results_table.ABOUT)}
     runs = []
     for about, folder in sorted(found.items()):
+        if len(about.parts) < 3 or not re.fullmatch(r"seed-\d+", about.parts[-2]):
+            raise UserError(
+                f"{report}: got a record in {about.parent}, expected [PART/]LABEL/seed-N; move or remove it"
+            )
         *part, label, seed, _ = about.parts
         runs.append(Run(label, int(seed.removeprefix("seed-")), folder, "/".join(part)))
     return runs

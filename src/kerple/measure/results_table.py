@@ -16,6 +16,7 @@ from kerple.base.errors import UserError
 TABLE, ABOUT = "results.csv.gz", "results.json"
 VERSION = 3  # of the format of these files
 KEYS = ["metric", "protocol", "length", "position", "block"]  # columns that identify a row
+LOSSES = ("ppl", "bits_per_byte")  # metrics whose sums are losses; all others are accuracies
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +112,46 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             raise ValueError("evaluations, run.config and run.cost must be mappings")
         path = folder / TABLE
         table = pd.read_csv(path, dtype={"metric": str, "protocol": str})
-        numbers = table[["length", "count", "sum"]].apply(pd.to_numeric)
-        empty = table[["metric", "protocol"]].isna().any(axis=None) or numbers.isna().any(axis=None)
-        if list(table.columns) != ROW_COLUMNS or empty or (numbers[["length", "count"]] < 1).any(axis=None):
-            raise ValueError("a column or a value is missing, or a length or a count is below 1")
+        if list(table.columns) != ROW_COLUMNS:
+            raise ValueError(f"got the columns {list(table.columns)}, expected {ROW_COLUMNS}")
+        _check_rows(table)
+        table = table.astype({"position": "Int64", "block": "Int64"})
+        path = folder / ABOUT
+        _check_groups(table, about["evaluations"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path}: cannot be read as results of a test ({reason}); run the test again") from error
-    return table.astype({"position": "Int64", "block": "Int64"}), about
+    return table, about
+
+
+def _check_rows(table: pd.DataFrame) -> None:
+    """Raise a ValueError if a row of a test's table cannot be the result of a measurement."""
+    numbers = table[["length", "count", "sum"]].apply(pd.to_numeric)
+    if table[["metric", "protocol"]].isna().any(axis=None) or numbers.isna().any(axis=None):
+        raise ValueError("a value is missing")
+    indices = table[["position", "block"]].apply(pd.to_numeric).fillna(0)
+    whole = indices.join(numbers[["length", "count"]] - 1)
+    if ((whole < 0) | (whole % 1 != 0)).any(axis=None):
+        raise ValueError("a length or a count is not a number from 1, or a position or a block is not one from 0")
+    is_loss = table["metric"].isin(LOSSES)
+    impossible = (numbers["sum"] < 0) | (~is_loss & (numbers["sum"] > numbers["count"] * (1 + 1e-9)))
+    if impossible.any():
+        row = table[impossible].iloc[0]
+        given = f"the sum {row['sum']:g} of {row['count']} for {row['metric']}, {row['protocol']}, {row['length']}"
+        raise ValueError(f"got {given}, expected 0 or more, and for an accuracy at most the count")
+    if (twice := table.duplicated(KEYS)).any():
+        raise ValueError(f"got a row twice: {', '.join(map(str, table[twice][KEYS].iloc[0]))}")
+
+
+def _check_groups(table: pd.DataFrame, evaluations: Iterable[Mapping[str, Any]]) -> None:
+    """Raise a ValueError if a block of a test with groups of documents has no group."""
+    for evaluation in evaluations:
+        protocols, groups = evaluation.get("protocols", []), evaluation.get("groups") or []
+        if not isinstance(protocols, list) or not isinstance(groups, list):
+            raise ValueError("protocols and groups must be lists")
+        blocks = table["block"][table["protocol"].isin(protocols)]
+        if groups and blocks.max() >= len(groups):
+            raise ValueError(f"got {len(groups)} groups, but a row has block {blocks.max()}")
 
 
 def totals(table: pd.DataFrame) -> pd.DataFrame:
