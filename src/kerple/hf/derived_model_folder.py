@@ -55,8 +55,8 @@ def add_transformers_4_entries(config: Any, folder: Path) -> None:
     rope = ropes.get("full_attention", {}) if config.model_type == "gemma3_text" else ropes
     if "rope_theta" not in rope:
         return
-    # transformers 4 warns about integers
-    scaling = {name: float(v) if isinstance(v, int) and name in OPTIONS else v for name, v in rope.items()}
+    floats = OPTIONS.keys() - {LENGTH}  # transformers 4 warns about integers
+    scaling = {name: float(v) if name in floats and isinstance(v, int) else v for name, v in rope.items()}
     entries = {"rope_theta": scaling.pop("rope_theta")}
     if "partial_rotary_factor" in scaling:
         entries["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")

@@ -19,9 +19,10 @@ SCALINGS = {"default": "none", "linear": "pi", "dynamic": "dynamic_ntk"}
 OPTIONS = {name: name for name in ("factor", "attention_factor", "beta_fast", "beta_slow")}
 OPTIONS |= {"high_freq_factor": "beta_fast", "low_freq_factor": "beta_slow"}
 OPTIONS |= {"short_factor": "short_factors", "long_factor": "long_factors"}
-"""Options of scalings: from the name in transformers to the name in `kerple.positions.RoPE`."""
 LENGTH = "original_max_position_embeddings"
-COMPOSED = {*OPTIONS, LENGTH, "rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate", "finetuned"}
+OPTIONS |= {LENGTH: "original_length"}
+"""Options of scalings: from the name in transformers to the name in `kerple.positions.RoPE`."""
+COMPOSED = {*OPTIONS, "rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate", "finetuned"}
 """Entries of ``rope_parameters`` whose effect is in the frequencies and the attention factor of transformers."""
 COMBINED = ("linear", "dynamic", "yarn", "llama3", "longrope")
 """Scalings of transformers with which another one can be combined."""
@@ -74,8 +75,8 @@ def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, 
     Args:
         rope: ``rope_parameters`` of a configuration, or of one kind of its layers.
         partial: Whether the model rotates only the fraction ``partial_rotary_factor`` of the channels.
-        length: Largest number of positions in the configuration. If YaRN or LongRoPE have no factor, the factor is the
-            ratio of this number to ``original_max_position_embeddings``.
+        length: Largest number of positions in the configuration. It is the training length of dynamic scaling. If YaRN
+            or LongRoPE have no factor, the factor is its ratio to ``original_max_position_embeddings``.
     """
     scaling = SCALINGS.get(rope.get("rope_type", "default"), rope.get("rope_type"))
     if scaling not in (*STRATEGIES, *get_args(Scaling)) or rope.get("truncate") is False or "mscale" in rope:
@@ -86,7 +87,8 @@ def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, 
         return options
     if scaling in ("yarn", "longrope") and not rope.get("factor"):
         options["factor"] = length / rope["original_max_position_embeddings"]
-    return options | {"scaling": scaling} | {ours: rope[name] for name, ours in OPTIONS.items() if rope.get(name)}
+    options |= {"scaling": scaling} | {ours: rope[name] for name, ours in OPTIONS.items() if rope.get(name)}
+    return options | ({"original_length": length} if scaling == "dynamic_ntk" else {})
 
 
 def scaled(

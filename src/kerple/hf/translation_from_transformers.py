@@ -57,7 +57,7 @@ def read_options(config: Any) -> dict[str, Any]:
     length = _first(config, "max_position_embeddings", "seq_length", default=2048)  # BLOOM was trained at 2048
     position: dict[str, Any] = {"class_path": f"kerple.positions.{family.position}"}
     if family.position == "RoPE":
-        position, length = _rope_strategy(family, config, length)
+        position = _rope_strategy(family, config, length)
     return {
         "layers": config.num_hidden_layers,
         "dim": dim,
@@ -79,10 +79,8 @@ def read_options(config: Any) -> dict[str, Any]:
     }
 
 
-def _rope_strategy(family: Family, config: Any, length: int) -> tuple[dict[str, Any], int]:
-    """Return the strategy of a model with RoPE, as ``class_path`` and ``init_args``, and its training length.
-
-    The training length is ``original_max_position_embeddings`` of a scaled RoPE, or else ``length``.
+def _rope_strategy(family: Family, config: Any, length: int) -> dict[str, Any]:
+    """Return the strategy of a model with RoPE, as ``class_path`` and ``init_args``.
 
     Args:
         family: The family.
@@ -92,7 +90,7 @@ def _rope_strategy(family: Family, config: Any, length: int) -> tuple[dict[str, 
     Raises:
         UserError: If no options of `kerple.positions.RoPE` give the model's RoPE.
     """
-    layers, training_length = config.num_hidden_layers, length
+    layers = config.num_hidden_layers
     kinds: dict[str, Any] = {}
     windows: dict[str, int] = {}
     pattern = []
@@ -105,16 +103,15 @@ def _rope_strategy(family: Family, config: Any, length: int) -> tuple[dict[str, 
         if not rope:
             kinds[kind] = {"class_path": "kerple.positions.NoPE"}
         elif kind not in kinds:
-            training_length = rope.get("original_max_position_embeddings", training_length)
             options = read_rope(rope, family.partial_rotary, length)
             if options is None:
                 raise _unsupported(f"with RoPE of type {rope['rope_type']}", "a type that RoPE of this project has")
             kinds[kind] = {"class_path": "kerple.positions.RoPE", "init_args": options | {"layout": family.layout}}
     if len(kinds) == 1 and not windows:
-        return kinds[pattern[0]], training_length
+        return kinds[pattern[0]]
     period = next(n for n in range(1, layers + 1) if pattern == (pattern[:n] * layers)[:layers])
     options = {"kinds": kinds, "pattern": pattern[:period], "windows": windows}
-    return {"class_path": "kerple.positions.LayerPattern", "init_args": options}, training_length
+    return {"class_path": "kerple.positions.LayerPattern", "init_args": options}
 
 
 def _read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> Weights:

@@ -113,6 +113,8 @@ class RoPE(Position):
             √(1 + ln s / ln L) for ``longrope``, and 1 for other scalings.
         short_factors: The r/2 divisors of ``longrope`` for inputs of up to L tokens.
         long_factors: The r/2 divisors of ``longrope`` for longer inputs.
+        original_length: L of the formulas of ``scaling``; None is the training length. A pretrained model with a
+            scaling states it, and keeps its angles when it is trained further at another length.
         mistake: Known mistake of public code, reproduced to measure its effect; None for none. ``bf16`` rounds
             positions, frequencies and their products to bf16, as in a model that is converted to bf16. Not all
             positions above 256 are then distinct.
@@ -137,6 +139,7 @@ class RoPE(Position):
         attention_factor: float | None = None,
         short_factors: list[float] | None = None,
         long_factors: list[float] | None = None,
+        original_length: int | None = None,
         mistake: Literal["bf16"] | None = None,
     ) -> None:
         super().__init__()
@@ -156,11 +159,13 @@ class RoPE(Position):
         for name, divisors in (("short_factors", short_factors), ("long_factors", long_factors)):
             valid = len(divisors or []) == count and all(divisor > 0 for divisor in divisors or [])
             self.require(valid, name, divisors, expected)
+        length = shape.positions if original_length is None else original_length
+        self.require(length >= 1, "original_length", length, "1 or more tokens, or null for the training length")
         self.layout, self.mistake = layout, mistake
         self.frequencies = RotaryFrequencies(
             dim,
             base,
-            shape.positions,
+            length,
             scaling,
             factor=factor or 1.0,
             beta_fast=beta_fast,
