@@ -21,6 +21,19 @@ settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
 
+# Folders whose tests compare numbers, and files without the marker `numbers`. The files take half of the time.
+# They test compiled kernels, models against themselves, or whole runs and processes, with wide tolerances.
+NUMBERS = {Path(__file__).with_name(name) for name in ("attention", "positions", "model", "measure")}
+NOT_NUMBERS = {"test_flex_on_cpu.py", "test_kernels_ahead.py", "test_properties.py"}
+NOT_NUMBERS |= {"test_analyses.py", "test_text_and_runner.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if NUMBERS & set(item.path.parents) and item.path.name not in NOT_NUMBERS:
+            item.add_marker("numbers")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
