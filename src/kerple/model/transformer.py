@@ -173,11 +173,14 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         x, targets = self.features(tokens[:, :-1], visibility, offset), tokens[:, 1:]
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
-        losses = target_losses(self.head, x.flatten(0, 1), targets.flatten(), self.row_losses, cap=self.logit_cap)
+        losses_of_rows = row_losses if x.device.type == "cpu" else self.row_losses
+        losses = target_losses(self.head, x.flatten(0, 1), targets.flatten(), losses_of_rows, cap=self.logit_cap)
         return losses.unflatten(0, targets.shape)  # (B, T)
 
     def compile(self, **options: Any) -> None:
         """Compile the loss and the blocks; the blocks once for each length, window and mode (training or evaluation).
+
+        On a CPU, only the blocks are compiled, because the compiled loss takes longer than the loss in place.
 
         Blocks with the same kind of strategy share one graph, so that the time of compilation does not depend on the
         number of layers. While the backward pass computes a block, DDP can send the gradients of later blocks to other

@@ -55,7 +55,8 @@ class LanguageModel(LightningModule):
         warmup: Fraction of ``trainer.max_steps`` in which the learning rate rises linearly; at least 2 steps.
         final_lr: Last learning rate of ``cosine``, ``linear`` and ``wsd``, as a fraction of the peak.
         decay: Fraction of ``trainer.max_steps`` at the end, in which the learning rate of ``wsd`` decreases.
-        compile: Whether torch.compile compiles network and loss in a fit, or a mapping of options for torch.compile.
+        compile: Whether torch.compile compiles the network and, on a GPU, the loss in a fit, or a mapping of options
+            for torch.compile.
         **options: Options of the network, see `kerple.model.architecture.Architecture`.
 
     Raises:
