@@ -107,6 +107,22 @@ def test_a_callback_without_options_and_an_unknown_option(monkeypatch: pytest.Mo
         resolve(bad)
 
 
+def test_a_callback_of_the_user_in_a_comparison_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_callback.py").write_text(
+        "from pytorch_lightning import Callback\n\n\nclass Mine(Callback):\n    def __init__(self, number: int):\n"
+        "        raise AssertionError('built while the comparison was read')\n"
+    )
+    mine = {"class_path": "my_callback.Mine", "init_args": {"number": 3}}
+    settings = yaml.safe_load((ROOT / "configs/compare/demo.yaml").read_text())
+    flags = {"trainer.callbacks": [{"class_path": "Dashboards"}, mine]}
+    (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings | {"test": flags, "flags": flags}))
+    _, read = compare._read(["--config", str(tmp_path / "compare.yaml")])
+    callbacks = resolve(read.jobs()[0]).test_config["trainer"]["callbacks"]
+    assert [callback for callback in callbacks if callback["class_path"].endswith("Mine")] == [mine]
+
+
 def test_a_misspelt_flag_is_named_before_a_run_starts(tmp_path: Path) -> None:
     settings = yaml.safe_load((ROOT / "configs/compare/demo.yaml").read_text()) | {"runs": str(tmp_path / "runs")}
     for mistake in ({"test": {"trainer.precison": "32-true"}}, {"flags": {"model.leyers": 3}}):

@@ -23,7 +23,7 @@ from kerple.cli.config_resolution import resolve
 from kerple.cli.job_preparation import prepare_jobs
 from kerple.cli.option_parsing import command_parser, parse
 from kerple.compare import committed_records
-from kerple.compare.comparison_file import Comparison
+from kerple.compare.comparison_file import Comparison, Strategy
 from kerple.compare.comparison_report import write_comparison
 from kerple.compare.execution import execute, interruptible
 from kerple.compare.finished_runs import Run, read_runs
@@ -83,8 +83,12 @@ def main(arguments: list[str]) -> None:
 
 def _read(arguments: list[str]) -> tuple[Namespace, Comparison]:
     parser = _parser()
-    options = parser.instantiate_classes(parse(parser, arguments))
-    return options, Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
+    options = parse(parser, arguments)
+    # not instantiate_classes, which would also build the objects in `test` and `flags`, such as a user's own callback
+    values = options.as_dict()
+    strategies = {label: None if each is None else Strategy(**each) for label, each in values["strategies"].items()}
+    names = [field.name for field in fields(Comparison)]
+    return options, Comparison(**{name: values[name] for name in names} | {"strategies": strategies})
 
 
 def _check_writable(key: str, folder: Path) -> None:

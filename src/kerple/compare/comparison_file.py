@@ -7,6 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import Namespace
+
 from kerple.base.errors import UserError
 from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.compare.job import Job
@@ -200,6 +202,12 @@ class Comparison:
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
-    """Command-line flags with these values. Values other than strings are written as JSON, which is also YAML."""
-    flags = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
-    return with_shipped_configs(flags)
+    """Command-line flags with these values. Values other than strings are written as JSON, which is also YAML.
+
+    The parser of a comparison represents objects in lists, such as a user's own callback, as a `Namespace`.
+    """
+
+    def text(value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value, default=Namespace.as_dict)
+
+    return with_shipped_configs([f"--{key}={text(value)}" for key, value in values.items()])
