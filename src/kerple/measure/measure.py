@@ -54,10 +54,11 @@ class Measure(ABC):
     def check(self, network: Network, text: Any) -> None:
         """Raise a UserError if the measurement cannot be made with this network and text.
 
-        The base class checks the members of `Network`, ``needs`` and the type of the text. Subclasses also check the
-        length of the text.
+        The base class checks ``needs`` or, without them, the members of `Network`, and the type of the text. Subclasses
+        also check the length of the text.
         """
-        if missing := [name for name in ("name", "training_length", "losses") if not hasattr(network, name)]:
+        members = () if self.needs else ("name", "training_length", "losses")
+        if missing := [name for name in members if not hasattr(network, name)]:
             given = f"got a network {type(network).__name__} without {', '.join(missing)}"
             raise UserError(f"{type(self).__name__}: {given}; give it the members of kerple.model.network.Network")
         require_capabilities(self, network, self.needs)
