@@ -3,13 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kerple.cli.allowed_classes import allowed_classes
 from kerple.hf.exporter import export
 from kerple.hf.pretrained_model_reader import read_stored_model
+from kerple.hf.rope import read_rope
 from kerple.hf.translation_from_transformers import read_family, read_options
 from kerple.model.options_and_weights import build_transformer, copy_weights
-from kerple.positions import ALiBi
+from kerple.positions import ALiBi, RoPE, Shape
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, text, tiny
 
 ORIGINAL = {"rope_theta": 500.0, "original_max_position_embeddings": LENGTH // 2}
@@ -63,6 +65,22 @@ def test_logits_equal_those_of_transformers_also_with_a_cache_and_after_export(f
     other = build_transformer(stored.model, ALiBi)
     copy_weights(other, stored)
     assert other(tokens).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama3", {"low_freq_factor": 2.0, "high_freq_factor": 2.0}),
+        ("llama3", {"low_freq_factor": 4.0, "high_freq_factor": 1.0}),
+        ("yarn", {"beta_fast": 4.0, "beta_slow": 4.0}),
+    ],
+)
+def test_a_ramp_without_a_slope_equals_that_of_transformers(kind, options):
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 512} | options
+    config = hf.LlamaConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=4096, rope_parameters=rope)
+    expected, _ = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
+    ours = RoPE(Shape(64, 1, 512), **read_rope(config.rope_parameters, partial=False, length=4096))
+    torch.testing.assert_close(ours.frequencies(torch.arange(9)).flatten().float(), expected, rtol=1e-6, atol=0)
 
 
 def test_weights_fit_a_larger_vocabulary_and_no_other_size():

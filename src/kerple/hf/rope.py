@@ -86,9 +86,14 @@ def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, 
     if scaling == "none":
         return options
     if scaling in ("yarn", "longrope") and not rope.get("factor"):
-        options["factor"] = length / rope["original_max_position_embeddings"]
+        options["factor"] = length / (rope.get("original_max_position_embeddings") or length)
     options |= {"scaling": scaling} | {ours: rope[name] for name, ours in OPTIONS.items() if rope.get(name)}
-    return options | ({"original_length": length} if scaling == "dynamic_ntk" else {})
+    fast: float = rope.get("high_freq_factor" if scaling == "llama3" else "beta_fast") or 32.0
+    slow: float = rope.get("low_freq_factor" if scaling == "llama3" else "beta_slow") or 1.0
+    if fast < slow and scaling == "llama3":
+        options["beta_fast"] = slow  # the published formula has one step, at low_freq_factor
+    options |= {"original_length": length} if scaling == "dynamic_ntk" else {}
+    return None if fast < slow and scaling == "yarn" else options
 
 
 def scaled(

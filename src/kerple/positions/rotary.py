@@ -155,8 +155,8 @@ class RoPE(Position):
         expected = f"pi or yarn, because {scaling} needs 4 or more rotated dimensions per head"
         self.require(rotated > 2 or scaling not in ("ntk", "dynamic_ntk"), "scaling", scaling, expected)
         beta_fast = (4.0 if scaling == "llama3" else 32.0) if beta_fast is None else beta_fast
-        expected = "0 < beta_slow < beta_fast, such as 1 and 32"
-        self.require(0 < beta_slow < beta_fast, "beta_slow, beta_fast", f"{beta_slow}, {beta_fast}", expected)
+        expected = "0 < beta_slow <= beta_fast, such as 1 and 32"
+        self.require(0 < beta_slow <= beta_fast, "beta_slow, beta_fast", f"{beta_slow}, {beta_fast}", expected)
         expected = f"{dim // 2} positive numbers, one per rotated pair, with scaling longrope; none with other scalings"
         count = dim // 2 if scaling == "longrope" else 0
         for name, divisors in (("short_factors", short_factors), ("long_factors", long_factors)):
