@@ -78,6 +78,19 @@ def test_trust_covers_the_classes_of_a_package_but_not_its_imports(tmp_path):
     assert read(tmp_path, changed, trusting)["data"]["init_args"]["directory"]
 
 
+def test_models_of_the_hub_are_named_only_with_trust(tmp_path):
+    options = {"lengths": [64, 128], "short": 8, "stride": 4}
+    for evaluator, trust in (("owner/model", ""), ("gpt2", "owner/model"), ("gpt2", "gpt2"), (str(tmp_path), "")):
+        changed = config()
+        node = {"class_path": "LongPerplexity", "init_args": options | {"evaluator": evaluator}}
+        changed["trainer"]["callbacks"] = [node]
+        if evaluator in (trust, str(tmp_path)):
+            assert read(tmp_path, changed, allowed_classes(trust))["trainer"]["callbacks"][0]["init_args"]["evaluator"]
+        else:
+            with pytest.raises(UserError, match=f"evaluator: names '{evaluator}', .*; add --trust {evaluator}"):
+                read(tmp_path, changed, allowed_classes(trust))
+
+
 NAMES = [
     "os.system", "builtins.eval", "kerple.cli.lightning.os.system", "torch.hub.load", "torch.load", "shutil.rmtree",
     "torch.nn.Linear", "kerple.positions", "kerple.positions.names", "kerple.base.untrusted_checkpoints.load",

