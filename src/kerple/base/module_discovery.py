@@ -9,7 +9,8 @@ from kerple.base.errors import UserError
 
 def import_modules(package: str, skip: tuple[str, ...] = ()) -> None:
     """Import the modules of a package, except those in ``skip`` and those whose optional dependencies are missing."""
-    for module in iter_modules(import_module(package).__path__):
+    names = {module.name for module in iter_modules(import_module(package).__path__)}
+    assert names >= set(skip), f"{package} has no module for each of {skip}"
+    for name in sorted(names.difference(skip)):
         with suppress(UserError):  # a module raises it if an optional dependency is missing
-            if module.name not in skip:
-                import_module(f"{package}.{module.name}")
+            import_module(f"{package}.{name}")

@@ -4,15 +4,9 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from kerple.base import untrusted_checkpoints
 from kerple.base.atomic import new_folder, write
 from kerple.base.mapping_files import read_mapping
-from kerple.cli.allowed_classes import allowed_classes
 from kerple.cli.option_parsing import add_checkpoint_arguments, command_parser, parse
-from kerple.cli.trained_model import end_token, load_trained
-from kerple.data import TokenShards
-from kerple.data.tokenizer import load_tokenizer
-from kerple.hf import need
 
 CARD = """# {name}
 
@@ -37,7 +31,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--to", type=str, required=True, help="new or empty folder, for AutoModelForCausalLM")
     dtype = Literal["float32", "float16"]
     parser.add_argument("--dtype", type=dtype, default="float32", help="dtype of all weights except the strategy's")
-    options = parse(parser, arguments)
+    options = parse(parser, arguments)  # reports wrong options before imports that take seconds
+    from kerple.base import untrusted_checkpoints
+    from kerple.cli.allowed_classes import allowed_classes
+    from kerple.cli.trained_model import end_token, load_trained
+    from kerple.data import TokenShards
+    from kerple.data.tokenizer import load_tokenizer
+    from kerple.hf import need
+
     need()
     from kerple.hf.exporter import TRAINED_ON, export
     from kerple.hf.pretrained_model_reader import read_stored_model

@@ -4,7 +4,6 @@ import math
 import random
 
 import numpy as np
-import pandas as pd
 
 from kerple.base.errors import UserError
 from kerple.cli.option_parsing import command_parser, parse
@@ -43,6 +42,8 @@ def main(arguments: list[str]) -> None:
 
 def show(folder: Folder) -> None:
     """Print the statistics in the manifest of a folder of shards, and the overlap of test text and training text."""
+    import pandas as pd  # here, so that mistakes in options are reported before it is imported
+
     manifest, test = folder.manifest, folder.test_documents()
     rows = []
     for split in manifest.splits.values():

@@ -168,7 +168,7 @@ def _parse(arguments: list[str]) -> Namespace:
     """
     if not any(argument.startswith(("--config", "-c")) for argument in arguments):
         arguments = ["--config", config_path("configs/hf.yaml"), *arguments]
-    import_modules("kerple.measure", skip=("metrics", "task_accuracy"))  # these need torchmetrics and a task
+    import_modules("kerple.measure", skip=("loss_metrics", "task_accuracy"))  # these need torchmetrics and a task
     parser = _parser()
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     if not options.hf:

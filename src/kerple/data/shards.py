@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -25,6 +24,9 @@ from kerple.base.atomic import note_path, write
 from kerple.base.errors import UserError
 from kerple.data.manifest import TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 VERIFIED = "verified"  # kind of the notes with the ctime and sha256 of each shard file whose checksum was correct
 BLOCK = 512  # bytes of a header in a tar file; the size of a member is padded to a multiple of it
@@ -113,7 +115,7 @@ class Folder:
         ends = np.flatnonzero(TokenStream(self, split)[:] == self.manifest.end_of_text)
         return np.concatenate([[0], ends + 1])[:-1]
 
-    def test_documents(self) -> pd.DataFrame:
+    def test_documents(self) -> "pd.DataFrame":
         """Return a table with one row for each document of the test split, in order.
 
         The columns are the name of the document (``document``), the name of its group (``group``, such as its package)
@@ -122,6 +124,8 @@ class Folder:
         Raises:
             UserError: The table is missing, or its checksum differs from the manifest.
         """
+        import pandas as pd  # here, so that mistakes in options are reported before it is imported
+
         path = self._checked_file(TEST_DOCUMENTS, self.manifest.test_documents)
         rows = [json.loads(line) for line in path.read_bytes().splitlines()]
         return pd.DataFrame(rows, columns=["document", "group", "overlap"])
