@@ -108,13 +108,15 @@ def refused(capsys: pytest.CaptureFixture[str], place: Path, model: Path | str, 
     return complaint(capsys, *command(place, model, *flags))
 
 
-def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: object) -> Path:
+def broken(here: Path, name: str, *, without: tuple[str, ...] = (), index: str = "", **config: object) -> Path:
     """A copy of the model without some files, with other entries in its configuration."""
     folder = here / name
     folder.mkdir(exist_ok=True)
     for path in (here / "llama").iterdir():
         if path.name not in without:
             (folder / path.name).write_bytes(path.read_bytes())
+    if index:
+        (folder / "model.safetensors.index.json").write_text(index)
     if config:
         (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
     return folder
@@ -129,6 +131,8 @@ def test_incomplete_models_and_other_tokenizers_are_refused(here, capsys):
         (here / "bert", "expected a causal language model"),
         (broken(here, "mute", without=("tokenizer.json", "tokenizer_config.json")), "tokenizer.json"),
         (broken(here, "deeper", num_hidden_layers=3), "do not fit its config.json"),
+        (broken(here, "odd", hidden_size=50), "odd"),
+        (broken(here, "indexed", index="[1]"), "model.safetensors.index.json: got '[1]', expected a mapping"),
     ):
         assert part in refused(capsys, here, model)
     assert "callbacks: got none, expected" in refused(capsys, here, here / "llama", "--trainer.callbacks", "[]")

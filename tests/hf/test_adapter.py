@@ -83,6 +83,46 @@ def test_attention_that_cannot_be_limited_to_a_window_is_an_error(family):
     assert not isinstance(hugging_face_network(small(hf.FalconConfig, alibi=True)), Offset)
 
 
+GROUPED_SIZES = {"num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}
+GPT = {"n_positions": 40, "n_embd": 32, "n_layer": 2, "n_head": 4}
+TABLES = {
+    "GPTJ": (40, GPT | {"rotary_dim": 8}),  # buffers of sinusoids
+    "CodeGen": (40, GPT | {"rotary_dim": 8}),
+    "CTRL": (40, GPT | {"dff": 48}),
+    "Mpt": (40, {"max_seq_len": 40, "d_model": 32, "n_heads": 4, "n_layers": 2}),  # ALiBi for this number of keys
+    "GPTNeo": (40, {"max_position_embeddings": 40, "num_layers": 2, "attention_types": [[["global", "local"], 1]]}),
+    "XGLM": (None, {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}),  # the table grows
+    "Bloom": (None, {}),
+    "Falcon": (None, {"alibi": True}),
+}
+
+
+@pytest.mark.parametrize("family", TABLES)
+@torch.inference_mode()
+def test_the_longest_input_is_that_of_the_models_table_of_any_kind(family):
+    limit, options = TABLES[family]
+    network = hugging_face_network(small(getattr(hf, f"{family}Config"), **{"max_position_embeddings": 40} | options))
+    assert network.max_length == limit
+    assert network.losses(text(1, 41)).isfinite().all()
+    if limit is None:
+        assert network.losses(text(1, 42)).isfinite().all()
+    else:
+        with pytest.raises(UserError, match="lengths: got 41 positions, expected at most 40, for which"):
+            network.losses(text(1, 42))
+        network.longest_input = None  # as on a GPU, where the limit is not tested
+        with pytest.raises(UserError, match=r"model: \w+ cannot read 41 tokens \(\w+Error: .+\); use another model"):
+            network.losses(text(1, 42))
+
+
+@torch.inference_mode()
+def test_a_window_is_refused_if_text_passes_it_by_a_state_space_layer():
+    mamba = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
+    network = hugging_face_network(small(hf.FalconH1Config, **GROUPED_SIZES | mamba))
+    for _ in range(2):
+        with pytest.raises(UserError, match="window: got 8, but text reaches later tokens of FalconH1ForCausalLM"):
+            network(text(1, 24), Visibility(8))
+
+
 def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejected():
     network = hugging_face_network(small(hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=24))
     assert (network.max_length, network.name) == (24, "Learned")

@@ -1,20 +1,27 @@
 """`HuggingFaceNetwork`: a causal language model of transformers as a network to measure."""
 
 import inspect
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from kerple.base.errors import UserError
+from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.rope import strategy_name
 from kerple.hf.windowed_attention import limited_attention, local_layer_positions
 from kerple.model.loss import logit_losses, target_losses
 from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
 from kerple.positions.precise_products import precise
 from kerple.positions.visibility import EVERYTHING, Visibility
+
+ADVICE = "use another model"
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Entries of configurations that state the largest number of positions."""
 
 
 def hugging_face_network(
@@ -24,9 +31,8 @@ def hugging_face_network(
 
     The arguments and errors are those of `HuggingFaceNetwork`.
     """
-    takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
-    takes_positions &= not getattr(model.config, "alibi", False)  # Falcon takes and ignores them
-    return (ShiftableHuggingFaceNetwork if takes_positions else HuggingFaceNetwork)(model, length, name, bos)
+    kind = ShiftableHuggingFaceNetwork if takes_positions(model) else HuggingFaceNetwork
+    return kind(model, length, name, bos)
 
 
 class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
@@ -54,22 +60,19 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         self.embedding = model.get_input_embeddings()
         self.head = model.get_output_embeddings()
         self.training_length = length or config_length(model.config)
-        self.learned = learned_positions(model)
-        self.name = name or strategy_name(model.config.get_text_config(), self.learned is not None)
+        self.longest_input, self.window_is_checked = longest_input(model), False
+        self.name = name or strategy_name(model.config.get_text_config(), learned_positions(model) is not None)
         self._check_forward_pass()
 
     @property
     def max_length(self) -> int | None:
-        if self.learned is None:
-            return None
-        rows = self.learned.num_embeddings - getattr(self.learned, "offset", 0)  # OPT reserves the first rows
-        return rows - (self.bos is not None)
+        return None if self.longest_input is None else self.longest_input - (self.bos is not None)
 
     def forward(self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0) -> Tensor:
         """Return logits (B, T, V) of the next token after each token (B, T) int64, for a vocabulary of V tokens.
 
         Raises:
-            UserError: If a position is not in the table of learned positions, the attention of the model cannot be
+            UserError: If the model has no such position or raises an error, the attention of the model cannot be
                 limited to the window of ``visibility``, or ``visibility.distances`` is not the string ``"true"``.
         """
         return self._run(self.model, tokens, visibility, offset)
@@ -113,7 +116,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         stored = self.model.generation_config  # may have penalties and beams, which apply to greedy generation too
         self.model.generation_config = type(stored)(eos_token_id=stored.eos_token_id, pad_token_id=stored.pad_token_id)
         try:
-            return self.model.generate(tokens, attention_mask=mask, **options)[0, tokens.shape[1] :].tolist()
+            with foreign_errors(f"model: {type(self.model).__name__} cannot continue a text", ADVICE):
+                return self.model.generate(tokens, attention_mask=mask, **options)[0, tokens.shape[1] :].tolist()
         finally:
             self.model.generation_config = stored
 
@@ -132,7 +136,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
             raise UserError(f"distances: {given}; set 'true', or set model.position, so that this project runs it")
         end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
-            expected = f"at most {self.max_length}, for which the model has learned positions"
+            expected = f"at most {self.max_length}, for which the model has positions"
             raise UserError(f"lengths: got {end} positions, expected {expected}; remove longer lengths")
         inputs = self._after_bos(tokens)
         rows = torch.arange(inputs.shape[1], device=tokens.device)[None]
@@ -149,7 +153,45 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
             if visibility.window is not None:
                 visibility = visibility if self.bos is None else visibility.with_bos()
                 contexts.enter_context(limited_attention(self.model, visibility))
-            return module(input_ids=inputs, use_cache=False, **options)[0][:, -tokens.shape[1] :]
+            with foreign_errors(f"model: {type(self.model).__name__} cannot read {end} tokens", ADVICE):
+                output = module(input_ids=inputs, use_cache=False, **options)[0]
+        if visibility.window is not None:
+            self._check_window(visibility.window)
+        return output[:, -tokens.shape[1] :]
+
+    @torch.inference_mode()
+    def _check_window(self, window: int) -> None:
+        """Check once that text reaches later tokens only by attention, whose window can be limited.
+
+        If each query sees only its own key, a token must not change the logits of later tokens.
+
+        Raises:
+            UserError: If it changes them, for example by a state-space layer or a convolution.
+        """
+        if self.window_is_checked:
+            return
+        self.window_is_checked = True  # before the next line, which calls this function
+        if self._changes_others(0, Visibility(window=1)):
+            self.window_is_checked = False
+            way = "not only by attention but also, for example, by a state-space layer"
+            given = f"got {window}, but text reaches later tokens of {type(self.model).__name__} {way}"
+            raise UserError(f"window: {given}; leave out measures and protocols with a window")
+
+    def _changes_others(self, i: int, visibility: Visibility = EVERYTHING) -> bool:
+        """Return whether the token at index ``i`` of 12 random tokens changes the logits of the other tokens."""
+        tokens = self._random_tokens()
+        changed = tokens.clone()
+        changed[:, i] = (changed[:, i] + 1) % self.embedding.num_embeddings
+        logits = precise(self(tokens, visibility))  # (1, T, V)
+        others = torch.arange(tokens.shape[1], device=tokens.device) != i
+        change = float((precise(self(changed, visibility)) - logits)[:, others].abs().max())
+        eps, scale = torch.finfo(self.embedding.weight.dtype).eps, float(logits.abs().max())
+        return not change <= 30 * eps * scale  # true also for NaN
+
+    def _random_tokens(self) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(self.embedding.num_embeddings, (1, 12), generator=generator)
+        return tokens.to(self.embedding.weight.device)
 
     @torch.inference_mode()
     def _check_forward_pass(self) -> None:
@@ -160,14 +202,9 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         Raises:
             UserError: If the logits of a token depend on later tokens.
         """
-        generator = torch.Generator().manual_seed(0)
-        rows, weight = self.embedding.num_embeddings, self.embedding.weight
-        tokens = torch.randint(rows, (1, 12), generator=generator).to(weight.device)
-        logits = precise(self(tokens))  # (1, T, V)
-        changed = tokens.clone()
-        changed[:, -1] = (changed[:, -1] + 1) % rows
-        eps, scale = torch.finfo(weight.dtype).eps, float(logits.abs().max())
-        if not float((precise(self(changed)) - logits)[:, :-1].abs().max()) <= 30 * eps * scale:  # true also for NaN
+        tokens = self._random_tokens()
+        eps, scale = torch.finfo(self.embedding.weight.dtype).eps, float(self(tokens).abs().max())
+        if self._changes_others(tokens.shape[1] - 1):
             name = type(self.model).__name__
             raise UserError(f"model: got {name}, whose logits depend on later tokens; expected a causal language model")
         self.chunked_logits = False
@@ -220,10 +257,69 @@ def reset_dynamic_rope(model: Any) -> None:
             module.max_seq_len_cached = module.original_max_seq_len
 
 
+def takes_positions(model: Any) -> bool:
+    """Return whether the logits of a model depend on the argument ``position_ids``."""
+    takes = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    return takes and not getattr(model.config, "alibi", False)  # Falcon takes and ignores them
+
+
 def config_length(config: Any) -> int | None:
-    """Return ``max_position_embeddings`` or ``n_positions`` of a `PreTrainedConfig`; None if both are missing."""
+    """Return the largest number of positions in a `PreTrainedConfig`, or None if no entry of `LENGTHS` states it."""
     text = config.get_text_config()
-    return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    return next((length for name in LENGTHS if (length := getattr(text, name, None))), None)
+
+
+def longest_input(model: Any) -> int | None:
+    """Return the largest number of tokens that a model can read; None if there is no limit.
+
+    The limit is the size of a table of learned positions. Tables of other kinds, such as sinusoids or biases, are found
+    by a test: the model has the last position of the length in its configuration, but not the next one.
+    """
+    if (table := learned_positions(model)) is not None:
+        return table.num_embeddings - getattr(table, "offset", 0)  # OPT reserves the first rows
+    length = config_length(model.config)
+    return length if length and _has_position(model, length - 1) and not _has_position(model, length) else None
+
+
+@torch.inference_mode()
+def _has_position(model: Any, position: int) -> bool:
+    """Return whether a model accepts a position.
+
+    The input is one token at this position, and then a text that ends there, because some tables grow with the text. If
+    the model takes no positions, the text has no values (on the device ``meta``), because only shapes matter. On a GPU,
+    a position outside of a table would make the device unusable, so the answer is always true.
+    """
+    text = torch.zeros(1, position + 1, dtype=torch.int64)
+    if not takes_positions(model):
+        state = {name: x.to("meta") for name, x in (*model.named_parameters(), *model.named_buffers())}
+        return _runs(functional_call, model, state, (text.to("meta"),), {"use_cache": False})
+    single = {"position_ids": torch.tensor([[position]]), "use_cache": False}
+    return model.device.type != "cpu" or _runs(model, text[:, :1], **single) or _runs_first_layer(model, text)
+
+
+def _runs_first_layer(model: Any, tokens: Tensor) -> bool:
+    """Return whether a model reads tokens without an error until the end of its first layer."""
+    reached = []
+
+    def stop(*_: Any) -> None:
+        reached.append(True)
+        raise StopIteration
+
+    count = model.config.get_text_config().num_hidden_layers
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
+    hooks = [modules[0].register_forward_hook(stop) for modules in lists[:1]]
+    runs = _runs(model, tokens, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return runs or bool(reached)
+
+
+def _runs(function: Callable[..., Any], *args: Any, **options: Any) -> bool:
+    try:
+        function(*args, **options)
+    except Exception:  # models raise errors of many classes
+        return False
+    return True
 
 
 def learned_positions(model: nn.Module) -> nn.Embedding | None:

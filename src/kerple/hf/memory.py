@@ -6,6 +6,7 @@ import psutil
 import torch
 
 from kerple.base.errors import UserError
+from kerple.hf.foreign_errors import foreign_errors
 
 
 def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote_code: bool = False) -> None:
@@ -23,7 +24,8 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
     """
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
+    name = config.model_type
+    with foreign_errors(f"model: its configuration gives no {name} model", "correct config.json"), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
     # activations of a layer for one token: about 16 vectors of the model's width, and 3 of the MLP's width

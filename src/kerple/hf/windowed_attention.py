@@ -42,7 +42,7 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
     with attention_replaced(model, NAME, attention):
         try:
             yield
-        except (TypeError, AttributeError) as error:  # a layer outside the registry may need the mask that is left out
+        except UserError as error:  # a layer outside the registry may need the mask that is left out
             if calls:
                 raise
             failure = error

@@ -68,7 +68,8 @@ def captured(model: Any) -> Iterator[list[Call]]:
     ) -> tuple[Tensor, None]:
         visible = None if attention_mask is None else attention_mask[0, 0, :, : key.shape[2]] > HIDDEN
         sinks, bias = (options.get(name) is not None for name in ("s_aux", "position_bias"))
-        layer = int(getattr(module, "layer_idx", len(calls)))
+        index = getattr(module, "layer_idx", None)
+        layer = len(calls) % model.config.get_text_config().num_hidden_layers if index is None else int(index)
         window = options.get("sliding_window")
         return record(layer, query, key, value, visible, window, sinks, bias).transpose(1, 2).contiguous(), None
 

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kerple.base.errors import UserError
-from kerple.hf.adapter import learned_positions, reset_dynamic_rope
+from kerple.base.errors import UserError, describe
+from kerple.hf.adapter import learned_positions, longest_input, reset_dynamic_rope
+from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.windowed_attention import attention_replaced
 from kerple.model import Transformer
-from kerple.probe.configured_positions import configured_layers, original_length
+from kerple.probe.configured_positions import configured_layers
 
 LENGTH = 48  # number of tokens of the tested input, without padding
 SHIFT = 16  # number of positions of the shift, and number of padding tokens
@@ -27,11 +28,11 @@ class Invariance:
 
     Args:
         name: Name of the test.
-        difference: Largest absolute difference of logits that should be equal. It is inf if the model raised a
-            RuntimeError, and None if the model does not support the test.
+        difference: Largest absolute difference of logits that should be equal. It is inf if the model raised an
+            error, and None if the model does not support the test.
         allowed: Largest difference that is attributed to rounding.
         by_design: Part of the design of the family or strategy that breaks the invariance, or None.
-        reason: First line of the error, if there was one; otherwise None.
+        reason: Type and first line of the error, if there was one; otherwise None.
     """
 
     name: str
@@ -58,7 +59,7 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
         model: A `transformers.PreTrainedModel` in evaluation mode and fp32.
         config: The configuration of its text model.
     """
-    limit = original_length(config) if learned_positions(model) is not None else None
+    limit = longest_input(model)
     length = LENGTH if limit is None else max(2, min(LENGTH, limit - SHIFT))
     generator = torch.Generator().manual_seed(0)
     vocabulary = model.get_input_embeddings().num_embeddings
@@ -103,10 +104,11 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
 def _test(name: str, run: Callable[[], Tensor], expected: Tensor, by_design: str | None, allowed: float) -> Invariance:
     try:
         difference = float((run().double() - expected.double()).abs().max())
-    except (ValueError, NotImplementedError, ImportError) as error:  # the model does not support the test
-        return Invariance(name, None, allowed, reason=str(error).splitlines()[0])
-    except RuntimeError as error:  # the model fails, for example because shapes do not fit
-        return Invariance(name, math.inf, allowed, reason=str(error).splitlines()[0])
+    except UserError as error:
+        cause = error.__cause__ or error
+        # with the other classes, models fail, for example because shapes do not fit
+        unsupported = isinstance(cause, ValueError | NotImplementedError | ImportError)
+        return Invariance(name, None if unsupported else math.inf, allowed, reason=describe(cause))
     return Invariance(name, difference, allowed, by_design)
 
 
@@ -124,18 +126,20 @@ def read_logits(
         **options: Further arguments of each forward pass.
 
     Raises:
-        UserError: If ``sizes`` is given, and the model returns no cache.
+        UserError: If the model raises an error, or ``sizes`` is given and the model returns no cache.
     """
     reset_dynamic_rope(model)
     if sizes is None:
-        return model(input_ids=tokens, use_cache=False, **options).logits
+        with foreign_errors("model: it cannot read a short text", "use another model"):
+            return model(input_ids=tokens, use_cache=False, **options).logits
     logits = []
     for part in tokens.split(sizes, 1):
         options |= {} if cache is None else {"cache": cache}
-        output = model(input_ids=part, use_cache=True, **options)
+        with foreign_errors("model: it cannot read a short text with a cache", "use another model"):
+            output = model(input_ids=part, use_cache=True, **options)
+            logits.append(output.logits)
         if (cache := output.get("cache")) is None:
             raise UserError("the model has no cache")
-        logits.append(output.logits)
     return torch.cat(logits, 1)
 
 

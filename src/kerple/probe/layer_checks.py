@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kerple.base.errors import UserError
 from kerple.hf.adapter import learned_positions
 from kerple.model import Transformer
 from kerple.probe.capture import Call, captured
@@ -125,7 +126,7 @@ def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | No
     options: dict[str, Any] = {} if ids is None else {"position_ids": ids[None].to(model.device)}
     parts = sizes if len(sizes) > 1 or cache is not None else None
     tokens = torch.full((1, len(rows)), token, device=model.device)
-    with captured(model) as calls, suppress(ValueError, RuntimeError):  # `measure_invariances` reports such errors
+    with captured(model) as calls, suppress(UserError):  # `measure_invariances` reports such errors
         read_logits(model, tokens, parts, cache, **options)
     # after an error, some tokens of the text have no attention call
     complete = sum(call.q.shape[1] for call in calls if call.layer == calls[0].layer) == len(rows)

@@ -1,0 +1,84 @@
+"""Errors of foreign code become one line, errors of this project do not; checks of foreign configurations."""
+
+import errno
+import json
+
+import pytest
+import torch
+
+from kerple.base.errors import UserError
+from kerple.hf.configuration_check import check_configuration
+from kerple.hf.foreign_errors import foreign_errors
+from kerple.hf.rope import read_rope
+from kerple.probe.capture import captured
+from tests.hf.tiny import configuration, hf, text, tiny
+
+
+def call(function, *arguments):
+    with foreign_errors("model: it failed", "use another model"):
+        return function(*arguments)
+
+
+def test_only_errors_of_foreign_code_become_user_errors():
+    assert call(json.loads, "3") == 3
+    for function, argument, reason in (
+        (json.loads, "{", "JSONDecodeError: Expecting property name.*"),
+        (torch.zeros(3).view, 2, r"RuntimeError: shape .*"),
+        ([].__getitem__, 1, "IndexError: list index out of range"),
+    ):
+        with pytest.raises(UserError, match=rf"^model: it failed \(.*{reason}\); use another model$"):
+            call(function, argument)
+
+    def broken(error):
+        raise error
+
+    for error in (UserError("x"), MemoryError(), torch.OutOfMemoryError(), OSError(errno.ENOSPC, "full")):
+        with pytest.raises(type(error)) as raised:
+            call(broken, error)
+        assert raised.value is error
+    with pytest.raises(KeyError, match="rope_theta"):
+        call(read_rope, {}, False, 0)  # a function of this project
+
+
+ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**30}, "for num_hidden_layers in config.json, expected a whole number of 1 or more"),
+        ({"num_key_value_heads": 0}, "got 0 for num_key_value_heads"),
+        ({"max_position_embeddings": -1}, "got -1 for max_position_embeddings"),
+        ({"sliding_window": 2.5}, "got 2.5 for sliding_window"),
+        ({"layer_types": ["full_attention"]}, "for layer_types in config.json, expected an entry for each of 2 layers"),
+        ({"rope_parameters": ROPE | {"factor": float("nan")}}, "got nan for rope_parameters.factor"),
+        ({"rope_parameters": ROPE | {"rope_theta": "x"}}, "got 'x' for rope_parameters.rope_theta"),
+        ({"rope_parameters": {"full_attention": ROPE | {"factor": 0}}}, "got 0 for rope_parameters.factor"),
+        ({"rope_parameters": ROPE | {"long_factor": [1.0, None]}}, "got None for rope_parameters.long_factor"),
+    ],
+)
+def test_values_of_a_configuration_that_are_out_of_range(changes, message):
+    config = configuration("llama")
+    check_configuration(config)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with pytest.raises(UserError, match=f"^model: .*{message}.*; correct the file$"):
+        check_configuration(config)
+
+
+def test_the_message_names_an_entry_as_it_is_in_the_file():
+    config = hf.GPT2Config()
+    config.n_head = 0
+    with pytest.raises(UserError, match=r"got 0 for n_head in config\.json"):
+        check_configuration(config)
+
+
+@torch.inference_mode()
+def test_attention_is_captured_in_layers_without_an_index():
+    model = tiny("llama")
+    for layer in model.model.layers:
+        layer.self_attn.layer_idx = None
+    with captured(model) as calls:
+        for length in (9, 3):
+            model(text(1, length), use_cache=False)
+    assert [call.layer for call in calls] == [0, 1, 0, 1]
