@@ -12,7 +12,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # the disk, the user's quot
 # errors of memory, limits and file systems, which are not errors of this project; a missing file is none of them
 OF_MACHINE = NO_ROOM | {errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EACCES, errno.EPERM}
 OF_MACHINE |= {errno.EROFS, errno.EBUSY, errno.ENOLCK, errno.ENOTSUP, errno.ESTALE, errno.ETIMEDOUT, errno.ELOOP}
-OF_MACHINE |= {errno.EREMOTEIO, errno.ENAMETOOLONG}
+OF_MACHINE |= {errno.ENAMETOOLONG}
 # parts of messages of libraries that hide the number of the error
 HIDDEN = {"allocate memory": errno.ENOMEM, "bad_alloc": errno.ENOMEM, "failed to map segment": errno.ENOMEM}
 HIDDEN |= {"can't start new thread": errno.EAGAIN, "ancdata": errno.EMFILE, "PytorchStreamWriter failed": errno.EIO}
