@@ -86,5 +86,7 @@ def test_unknown_architectures_and_too_little_memory_are_refused(here, capsys, m
     writer.write_kv_data_to_file()
     writer.close()
     assert "nosuch" in complaint(capsys, "probe", here / "odd.gguf")
+    nan = broken(here, "nan", rms_norm_eps=float("nan"))
+    assert "error: model: its logits are not finite; check" in complaint(capsys, "probe", nan)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     assert "are free; use a machine with more memory, or a smaller model" in complaint(capsys, "probe", here / "llama")

@@ -9,6 +9,7 @@ import torch
 from kerple.base.errors import UserError
 from kerple.hf.configuration_check import check_configuration
 from kerple.hf.foreign_errors import foreign_errors
+from kerple.hf.memory import check_memory
 from kerple.hf.rope import read_rope
 from kerple.probe.capture import captured
 from tests.hf.tiny import configuration, hf, text, tiny
@@ -71,6 +72,12 @@ def test_the_message_names_an_entry_as_it_is_in_the_file():
     config.n_head = 0
     with pytest.raises(UserError, match=r"got 0 for n_head in config\.json"):
         check_configuration(config)
+
+
+def test_memory_of_a_model_with_a_size_for_each_layer():
+    config = hf.FalconConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    config.intermediate_size = [48, 64]
+    check_memory(config, tokens=8)
 
 
 @torch.inference_mode()

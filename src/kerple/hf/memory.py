@@ -29,7 +29,8 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
     # activations of a layer for one token: about 16 vectors of the model's width, and 3 of the MLP's width
-    width = 16 * text.hidden_size + 3 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+    sizes = getattr(text, "intermediate_size", None) or 4 * text.hidden_size  # Gemma 3n has one for each layer
+    width = 16 * text.hidden_size + 3 * (max(sizes) if isinstance(sizes, list) else sizes)
     needed = 4 * (sum(p.numel() for p in model.parameters()) + tokens * width)  # bytes
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
     if needed > free:

@@ -58,6 +58,9 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
     Args:
         model: A `transformers.PreTrainedModel` in evaluation mode and fp32.
         config: The configuration of its text model.
+
+    Raises:
+        UserError: If the model raises an error, or its logits are not finite.
     """
     limit = longest_input(model)
     length = LENGTH if limit is None else max(2, min(LENGTH, limit - SHIFT))
@@ -68,6 +71,8 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
     half = length // 2
     one_by_one = [half, *[1] * (length - half)]  # numbers of tokens of each forward pass
     expected = read_logits(model, single)
+    if not expected.isfinite().all():
+        raise UserError("model: its logits are not finite; check its weights and config.json for NaN")
     allowed = ALLOWED * _rounding(model, single, expected)
     shift_reason, length_reason = _by_design(model, config)
 
