@@ -17,8 +17,9 @@ class PoPE(Position):
     and learned φ (Gopalakrishnan et al. 2025, arXiv 2509.10534, section 3).
 
     The sum is over the dimensions c = 0..δ-1 of head h. In RoPE the angle between a query and a key depends on content
-    and position. In PoPE the angle depends only on the position, and the content determines magnitudes. A query at
-    position m has the angles ``m·θ``, and a key at position n the angles ``n·θ + φ``. `constrain_` keeps -2π <= φ <= 0.
+    and position. In PoPE the angle depends only on the position, and the content determines magnitudes. φ belongs to
+    the keys, which have the angles ``n·θ + φ`` in the published code. Here, φ is subtracted from the angles ``m·θ`` of
+    the queries, which gives the same scores and also works if heads share keys. `constrain_` keeps -2π <= φ <= 0.
 
     Parameters: `H * δ`, shared by all layers. Cost: fused attention with queries and keys of twice the width.
 
@@ -51,13 +52,13 @@ class PoPE(Position):
         return _to_coordinates(q, q_waves), _to_coordinates(k, k_waves)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, ...]:
-        """Return cosines and sines of the angles of queries, (1, T, 2δ) fp64, and of keys, (H, T, 2δ) fp64.
+        """Return cosines and sines of the angles of queries, (H, T, 2δ) fp64, and of keys, (1, T, 2δ) fp64.
 
         They have a batch dimension in front if positions differ between sequences.
         """
         phase = self.key_phase.unflatten(-1, (self.heads, 1, -1))  # (H, 1, δ)
         angle = angles(positions.ids, 2 * phase.shape[-1], self.base).unsqueeze(-3)  # ((B,) 1, T, δ)
-        return tuple(torch.cat([a.cos(), a.sin()], -1) for a in (angle, angle + phase))
+        return tuple(torch.cat([a.cos(), a.sin()], -1) for a in (angle - phase, angle))
 
 
 def _to_coordinates(x: Tensor, waves: Tensor) -> Tensor:
