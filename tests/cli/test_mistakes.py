@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from kerple.base.errors import UserError
+from kerple.cli.feasibility import LAUNCHERS
 from kerple.cli.main import main
 from tests.cli.tiny import TINY, complaint
 
@@ -63,6 +64,13 @@ def config(folder, **sections):
         (["--trainer.logger=CSVLogger"], ["trainer.logger: CSVLogger: the following arguments are required: save_dir"]),
         (["--model.position=ours.Abstract"], ["Abstract: Can't instantiate abstract class"]),
         (["--trainer.logger=CometLogger"], ["comet"]),  # a package that is not installed
+        (
+            ["--model.layers=1000000000000"],
+            ["model.layers, model.dim or model.hidden: at least ", "GiB are needed, this machine has "],
+        ),
+        (["--data.batch_size=1000000000000"], ["data.batch_size or data.length: at least "]),
+        (["--data.workers=50000"], ["data.workers: got 50000, expected 0 to "]),
+        (["--trainer.num_nodes=2"], ["trainer.num_nodes: got 2, expected 1", "torchrun or srun"]),
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
         ([f"--ckpt_path={'a' * 300}"], ["not a file"]),  # too long for a file name
         (["--trainer.val_check_interval=9", "--trainer.limit_val_batches=1"], ["trainer: `val_check_interval` (9)"]),
@@ -80,6 +88,8 @@ def test_mistakes_in_options_of_fit(options, parts, tmp_path, capsys, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "ours", raising=False)
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "mine.py").write_text("import nowhere")
     (tmp_path / "ours.py").write_text(STRATEGIES)
     line = complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *options)

@@ -5,6 +5,9 @@ import time
 
 import psutil
 
+from kerple.base.errors import UserError
+
+WORKERS_PER_CORE = 16  # more processes take minutes to start, and use up the memory
 # set if `compare` has set OMP_NUM_THREADS, and not the user; a resumed run then keeps its earlier number of threads
 CHOSEN = "KERPLE_CHOSE_THREADS"
 _start: tuple[float, float] | None = None  # seconds on the clock and of this process, when `measure_load` was called
@@ -13,6 +16,12 @@ _start: tuple[float, float] | None = None  # seconds on the clock and of this pr
 def cores() -> int:
     """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_workers(option: str, workers: int) -> None:
+    """Raise a UserError if a number of processes is negative, or above `WORKERS_PER_CORE` for each core."""
+    if not 0 <= workers <= (most := WORKERS_PER_CORE * cores()):
+        raise UserError(f"{option}: got {workers}, expected 0 to {most}, {WORKERS_PER_CORE} for each core")
 
 
 def measure_load() -> None:

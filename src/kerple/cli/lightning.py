@@ -22,6 +22,7 @@ from kerple.base.user_code_digests import SOURCE_DIGESTS, own_classes, source_di
 from kerple.cli import PROGRAM
 from kerple.cli.checkpoint_agreement import check_resumption, check_tested_model
 from kerple.cli.config_callback import StoreConfig, samples_per_step
+from kerple.cli.feasibility import check_memory, check_nodes, machine_memory
 from kerple.cli.option_parsing import listed, parse
 from kerple.cli.run_options import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
 from kerple.compare.flat_configuration import flat
@@ -86,7 +87,9 @@ class CLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        check_nodes(config.trainer)
         if self.subcommand == "fit":
+            check_memory(config, machine_memory(), "this machine")
             strategy, seed = config.model.position.class_path.rpartition(".")[2], config.seed_everything
             names = (config.run_dir,) if config.run_dir else (config.logs, config.experiment, strategy, f"seed-{seed}")
             directory = fit_directory(Path(*names), config.ckpt_path)

@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from kerple.base.errors import UserError
 from kerple.cli import PROGRAM
+from kerple.cli.feasibility import check_memory
 from kerple.cli.lightning_commands import insert_stored_config
 from kerple.cli.option_parsing import parse
 from kerple.cli.run_options import fit_parser
@@ -81,6 +82,8 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
             raise UserError(f"data.{name}: got {number} in {config.data.class_path}, expected a number of 1 or more")
     if trainer.max_steps < 1:
         raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected 1 or more, the number of steps to plan")
+    largest = max(chip.memory for chip in chips) * max([*devices, 8 * NODE])
+    check_memory(config, largest, "the largest number of devices")  # a model that is too large takes too long to build
     with torch.device("meta"):
         model = build_model(config.model.as_dict())
     count = count_parameters(model.network)

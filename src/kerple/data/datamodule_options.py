@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.base.errors import UserError
+from kerple.base.processor_cores import check_workers
 from kerple.data.file_opening import without_query
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
@@ -83,10 +84,11 @@ class ShardOptions:
         super().__init__()
         if self.corpus is None and self.directory is None:
             raise UserError("data.directory: got null, expected a folder of shards, because data.corpus is null")
-        for name in ("length", "batch_size", "validation_segments", "samples", "workers", "prepare_workers"):
-            lowest = 0 if name.endswith("workers") else 1
-            if (value := getattr(self, name)) is not None and value < lowest:
-                raise UserError(f"data.{name}: got {value}, expected {lowest} or more")
+        for name in ("length", "batch_size", "validation_segments", "samples"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"data.{name}: got {value}, expected 1 or more")
+        for name in ("workers", "prepare_workers"):
+            check_workers(f"data.{name}", getattr(self, name))
         fractions = self.split_fractions
         if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
             raise UserError(f"data.split_fractions: got {fractions}, expected three fractions whose sum is 1")

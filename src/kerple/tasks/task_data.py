@@ -10,6 +10,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
 from kerple.base.errors import UserError
+from kerple.base.processor_cores import check_workers
 from kerple.data.loader import TrainingLoader, rank_and_world_size
 from kerple.tasks.sampling import Examples, HeldOutProblems, Sampler, collate
 from kerple.tasks.task import Example, Task
@@ -68,11 +69,11 @@ class TaskData(LightningDataModule):
         self.lengths = sorted(set(self.test_lengths or range(1, 2 * max(1, self.train_length) + 1)))
         self.sample_seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
         sizes = ("length", "train_length", "batch_size", "eval_batch_size", "validation_examples", "test_examples")
-        numbers = {name: getattr(self, name) for name in (*sizes, "examples", "workers")}
+        numbers = {name: getattr(self, name) for name in (*sizes, "examples")}
         for name, value in (numbers | {"test_lengths": self.lengths[0]}).items():
-            lowest = int(name != "workers")
-            if value is not None and value < lowest:
-                raise UserError(f"data.{name}: got {value}, expected {lowest} or more")
+            if value is not None and value < 1:
+                raise UserError(f"data.{name}: got {value}, expected 1 or more")
+        check_workers("data.workers", self.workers)
         self.sampler = Sampler(self.task, self.train_length, self.held_out)
         if not 0 < self.held_out < 0.5:
             raise UserError(f"data.held_out: got {self.held_out}, expected a fraction above 0 and below 0.5")
