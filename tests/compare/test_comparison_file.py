@@ -79,6 +79,10 @@ def test_differences_leave_out_older_options_locations_and_new_options_with_defa
     model = {"model.class_path": "kerple.LanguageModel"}
     assert differences(model, model | {"model.qk_norm": False}) == []  # newer than the run, with its default value
     assert differences(model, model | {"model.qk_norm": True}) == ["model.qk_norm: None -> True"]
+    position = "model.position.init_args"  # PoPE's former phase has another meaning; PaTH has no kernel now
+    assert differences({f"{position}.phase": 0.0}, {}) == [f"{position}.phase: 0.0 -> None"]
+    assert differences({f"{position}.convolution": 1}, {}) == []
+    assert len(differences({f"{position}.convolution": 3}, {})) == 1
 
 
 def test_the_last_run_of_each_shipped_comparison_parses_and_folders_differ(monkeypatch: pytest.MonkeyPatch) -> None:

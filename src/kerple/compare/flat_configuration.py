@@ -13,6 +13,8 @@ LOCATIONS = re.compile(
     r"trust|data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|cache)"
     r"|trainer\.(default_root_dir|log_every_n_steps)|.*(save_dir|dirpath)"
 )
+# values of removed options of strategies with which a strategy was as it is today: PaTH's kernel of one token
+WITHOUT_EFFECT = {"convolution": 1}
 # class whose parameters are the options of a section; it is imported only when needed, because Lightning takes seconds
 SECTIONS = {"model": "kerple.training.language_model.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
 
@@ -47,7 +49,8 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
     Some differences are left out:
 
     - options of `LOCATIONS`,
-    - options that only ``written`` has, except those of callbacks,
+    - options that only ``written`` has, except those of callbacks and of the strategy; a value in `WITHOUT_EFFECT` of
+      a removed option of a strategy is no difference,
     - options that only ``resolved`` has, if they have their default value, because they are newer than the run,
     - options that are ``auto`` in ``resolved``.
 
@@ -56,7 +59,10 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
         resolved: Configuration that the comparison has now, with dotted keys.
     """
     before, now = with_class_names(written), with_class_names(resolved)
-    keys = [*now, *(key for key in before if key.startswith("trainer.callbacks.") and key not in now)]
+    kept = ("trainer.callbacks.", "model.position.")
+    removed = [key for key in before if key.startswith(kept) and key not in now]
+    removed = [key for key in removed if WITHOUT_EFFECT.get(key.rpartition(".")[2], before) != before[key]]
+    keys = [*now, *removed]
     return [
         f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
         for key in keys
