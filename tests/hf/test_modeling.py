@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from kerple.base.errors import UserError
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
@@ -68,6 +69,18 @@ def test_padding_is_accepted_only_on_the_right_and_without_a_cache():
 
 
 @torch.inference_mode()
+def test_a_file_of_weights_without_one_weight_is_refused(tmp_path):
+    random_kerple().save_pretrained(tmp_path)
+    assert hf.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)[1]["missing_keys"] == set()
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in weights if "blocks" in name)
+    save_file(
+        {key: value for key, value in weights.items() if key != name}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(UserError, match=name):
+        hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 def test_position_ids_must_continue_the_cache():
     model, tokens = random_kerple(), text(1, 6)
     with pytest.raises(UserError, match="position_ids: expected consecutive numbers from 0"):

@@ -97,15 +97,18 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a model as transformers does, and compute the buffers that files do not hold, such as ALiBi's slopes."""
-        result = super().from_pretrained(*args, **kwargs)
-        model = result[0] if isinstance(result, tuple) else result  # a tuple with ``output_loading_info``
+        wanted = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        if missing := sorted(info["missing_keys"]):  # transformers would leave random weights
+            raise UserError(f"model: the file of weights lacks {missing[0]} ({len(missing)} missing); export it again")
         # transformers creates the model without values; this smaller network computes the same buffers
         small = build_transformer(model.config.network | {"vocabulary": 1, "hidden": 1}, remote=cls.remote)
         stored = model.network.state_dict()
         for name, value in small.named_buffers():
             if name not in stored:
                 model.network.get_buffer(name).copy_(value)
-        return result
+        return (model, info) if wanted else model
 
     def _init_weights(self, module: nn.Module) -> None:
         """Do nothing: the network initialises itself."""
