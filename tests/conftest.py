@@ -21,9 +21,9 @@ settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
 
-# Folders whose tests compare numbers, and files in them without the marker `numbers`. `make test-numbers` runs the marked
-# tests twice. The files take more than half of the time: they test compiled kernels, properties of every strategy,
-# and whole analyses and processes. `ATEN_CPU_CAPABILITY=avx2 make test` runs all of them.
+# Folders whose tests compare numbers, and files in them without the marker `numbers`. `make test-numbers` runs the
+# marked tests twice. The files take more than half of the time: they test compiled kernels, properties of every
+# strategy, and whole analyses and processes. `ATEN_CPU_CAPABILITY=avx2 make test` runs all of them.
 NUMBERS = {Path(__file__).with_name(name) for name in ("attention", "positions", "model", "measure")}
 NOT_NUMBERS = {"test_flex_on_cpu.py", "test_kernels_ahead.py", "test_properties.py"}
 NOT_NUMBERS |= {"test_analyses.py", "test_text_and_runner.py"}

@@ -34,10 +34,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--trust_remote_code", type=bool, default=False, help="run code in the model's folder")
     parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
     options = parse(parser, arguments)
+    from kerple.cli.torch_settings import configure_torch
     from kerple.hf import need
     from kerple.hf.pretrained_files import model_name
 
     need()
+    configure_torch()
     folder = Path(options.to or f"logs/probe/{model_name(options.model)}")
     model, config = read_fp32_model(options.model, options.trust_remote_code, options.trust)
     from kerple.probe.probe_model import probe_model
