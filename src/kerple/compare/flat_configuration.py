@@ -59,7 +59,7 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
         resolved: Configuration that the comparison has now, with dotted keys.
     """
     before, now = with_class_names(written), with_class_names(resolved)
-    kept = ("trainer.callbacks.", "model.position.")
+    kept = ("trainer.callbacks.", "model.position.init_args.")
     removed = [key for key in before if key.startswith(kept) and key not in now]
     removed = [key for key in removed if WITHOUT_EFFECT.get(key.rpartition(".")[2], before) != before[key]]
     keys = [*now, *removed]
