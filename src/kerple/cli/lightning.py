@@ -250,11 +250,6 @@ def _resume_command(last: Path) -> str:
 
 def _with_required_callbacks(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
     """Add the callbacks that every fit needs, if they are missing. Without checkpoints, add no LastCheckpoint."""
-    required = [
-        RandomState,
-        NonFiniteGuard,
-        Provenance,
-        SlowMachine,
-        *([] if checkpoints is False else [LastCheckpoint]),
-    ]
+    required = [RandomState, NonFiniteGuard, Provenance, SlowMachine]
+    required += [] if checkpoints is False else [LastCheckpoint]
     return callbacks + [kind() for kind in required if not any(isinstance(callback, kind) for callback in callbacks)]

@@ -98,10 +98,8 @@ def _with_present_folder(arguments: list[str], files: list[str], ckpt_path: str 
             stored = flat(config).get("trainer.default_root_dir")
             if isinstance(stored, str) and realpath(stored) != realpath(folder):
                 text = yaml.safe_dump(_moved(config, stored, str(folder)) | {"run_dir": str(folder)})
-                option = f"--config={text}"
-                return [
-                    option if value == f"--config={file}" else text if value == file else value for value in arguments
-                ]
+                replaced = {file: text, f"--config={file}": f"--config={text}"}
+                return [replaced.get(argument, argument) for argument in arguments]
     return arguments
 
 

@@ -207,19 +207,13 @@ class LanguageModel(LightningModule):
         groups = [{"lr": self.lr, "weight_decay": self.weight_decay} | group for group in groups if group["params"]]
         if self.build_optimiser is not None:
             optimiser = self.build_optimiser(groups)
-            for name in (
-                "lr",
-                "weight_decay",
-            ):  # which the groups of parameters have, so that the class ignores its own
+            # the groups of parameters have their own, so that the class would ignore these two
+            for name in ("lr", "weight_decay"):
                 parameter, value = signature(type(optimiser)).parameters.get(name), optimiser.defaults.get(name)
-                if (
-                    parameter
-                    and parameter.default is not Parameter.empty
-                    and value not in (parameter.default, getattr(self, name))
-                ):
-                    raise UserError(
-                        f"model.optimizer.{name}: got {value}, which has no effect; set model.{name} instead"
-                    )
+                default = None if parameter is None else parameter.default
+                if default not in (None, Parameter.empty) and value not in (default, getattr(self, name)):
+                    given = f"got {value}, which has no effect"
+                    raise UserError(f"model.optimizer.{name}: {given}; set model.{name} instead")
         else:
             kind: Any = Muon if self.muon else torch.optim.AdamW
             # with 16-mixed, a fused optimiser would unscale the gradients only in its step, after they are clipped
