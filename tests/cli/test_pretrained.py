@@ -146,6 +146,7 @@ def test_incomplete_models_and_other_tokenizers_are_refused(here, capsys):
     assert f"were made with hf:{here / 'llama'}, not with the tokenizer of {other}" in line
 
 
+@pytest.mark.slow
 def test_a_declared_end_of_text_is_used_and_ids_outside_the_embedding_are_refused(here, capsys):
     folder = broken(here, "declared")
     for name in ("tokenizer.json", "tokenizer_config.json"):

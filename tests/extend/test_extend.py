@@ -64,6 +64,7 @@ def make_search(unscaled, folder: Path, compared: list[Method] | None = None) ->
     return Search(str(path), compared, LENGTH, TARGET, 0.005, folder, texts, Runner())
 
 
+@pytest.mark.slow  # trains a model for ten seconds
 def test_a_scaling_that_is_missing_in_the_configuration_is_found(unscaled, tmp_path):
     search = make_search(unscaled, tmp_path)
     ranked = search.choose(8)
@@ -77,6 +78,7 @@ def test_a_scaling_that_is_missing_in_the_configuration_is_found(unscaled, tmp_p
     assert replace(search, target=LENGTH + 1).lengths == [LENGTH, LENGTH + 1]  # the bound applies to every target
 
 
+@pytest.mark.slow  # trains a model for ten seconds
 def test_transformers_gives_the_losses_of_a_method_with_its_folder(unscaled, tmp_path):
     search = make_search(unscaled, tmp_path / "records")
     tokens = search.blocks["validation"][0][0]
