@@ -23,8 +23,8 @@ import yaml
 from scipy import stats
 
 from results.judge import questions
-from results.judge.evidence import Tier, Untested
-from results.judge.figure import draw_dilution, flattest_heads
+from results.judge.evidence import Tier, Untested, flattest_heads
+from results.judge.figure import draw_dilution
 from results.judge.plan import progress
 from results.judge.statements import ALPHA, Part, chances, correlation, evaluate, parts, verdict
 
@@ -194,7 +194,8 @@ def findings_page(root: Path) -> str:
             return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*values).replace("-", "−")
         return "{:+.1f}% [{:+.1f}, {:+.1f}]".format(*(100 * math.expm1(v) for v in values)).replace("-", "−")
 
-    r, low, high = (f"{value:+.2f}".replace("-", "−") for value in correlation(*flattest_heads(known["main"])))
+    found = correlation(*flattest_heads(known["main"], "KerpleLog"))
+    r, low, high = (f"{value:+.2f}".replace("-", "−") for value in found)
     text = (HERE / "findings.md").read_text().replace("{missing}", progress(root))
     text = text.replace("{flattest head}", f"{r} [{low}, {high}]")
     for index, of in enumerate(questions.answers(known["main"]).values(), start=1):

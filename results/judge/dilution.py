@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from kerple.compare.estimates import Estimate
-from results.judge.evidence import Tier, Untested, Value
-from results.judge.statements import ALPHA, evaluate
+from results.judge.evidence import Tier, Untested, Value, flattest_heads
+from results.judge.statements import ALPHA, correlation, evaluate
 
 LEVEL = ALPHA / 2  # of each one-sided test
 # smallest effects of interest in nats; those of D1 are for each doubling
@@ -81,14 +81,10 @@ def flattest_head(tier: Any) -> Answer:
     *Yes* if the correlation over seeds is shown to be below 0, *no* if it is shown to be above -0.5, by Fisher's z in
     one-sided tests at 2.5%, else *inconclusive*.
     """
-    rows, _ = tier.rows("KerpleLog 128", "kernels")
-    bias = rows[rows["distance"] == 2047].groupby("seed")["bias"].max()
-    own, none = (tier.losses("KerpleLog 128", name, 2048).of_seed for name in ("far_own", "far_none"))
-    gain = (none - own).loc[bias.index]
-    r = float(np.corrcoef(bias, gain)[0, 1])
+    bias, gain = flattest_heads(tier, "KerpleLog 128")
+    r, low, high = correlation(bias, gain)
     z, error = math.atanh(r), 1 / math.sqrt(len(bias) - 3)
     p_yes, p_no = stats.norm.cdf(z / error), stats.norm.sf((z - math.atanh(CORRELATION)) / error)
-    low, high = np.tanh(z + np.array([-1, 1]) * stats.norm.isf(LEVEL) * error)
     answer = "yes" if p_yes < LEVEL else "no" if p_no < LEVEL else "inconclusive"
     return Answer(answer, [f"r = {r:.2f} [{low:.2f}, {high:.2f}], {len(bias)} seeds"])
 

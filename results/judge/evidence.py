@@ -172,6 +172,14 @@ def head(tier: Tier, strategy: str, key: str) -> Value:
     return Value(far.groupby("seed")["bias"].agg(lambda bias: bias.nlargest(2).iloc[-1]), page)
 
 
+def flattest_heads(tier: Tier, strategy: str) -> tuple[pd.Series, pd.Series]:
+    """Return, by seed, the largest bias of a head at the longest distance, and the gain at 2,048 tokens."""
+    rows, _ = tier.rows(strategy, "kernels")
+    bias = rows[rows["distance"] == rows["distance"].max()].groupby("seed")["bias"].max()
+    none, own = (tier.losses(strategy, name, 2048).of_seed for name in ("far_none", "far_own"))
+    return bias, (none - own).loc[bias.index]
+
+
 def term(tier: Tier, strategy: str, key: str) -> Value:
     """Logarithm of the mean over heads of the standard deviation of a term of the scores, which the key names."""
     rows, page = tier.rows(strategy, "four_terms")

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kerple.compare.figures import plain, styles_of
-from results.judge.evidence import Tier
-from results.judge.statements import evaluate
+from results.judge.evidence import Tier, flattest_heads
+from results.judge.statements import correlation, evaluate
 
 # RoPE, whose loss lies outside the axes, and KERPLE-power, whose curves are those of FoX, are left out
 STRATEGIES = ("KerpleLog", "ALiBi", "FoX", "RNoPE-SWA", "RNoPE-SWA temperature", "LearnedRelativeBias")
@@ -64,16 +64,8 @@ def _cells() -> list[tuple[str, int]]:
     return [("far_none", TIMES[0]), *(("far_own", n) for n in TIMES)]
 
 
-def flattest_heads(tier: Tier) -> tuple[pd.Series, pd.Series]:
-    """Return, by seed of KERPLE-log, the largest bias of a head at distance 2,047, and the gain at 2,048 tokens."""
-    rows, _ = tier.rows("KerpleLog", "kernels")
-    bias = rows[rows["distance"] == rows["distance"].max()].groupby("seed")["bias"].max()
-    none, own = (tier.losses("KerpleLog", name, 2048).of_seed for name in ("far_none", "far_own"))
-    return bias, (none - own).loc[bias.index]
-
-
 def _draw_flattest_head(axes: Axes, tier: Tier, style: dict[str, Any]) -> None:
-    bias, gain = flattest_heads(tier)
+    bias, gain = flattest_heads(tier, "KerpleLog")
     axes.plot(bias, gain, linestyle="", marker=style["marker"], color=style["color"])
-    axes.set(title=f"KERPLE-log, {len(bias)} seeds: r = {np.corrcoef(bias, gain)[0, 1]:.2f}".replace("-0", "−0"))
+    axes.set(title=f"KERPLE-log, {len(bias)} seeds: r = {correlation(bias, gain)[0]:.2f}".replace("-0", "−0"))
     axes.set(xlabel="bias of the flattest head at distance 2,047", ylabel="gain at 16× (nats per token)")

@@ -127,8 +127,9 @@ class FactorAtTestTime(Measure):
                 rows.append({"split": split, "scale": scale, "length": length, "loss": mean})
             return losses
 
+        validation = self._validation(text)
         for scale in (0.0, *self.scales):
-            score("validation", self._validation(text), [longest], scale)
+            score("validation", validation, [longest], scale)
         chosen = min(rows[1:], key=lambda row: row["loss"])["scale"]
         blocks = self._test(text)
         losses = score("test", blocks, self.lengths, chosen)
