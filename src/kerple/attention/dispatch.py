@@ -13,7 +13,7 @@ from kerple.attention.cpu import table_attention
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec, repeat_for_query_heads, sink_of_queries
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 
 Fused = Callable[[Tensor, Tensor, Tensor, Tensor | None, int | None], tuple[Tensor, Tensor]]
 """Function of q, k, v, table and window that returns the output and the log-sum-exp of the scores."""
@@ -150,22 +150,17 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
     shapes = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
     alike = q.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
     dim = q.shape[-1] // (1 if spec.neighbor_window is None else 2)
-    _expect(alike and v.shape[3] <= dim, "q, k, v", shapes, "(B, H, Tq, δ), (B, G, Tk, δ), (B, G, Tk, δ' <= δ)")
+    require(alike and v.shape[3] <= dim, "q, k, v", shapes, "(B, H, Tq, δ), (B, G, Tk, δ), (B, G, Tk, δ' <= δ)")
     # with an empty dimension torch's fused kernel would divide by 0
-    _expect(0 not in (*q.shape, k.shape[1]), "q, k, v", shapes, "at least 1 sequence, head, row and dimension")
-    _expect(heads % k.shape[1] == 0, "q, k, v", f"{heads} heads of q", f"a multiple of the {k.shape[1]} of k")
-    _expect(queries <= length, "q", f"{queries} queries for {length} keys", "at most as many queries as keys")
-    _expect(q.dtype == k.dtype == v.dtype, "q, k, v", f"dtypes {q.dtype}, {k.dtype}, {v.dtype}", "the same dtype")
+    require(0 not in (*q.shape, k.shape[1]), "q, k, v", shapes, "at least 1 sequence, head, row and dimension")
+    require(heads % k.shape[1] == 0, "q, k, v", f"{heads} heads of q", f"a multiple of the {k.shape[1]} of k")
+    require(queries <= length, "q", f"{queries} queries for {length} keys", "at most as many queries as keys")
+    require(q.dtype == k.dtype == v.dtype, "q, k, v", f"dtypes {q.dtype}, {k.dtype}, {v.dtype}", "the same dtype")
     for name, x in (("table", spec.table), ("weight", spec.weight)):
         if x is not None:
             fits = x.ndim == 2 and x.shape[0] == heads and x.shape[1] >= length
-            _expect(fits, name, f"shape {tuple(x.shape)}", f"(H, >= Tk) = ({heads}, >= {length})")
+            require(fits, name, f"shape {tuple(x.shape)}", f"(H, >= Tk) = ({heads}, >= {length})")
     if spec.sink is not None:
         shape = tuple(spec.sink.shape)
         fits = shape in (q.shape[1:2], q.shape[:3])
-        _expect(fits, "sink", f"shape {shape}", f"(H,) or (B, H, Tq) of q {tuple(q.shape)}")
-
-
-def _expect(fits: bool, name: str, value: object, expected: str) -> None:
-    if not fits:
-        raise UserError(f"{name}: got {value}, expected {expected}")
+        require(fits, "sink", f"shape {shape}", f"(H,) or (B, H, Tq) of q {tuple(q.shape)}")

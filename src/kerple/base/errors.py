@@ -38,6 +38,19 @@ class UserError(ValueError):
     """
 
 
+def require(valid: bool, option: str, value: object, expected: str) -> None:
+    """Raise a UserError about the ``value`` of an ``option`` unless it is ``valid``.
+
+    Args:
+        valid: Whether the value is accepted.
+        option: The option, after the name of its object or command if there is one, such as ``Alibi: slope``.
+        value: The given value.
+        expected: The accepted values, and what to do.
+    """
+    if not valid:
+        raise UserError(f"{option}: got {value}, expected {expected}")
+
+
 def unknown(option: str, name: str, names: Collection[str]) -> UserError:
     """Return the error about an unknown name. It suggests the most similar name, or lists all if none is similar."""
     nearest = get_close_matches(name, names, 1)
