@@ -190,7 +190,7 @@ def lock(path: Path, wait: bool = False) -> TextIO | str:
     except BlockingIOError:
         file.seek(0)
         return file.read().strip() or "another process"
-    except OSError:  # the file system has no locks, see docs/decisions/way-of-compare.md
+    except OSError:  # the file system has no locks, see docs/decisions.md
         pass
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
