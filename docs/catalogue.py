@@ -128,7 +128,7 @@ def row(strategy: type[Position], phrases: list[str]) -> str:
     source = f"{text} {inspect.getmodule(strategy).__doc__}"
     papers = [] if "arXiv" in summary else re.findall(r"arXiv\s[\d.]+\d", source)
     facts = parameters.replace(" Cost:", "\nCost:").split("\n")
-    facts.append(f"Full ≤ windowed: {', '.join(phrases) or 'not measured'}.")
+    facts += [f"Full ≤ windowed: {', '.join(phrases)}."] * bool(phrases)
     cell = "<br>".join([f"**{name}**. {summary}", *formulas[:1], *papers[:1], *facts])
     cell = re.sub(r"arXiv\s([\d.]+\d)", r"[arXiv \1](https://arxiv.org/abs/\1)", cell)
     return f"| ![{name}](figures/strategies/{name}.svg) | {cell} |"

@@ -118,7 +118,8 @@ class Coupled(PlaceEmbedding):
 
 class Abacus(PlaceEmbedding):
     """Abacus embeddings: a learned vector for the place of a digit is added to its embedding. The i-th digit of every
-    number has place i (McLeish et al. 2024, arXiv 2405.17399).
+    number has place i. Digits must be written in reverse order, so that digits of equal significance share a place
+    (McLeish et al. 2024, arXiv 2405.17399).
 
     Parameters: `rows * D`, and those of the strategy ``position``.
     Cost: one (B, T, D) look-up per forward pass.
