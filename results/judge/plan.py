@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from kerple.compare.comparison_file import Comparison, Strategy
-from kerple.compare.finished_runs import Run
+from kerple.compare.finished_runs import FinishedRun
 from kerple.compare.run_discovery import recorded_runs
 
 CONFIGS = Path(__file__).parents[2] / "configs/compare"
@@ -31,7 +31,7 @@ def missing_seeds(root: Path, name: str) -> dict[str, list[int]]:
     return {label: [seed for seed in of if (label, seed) not in recorded] for label, of in seeds(name).items()}
 
 
-def readable_runs(root: Path, name: str) -> list[Run]:
+def readable_runs(root: Path, name: str) -> list[FinishedRun]:
     """The recorded runs of a comparison. Of `main` and `main-rfc`, the runs that may be read, which can be none."""
     runs = recorded_runs(root / name)
     if name not in PLANNED:

@@ -15,7 +15,7 @@ import yaml
 from kerple.cli import compare, comparison_duration, job_preparation
 from kerple.compare import comparison_report, execution, run_process
 from kerple.compare.finished_runs import read_runs
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 from tests.compare import fake_run
 from tests.compare.runs_on_disk import CURVES, write_runs
 
@@ -27,8 +27,8 @@ SERVER.set_forkserver_preload(["tests.compare.fake_run", "kerple.compare.run_pro
 class Fork:
     """A fake run in a fork of a server process. It has the methods of `subprocess.Popen` that `compare` calls."""
 
-    def __init__(self, job: Job, threads: int, program: list[str]) -> None:
-        log = job.beside(".log")
+    def __init__(self, job: PlannedRun, threads: int, program: list[str]) -> None:
+        log = job.sidecar(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
         task = log.with_suffix(".task.json")
         task.write_text(json.dumps(asdict(job), default=str))
@@ -44,7 +44,7 @@ class Fork:
         return self._process.exitcode
 
 
-def resolve(job: Job) -> Job:
+def resolve(job: PlannedRun) -> PlannedRun:
     """Replacement of `config_resolution.resolve`: the configuration contains the flags, and no model is built."""
 
     def settings(flags: list[str]) -> dict[str, Any]:

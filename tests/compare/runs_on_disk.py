@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from kerple.compare.finished_runs import Run
+from kerple.compare.finished_runs import FinishedRun
 from kerple.measure import results_table
 from kerple.measure.results_table import Row
 
@@ -57,10 +57,10 @@ def write_run(
     return test
 
 
-def write_runs(folder: Path, curves: dict[str, tuple[float, ...]], seeds: tuple[int, ...]) -> list[Run]:
+def write_runs(folder: Path, curves: dict[str, tuple[float, ...]], seeds: tuple[int, ...]) -> list[FinishedRun]:
     """Write a finished run of each strategy and seed. The keys of the curves are any labels."""
     return [
-        Run(label, seed, write_run(folder / f"strategy-{i}" / f"seed-{seed}", label, seed, curve))
+        FinishedRun(label, seed, write_run(folder / f"strategy-{i}" / f"seed-{seed}", label, seed, curve))
         for i, (label, curve) in enumerate(curves.items())
         for seed in seeds
     ]

@@ -71,7 +71,7 @@ def test_the_first_line_lists_deviations_from_the_plan(config: Path, capsys: pyt
     change(plan, test={"blocks": "400"}, planned_data="a checksum")
     run(config)
     assert not (config.parent / "report/table.md").read_text().startswith("Not as planned")
-    change(plan, strategies={"KerpleLog": {"flags": {"trainer.max_steps": 30}}, "T5": {}}, looked_at=[2])
+    change(plan, strategies={"KerpleLog": {"flags": {"trainer.max_steps": 30}}, "T5": {}}, seeds_seen_before_plan=[2])
     change(plan, planned_data="of the plan", planned_code="1", baseline="KerpleLog")
     change(plan, test={"blocks": "200"})
     page.write_text("another plan")
@@ -91,6 +91,9 @@ def test_the_first_line_lists_deviations_from_the_plan(config: Path, capsys: pyt
     ):
         assert what in line
     assert line in capsys.readouterr().out
+    change(plan, seeds_seen_before_plan=[], looked_at=[2])  # the option's name in committed plans
+    run(config)
+    assert (config.parent / "report/table.md").read_text().startswith(line)
 
 
 def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

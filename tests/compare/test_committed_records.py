@@ -10,7 +10,7 @@ import pytest
 from kerple.cli import compare, job_preparation
 from kerple.compare import committed_records
 from kerple.compare.finished_runs import read_runs
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, record_folders, recorded_runs
 from kerple.measure import results_table
 from tests.compare.conftest import WHOLE_TABLE, change, fits, resolve, run
@@ -57,7 +57,7 @@ def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied
     run(config)
     whole, record, folder = recorded_runs(tmp_path / "report")[0].folder, tmp_path / "broken", tmp_path / "reused"
     flags = [f"--config={tmp_path}/base.yaml", "--seed_everything=2", "--data.seed=2"]
-    job = Job("KerpleLog", 2, "", folder, folder / "test", [], flags, ["--model.position=KerpleLog"])
+    job = PlannedRun("KerpleLog", 2, "", folder, folder / "test", [], flags, ["--model.position=KerpleLog"])
     job = replace(resolve(job), data="a checksum", inputs={"mine.Root": "1"})
     about = json.loads((whole / results_table.ABOUT).read_text())
     for name, content, reason in (

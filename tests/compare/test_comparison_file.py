@@ -14,7 +14,7 @@ from kerple.cli import compare, comparison_duration
 from kerple.cli.config_resolution import resolve
 from kerple.compare.comparison_file import Comparison, Strategy, as_flags
 from kerple.compare.flat_configuration import differences, flat
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 from kerple.compare.progress_board import Board
 
 ROOT = Path(__file__).parents[2]
@@ -148,12 +148,12 @@ def test_the_estimated_time_is_flops_divided_by_the_speed_of_a_matrix_product(mo
     assert seconds([config | {"trainer": config["trainer"] | {"max_steps": -1}}], 1) is None
 
 
-def jobs(folder: Path, number: int = 4) -> list[Job]:
+def jobs(folder: Path, number: int = 4) -> list[PlannedRun]:
     directories = [folder / f"seed-{seed}" for seed in range(number)]
-    return [Job("ALiBi", i, "", d, d / "test", []) for i, d in enumerate(directories)]
+    return [PlannedRun("ALiBi", i, "", d, d / "test", []) for i, d in enumerate(directories)]
 
 
-def training(job: Job, seconds: float, left: float) -> None:
+def training(job: PlannedRun, seconds: float, left: float) -> None:
     state = {"stage": "training", "done": 40, "total": 400, "seconds": seconds, "done_since_start": 9, "loss": 4.25}
     write_progress(job.directory / FILE, **state, seconds_left=left, tokens_per_second=1234.0)
 

@@ -15,7 +15,7 @@ from kerple.base.errors import UserError
 from kerple.compare import comparison_report as report
 from kerple.compare.estimates import estimate
 from kerple.compare.figures import DEVIATION, add_legend, figures, loss_and_gain
-from kerple.compare.finished_runs import Run, Runs, read_runs
+from kerple.compare.finished_runs import FinishedRun, Runs, read_runs
 from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.print_figures import _narrow, write_print_figures
 from kerple.compare.statistics import summarise
@@ -25,7 +25,7 @@ from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, reconfigure, wri
 SEEDS = (1235, 1236, 1237)
 
 
-def report_texts(runs: list[Run], folder: Path, baseline: str = "KerpleLog") -> tuple[str, str]:
+def report_texts(runs: list[FinishedRun], folder: Path, baseline: str = "KerpleLog") -> tuple[str, str]:
     """Write a report, and return its page and its tables."""
     report.write_comparison(read_runs(runs), folder / "report", name="x", baseline=baseline)
     return ((folder / "report" / "report.html").read_text(), (folder / "report" / "table.md").read_text())
@@ -174,7 +174,7 @@ def test_tasks_are_ranked_beyond_the_training_length(tmp_path: Path) -> None:
     runs = []
     for strategy, copy, reverse in (("NoPE", 0.9, 0.2), ("T5", 0.5, 0.3), ("Sinusoidal", 0.0, 0.2)):
         accuracies = {"copy": (1.0, 1.0, copy, copy), "reverse": (1.0, 1.0, reverse, reverse)}
-        runs.append(Run(strategy, 1236, write_task_run(tmp_path / strategy, strategy, 1236, accuracies)))
+        runs.append(FinishedRun(strategy, 1236, write_task_run(tmp_path / strategy, strategy, 1236, accuracies)))
     _, text = report_texts(runs, tmp_path, "NoPE")
     assert "### Exact match at lengths beyond 20, by task" in text
     assert "| NoPE | **0.900** | 0.200 | 0.700 |" in text  # ranks 1 and 2.5, which is a tie: (1 + 1/2.5) / 2
@@ -189,7 +189,9 @@ def test_without_a_task_of_a_strategy_there_are_no_ranks_and_only_common_lengths
     accuracies |= {"T5": {"copy": (1.0, 1.0, 0.5, 0.1)}, "Learned": {"copy": (1.0, 1.0, 0.8)}}
     runs = []
     for strategy, task, values in ((s, *of_task) for s, of_tasks in accuracies.items() for of_task in of_tasks.items()):
-        runs.append(Run(strategy, 1236, write_task_run(tmp_path / task / strategy, strategy, 1236, {task: values})))
+        runs.append(
+            FinishedRun(strategy, 1236, write_task_run(tmp_path / task / strategy, strategy, 1236, {task: values}))
+        )
         reconfigure(tmp_path / task / strategy, data={"length": 82, "train_length": 20 if task == "copy" else 30})
     _, text = report_texts(runs, tmp_path, "NoPE")
     for row in ("| NoPE | **0.900** | 0.200 |", "| T5 | 0.500 | – |", "| Learned | 0.800 | – |"):
@@ -266,7 +268,7 @@ def test_tables_of_far_context_are_differences_of_the_same_runs_over_groups_of_d
         ]
         about = {"split": "test", "block_document": documents, "groups": groups}
         results_table.add_to_results(test, "far_context", rows, about)
-        runs.append(Run("KerpleLog", seed, test))
+        runs.append(FinishedRun("KerpleLog", seed, test))
     page, text = report_texts(runs, tmp_path)
     assert "Perplexity, far_" not in text
     assert "foreign: it reads L - T tokens of another document" in page
@@ -298,7 +300,7 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
         }
         cost = {"tokens_per_second": None, "environment": {"precision": precision}}
         test = write_run(tmp_path / str(seed), "KerpleLog", seed, CURVES["KerpleLog"], blocks, about, **cost)
-        runs.append(Run("KerpleLog", seed, test))
+        runs.append(FinishedRun("KerpleLog", seed, test))
     page, text = report_texts(runs[:1], tmp_path)
     assert "inside 4 documents (2 other documents of the split left out because of overlap with the training" in page
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # a run of a few steps has no speed
@@ -313,9 +315,9 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
     assert differences.count(texts) == 1  # although the protocol windowed64 has the same text
     assert "precision: 32-true | bf16-mixed (KerpleLog seed 1236)" in differences
     assert "full at 64: number of scored targets: 1,536 | 6,144 (KerpleLog seed 1235)" in differences
-    old = Run("KerpleLog", 1237, write_run(tmp_path / "old", "KerpleLog", 1237, CURVES["KerpleLog"]))
+    old = FinishedRun("KerpleLog", 1237, write_run(tmp_path / "old", "KerpleLog", 1237, CURVES["KerpleLog"]))
     assert "sha256" not in "; ".join(inconsistencies(read_runs([runs[0], old])))  # an old record has no digest
     blocks_of = {"code": 12, "prose": 3}
     tests = {part: write_run(tmp_path / part, "A", 1236, CURVES["ALiBi"], n) for part, n in blocks_of.items()}
-    parts = [Run("A", 1236, test, part) for part, test in tests.items()]
+    parts = [FinishedRun("A", 1236, test, part) for part, test in tests.items()]
     assert inconsistencies(read_runs(parts)) == []  # parts may have corpora of different sizes

@@ -16,8 +16,8 @@ import pytest
 import zstandard
 
 from kerple.compare import committed_records, comparison_report
-from kerple.compare.finished_runs import Run, read_runs
-from kerple.compare.job import Job
+from kerple.compare.finished_runs import FinishedRun, read_runs
+from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, find_runs, record_folders, recorded_runs
 from kerple.compare.table_markup import Cell, Table
 from kerple.compare.tables import cost_table
@@ -37,7 +37,7 @@ def test_sums_are_by_document_or_by_group_of_documents(part: str, tmp_path: Path
     rows = [Row("ppl", "last9", 128, None, block, float(block), 512) for block in range(5)]
     about = {"block_document": [3, 3, 5, 8, 9], "groups": ["attrs", "flask", "attrs", "click"]}  # of the documents
     results_table.add_to_results(test, "most", rows, about)
-    read = read_runs([Run("ALiBi", 1236, test, part)]).blocks
+    read = read_runs([FinishedRun("ALiBi", 1236, test, part)]).blocks
     blocks = dict(iter(read.groupby(read["protocol"].str.removeprefix(f"{part} "))))
     assert blocks["last8"]["sum"].tolist() == [0 + 1 + 2, 3 + 4 + 5 + 6, 7, 8 + 9 + 10 + 11]
     assert blocks["last8"]["count"].tolist() == [512 * n for n in (3, 4, 1, 4)]
@@ -50,7 +50,7 @@ def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_l
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
     rows = [Row("ppl", "last8", 64, None, 0, 1e6, 8), Row("ppl", "pos", 64, 1, None, 9.0, 8)]
     results_table.add_to_results(test, "more", rows, {})
-    perplexities = read_runs([Run("ALiBi", 1236, test)]).results.query("metric == 'ppl'")
+    perplexities = read_runs([FinishedRun("ALiBi", 1236, test)]).results.query("metric == 'ppl'")
     values = perplexities.set_index(["protocol", "length"])["value"]
     assert values["last8", 64] == np.inf
     assert "pos" not in values.index
@@ -62,7 +62,7 @@ def test_a_test_without_configuration_and_cost_has_a_report(tmp_path: Path) -> N
     test = write_run(tmp_path / "mine", "ALiBi", 1235, CURVE)
     for name in ("config.yaml", "cost.json"):
         (test.parent / name).unlink()
-    runs = read_runs([Run("mine", 0, test)])
+    runs = read_runs([FinishedRun("mine", 0, test)])
     assert comparison_report.write_comparison(runs, tmp_path / "report", name="x", baseline="mine").is_file()
 
 
@@ -72,9 +72,9 @@ def test_the_newest_complete_test_of_a_run_is_reported(tmp_path: Path, capsys: p
         shutil.copytree(test, test.with_name(f"test_{version}"))
     test.with_name("test_v11").joinpath(results_table.ABOUT).unlink()  # of a test that was stopped early
     newest = test.with_name("test_v10")
-    assert find_runs([tmp_path]) == [Run("ALiBi", 1235, newest)]
+    assert find_runs([tmp_path]) == [FinishedRun("ALiBi", 1235, newest)]
     assert f"{newest}: the newest of 3 tests" in capsys.readouterr().out
-    assert find_runs([tmp_path], "test_v9") == [Run("ALiBi", 1235, test.with_name("test_v9"))]
+    assert find_runs([tmp_path], "test_v9") == [FinishedRun("ALiBi", 1235, test.with_name("test_v9"))]
     results_table.add_to_results(test.with_name("test_v9"), "needle", [Row("niah", "a", 8, None, 0, 1, 1)], {})
     with pytest.raises(ValueError, match="test_v10, which lacks the measurement needle of test_v9; test the run again"):
         find_runs([tmp_path])
@@ -84,12 +84,14 @@ def test_two_runs_with_the_same_label_and_seed_are_an_error(tmp_path: Path) -> N
     one, other = (write_run(tmp_path / name, "KerpleLog", 1235, CURVE) for name in ("here", "there"))
     expected = rf"{re.escape(str(one))}, {re.escape(str(other))}: .*KerpleLog seed 1235.*leave out a folder"
     with pytest.raises(ValueError, match=expected):
-        read_runs(Run("KerpleLog", 1235, folder) for folder in (one, other))
+        read_runs(FinishedRun("KerpleLog", 1235, folder) for folder in (one, other))
 
 
 def test_a_protocol_has_its_part_as_prefix_only_if_several_parts_have_it(tmp_path: Path) -> None:
     tasks = {"short": {"copy": (1.0,) * 4}, "long": {"copy": (1.0,) * 4, "reverse": (0.5,) * 4}}
-    runs = [Run("NoPE", 1236, write_task_run(tmp_path / part, "NoPE", 1236, of), part) for part, of in tasks.items()]
+    runs = [
+        FinishedRun("NoPE", 1236, write_task_run(tmp_path / part, "NoPE", 1236, of), part) for part, of in tasks.items()
+    ]
     assert list(dict.fromkeys(read_runs(runs).results["protocol"])) == ["short copy", "long copy", "reverse"]
 
 
@@ -123,7 +125,7 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: st
     else:
         results_table.write_compressed(path, results_table.read(path.parent)[0].astype(object).assign(**content))
     with pytest.raises(ValueError, match=re.escape(str(path))):
-        read_runs([Run("RoPE", 1236, tmp_path / "run" / "test")])
+        read_runs([FinishedRun("RoPE", 1236, tmp_path / "run" / "test")])
 
 
 @pytest.mark.parametrize("entries", [{"groups": ["a"]}, {"groups": "a"}, {"protocols": "full"}])
@@ -133,7 +135,7 @@ def test_an_impossible_description_of_a_run_is_named(tmp_path: Path, entries: di
     about["evaluations"]["extrapolation"] |= entries
     results_table.write_about(test, about)
     with pytest.raises(ValueError, match=re.escape(str(test / "results.json"))):
-        read_runs([Run("RoPE", 1236, test)])
+        read_runs([FinishedRun("RoPE", 1236, test)])
 
 
 def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_small(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_sm
     (test / "huge.csv").write_text("a,b\n" + "1,0.5\n" * (committed_records.MOST_ROWS + 1))
     (tmp_path / "seed-1236" / "config.yaml").write_text("trainer: {precision: bf16-mixed}\nseed_everything: 1236")
     config = {"seed_everything": 1236, "trainer.precision": "auto", "trainer.gradient_clip_val": float("inf")}
-    job = Job("ALiBi", 1236, "", test.parent, test, [], config=config, test_config=config, data="sum")
+    job = PlannedRun("ALiBi", 1236, "", test.parent, test, [], config=config, test_config=config, data="sum")
     committed_records.complete(job)
     about = json.loads((test / results_table.ABOUT).read_text(), parse_constant=pytest.fail)  # strict JSON
     chosen = config | {"trainer.precision": "bf16-mixed", "trainer.gradient_clip_val": "Infinity"}
@@ -224,8 +226,8 @@ def test_a_table_of_many_lengths_or_tasks_has_at_most_twelve_columns(tmp_path: P
     curve, lengths = tuple(np.linspace(20, 30, 20)), tuple(64 * n for n in range(1, 21))
     tasks = {f"task {i:02d}": (i / 20,) * 4 for i in range(20)}
     folders = [(strategy, tmp_path / strategy, tmp_path / "tasks" / strategy) for strategy in ("KerpleLog", "ALiBi")]
-    of_text = [Run(s, 1236, write_run(folder, s, 1236, curve, lengths=lengths)) for s, folder, _ in folders]
-    of_tasks = [Run(s, 1236, write_task_run(folder, s, 1236, tasks)) for s, _, folder in folders]
+    of_text = [FinishedRun(s, 1236, write_run(folder, s, 1236, curve, lengths=lengths)) for s, folder, _ in folders]
+    of_tasks = [FinishedRun(s, 1236, write_task_run(folder, s, 1236, tasks)) for s, _, folder in folders]
     for runs, row in ((of_text, "1280 (20×)"), (of_tasks, "| task 19 | 0.950 | 0.950 |")):
         comparison_report.write_comparison(read_runs(runs), tmp_path / "report", name="x", baseline="ALiBi")
         text = (tmp_path / "report" / "table.md").read_text()
@@ -239,7 +241,7 @@ def test_costs_are_averaged_over_seeds_and_different_numbers_of_parameters_are_a
     for i, (part, strategy, seed) in enumerate(product(parts, strategies, seeds)):
         parameters = parts[part] + (seed == 1237 and strategy == "KerpleLog")
         test = write_run(tmp_path / str(i), strategy, seed, CURVE, position_parameters=parameters)
-        runs.append(Run(strategy, seed, test, part))
+        runs.append(FinishedRun(strategy, seed, test, part))
     body = cost_table(read_runs(sorted(runs, key=lambda run: run.strategy, reverse=True)).costs).body
     assert list(body.index) == ["copy NoPE", "copy KerpleLog", "reverse NoPE", "reverse KerpleLog"]
     assert [cell.text for cell in body["position parameters"]] == ["8", "8–9", "16", "16–17"]

@@ -15,7 +15,7 @@ import pytest
 from kerple.base.processor_cores import CHOSEN
 from kerple.cli import compare
 from kerple.compare import execution, run_process
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import recorded_runs
 from tests.compare.conftest import WHOLE_TABLE, change, fits, run, start_command, write_file
 
@@ -85,7 +85,7 @@ def test_two_comparisons_execute_each_run_once_and_wait_for_the_runs_of_a_killed
 
 def test_a_lock_names_its_holder_and_a_second_signal_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second signal kills a run that ignores SIGTERM, and its child process."""
-    job = Job("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [])
+    job = PlannedRun("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [])
     holder = rf"seed-1 is in use by process {os.getpid()} on .*, since"
     with run_process.locked(job), pytest.raises(ValueError, match=holder), run_process.locked(job, patient=False):
         pass

@@ -26,10 +26,10 @@ from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison, Strategy
 from kerple.compare.comparison_report import write_comparison
 from kerple.compare.execution import execute, interruptible
-from kerple.compare.finished_runs import Run, read_runs
+from kerple.compare.finished_runs import FinishedRun, read_runs
 from kerple.compare.inconsistencies import inconsistencies
-from kerple.compare.job import Job
 from kerple.compare.plan_deviations import deviations
+from kerple.compare.planned_run import PlannedRun
 from kerple.compare.progress_board import Board
 from kerple.compare.run_discovery import find_runs
 
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
     if ask and input("start? [y/N] ").strip().lower() not in ("y", "yes"):
         return
     if to_do and not options.report_only:
-        print(f"the output of a run is in a file such as {to_do[0].beside('.log')}", flush=True)
+        print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
         _run(comparison, jobs, to_do, options.parallel)
     _report(comparison, jobs, refused, _printed(options))
 
@@ -97,7 +97,7 @@ def _check_writable(key: str, folder: Path) -> None:
         raise UserError(f"compare: {key}: got {folder}, but {existing} is not a folder that can be written to")
 
 
-def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: int) -> None:
+def _run(comparison: Comparison, jobs: list[PlannedRun], to_do: list[PlannedRun], parallel: int) -> None:
     """Fit and test the runs ``to_do``, and show their progress.
 
     Raises:
@@ -113,7 +113,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
                 if ended is not None:
                     job, error = ended
                     board.unfinished.remove(job)
-                    board.print(error or f"{job.name}: {_row(job.as_run)}")
+                    board.print(error or f"{job.name}: {_row(job.finished_run)}")
                     failed += error is not None
                     if error is None:
                         committed_records.write_record(job, comparison.records)
@@ -126,7 +126,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
         raise SystemExit(1)
 
 
-def _row(run: Run) -> str:
+def _row(run: FinishedRun) -> str:
     """Return one line with the results of a run for its first metric and protocol, a number for each length."""
     results = read_runs([run]).results
     metric, protocol = results[["metric", "protocol"]].iloc[0]
@@ -135,7 +135,7 @@ def _row(run: Run) -> str:
     return f"{metric} ({protocol}) {', '.join(f'{value:.4g} at {length:,}' for value, length in cells)}"
 
 
-def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], printed: list[str] | None) -> None:
+def _report(comparison: Comparison, jobs: list[PlannedRun], refused: dict[str, str], printed: list[str] | None) -> None:
     """Write the report of the finished runs, and print its first table.
 
     With a plan, the report contains only the strategies whose runs are all finished, to prevent interim looks.
@@ -144,7 +144,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
     unfinished = {job.label for job in jobs if comparison.plan and job.name not in ready}
     order = list(comparison.strategies)
     reported = [job for job in ready.values() if job.label not in unfinished]
-    runs = [job.as_run for job in sorted(reported, key=lambda job: (order.index(job.label), job.seed))]
+    runs = [job.finished_run for job in sorted(reported, key=lambda job: (order.index(job.label), job.seed))]
     if not runs:
         what = "strategy with all its runs" if comparison.plan else "finished run"
         raise UserError(f"compare: runs: got no {what} of {comparison.name}; run it first, without --report_only")
@@ -159,7 +159,7 @@ def _report(comparison: Comparison, jobs: list[Job], refused: dict[str, str], pr
         committed_records.pack(comparison.report_folder)
 
 
-def _write_report(finished: list[Run], folder: Path, **options: Any) -> None:
+def _write_report(finished: list[FinishedRun], folder: Path, **options: Any) -> None:
     """Warn of inconsistencies between the runs, write their report, and print its first table.
 
     Args:

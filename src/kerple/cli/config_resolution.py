@@ -16,12 +16,12 @@ from kerple.base.user_code_digests import source_digests
 from kerple.cli.option_parsing import parse
 from kerple.compare import committed_records
 from kerple.compare.flat_configuration import flat
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 
 POSITION = "--model.position"
 
 
-def resolve(job: Job) -> Job:
+def resolve(job: PlannedRun) -> PlannedRun:
     """Return the run with the resolved configurations of its fit and test. A pretrained model has no fit.
 
     Raises:
@@ -45,7 +45,7 @@ def resolve(job: Job) -> Job:
 def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any], str]:
     """Return the configurations of fit and test with these flags, and the strategy that the flags set, as one flag.
 
-    The flags do not include `Job.position_flags`, so runs that differ only in strategy share one cached result.
+    The flags do not include `PlannedRun.position_flags`, so runs that differ only in strategy share one cached result.
     """
     from kerple.cli.lightning_commands import insert_stored_config
     from kerple.cli.run_options import fit_parser
@@ -80,7 +80,7 @@ def _of_run(text: str) -> dict[str, Any]:
     return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in LOCATION}
 
 
-def with_inputs(job: Job) -> Job:
+def with_inputs(job: PlannedRun) -> PlannedRun:
     """Return the run with digests of the models and of the user's own classes that its configuration names."""
     models = {str(job.training[key]) for key in ("weights", "model.path") if job.training.get(key)}
     of_test = {f"{committed_records.OF_TEST}{name}": digest for name, digest in source_digests(flat(job.test)).items()}
@@ -98,7 +98,7 @@ def _digest(path: str) -> str:
     return source_digest(find_model(path))
 
 
-def with_precision(job: Job) -> Job:
+def with_precision(job: PlannedRun) -> PlannedRun:
     """Return the run with the precision that ``auto`` selects on this machine in place of ``auto``."""
     from kerple.base.auto_precision import choose_precision
 

@@ -12,14 +12,14 @@ from kerple.cli.config_resolution import prepare_and_checksum, resolve, with_inp
 from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.flat_configuration import differences
-from kerple.compare.job import Job
 from kerple.compare.plan_deviations import digests
-from kerple.compare.run_process import forget
+from kerple.compare.planned_run import PlannedRun
+from kerple.compare.run_process import delete_run
 
 
 def prepare_jobs(
     comparison: Comparison, parallel: int, report_only: bool, rerun_changed: bool
-) -> tuple[list[Job], dict[str, str]]:
+) -> tuple[list[PlannedRun], dict[str, str]]:
     """Resolve the configurations of all runs, prepare their data, and reuse records of equal runs.
 
     Args:
@@ -44,14 +44,14 @@ def prepare_jobs(
     checksums: dict[str, str | None] = {}
     for job, data in data_of.items():
         if report_only:  # data is not read; the checksum is that of the first run with the same configuration
-            runs = map(committed_records.described, [job.test_folder, *map(job.record, folders)])
+            runs = map(committed_records.read_run_entry, [job.test_folder, *map(job.record, folders)])
             equal = (run.get("data") for run in runs if run and not differences(run["config"], job.training))
             checksums[str(data)] = checksums.get(str(data)) or next(equal, None)
         elif str(data) not in checksums and not committed_records.finished(job):  # data of finished runs is not needed
             checksums[str(data)] = prepare_and_checksum(data)
     jobs = [replace(job, data=checksums.get(str(data)), parallel=parallel) for job, data in data_of.items()]
     refused = _check(jobs, report_only, rerun_changed)
-    jobs_by_outcome: dict[str, list[Job]] = {}
+    jobs_by_outcome: dict[str, list[PlannedRun]] = {}
     for job in jobs:
         if not committed_records.finished(job) and not job.directory.joinpath("checkpoints").exists():
             for folder, report in folders.items():
@@ -74,7 +74,7 @@ def prepare_jobs(
     return jobs, refused
 
 
-def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:
+def _check(jobs: list[PlannedRun], report_only: bool, rerun_changed: bool) -> dict[str, str]:
     """Refuse, remove or report existing runs with another configuration. Return their differences by run."""
     changed = {job: "; ".join(changes) for job in jobs if (changes := committed_records.changes(job))}
     text = "\n".join(f"  {job.name}: {changes}" for job, changes in changed.items())
@@ -85,5 +85,5 @@ def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str,
         raise UserError(f"compare: runs: existing runs have another configuration; {advice}\n{text}")
     elif changed:
         for job in changed:
-            forget(job)
+            delete_run(job)
     return {job.name: changes for job, changes in changed.items()}

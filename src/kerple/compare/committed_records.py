@@ -28,7 +28,7 @@ from kerple.base.run_folder_choice import FIRST_FILES
 from kerple.base.user_code_digests import package_digest
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.flat_configuration import differences, flat, with_class_names
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, recorded_runs
 from kerple.measure import results_table
 
@@ -40,7 +40,7 @@ MOST_ROWS = 10_000  # a record leaves out the table of an analysis if the table,
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
 
 
-def described(folder: Path) -> dict[str, Any] | None:
+def read_run_entry(folder: Path) -> dict[str, Any] | None:
     """The entry ``run`` in the results of a test, which describes fit and test; None if `compare` did not run the test.
 
     Args:
@@ -53,13 +53,13 @@ def described(folder: Path) -> dict[str, Any] | None:
     return run if isinstance(run, dict) and isinstance(run.get("config"), dict) else None
 
 
-def finished(job: Job) -> bool:
+def finished(job: PlannedRun) -> bool:
     """Whether the folder of a run has the results of the fit and test that the job describes."""
-    run = described(job.test_folder)
+    run = read_run_entry(job.test_folder)
     return run is not None and not changed_fit(run, job) and not changed_test(run, job)
 
 
-def changed_fit(run: dict[str, Any], job: Job) -> list[str]:
+def changed_fit(run: dict[str, Any], job: PlannedRun) -> list[str]:
     """Describe the differences between the fit of a finished run and that of a job: options, data and inputs.
 
     Args:
@@ -74,7 +74,7 @@ def changed_fit(run: dict[str, Any], job: Job) -> list[str]:
     return changed + _changed_inputs(run, job)
 
 
-def changed_test(run: dict[str, Any], job: Job) -> list[str]:
+def changed_test(run: dict[str, Any], job: PlannedRun) -> list[str]:
     """Describe the differences between the test of a finished run and that of a job: options, and inputs of the test.
 
     Args:
@@ -86,7 +86,7 @@ def changed_test(run: dict[str, Any], job: Job) -> list[str]:
     return differences(run["test"], {name: now.get(name) for name in names}) + _changed_inputs(run, job, of_test=True)
 
 
-def _changed_inputs(run: dict[str, Any], job: Job, of_test: bool = False) -> list[str]:
+def _changed_inputs(run: dict[str, Any], job: PlannedRun, of_test: bool = False) -> list[str]:
     """Name the inputs of a job that had another content in a run. An input whose digest is missing counts as unchanged.
 
     Args:
@@ -99,9 +99,9 @@ def _changed_inputs(run: dict[str, Any], job: Job, of_test: bool = False) -> lis
     return [f"{name} has changed" for name, digest in now.items() if before.get(name, digest) != digest]
 
 
-def changes(job: Job) -> list[str]:
+def changes(job: PlannedRun) -> list[str]:
     """Describe the differences between the fit in the job's folder, finished or not, and the fit of the job."""
-    if run := described(job.test_folder):
+    if run := read_run_entry(job.test_folder):
         return changed_fit(run, job)
     if (config := job.directory / "config.yaml").is_file():
         return differences(flat(read_mapping(config)), job.training) + _changed_inputs(_begun(job), job)
@@ -112,7 +112,7 @@ def changes(job: Job) -> list[str]:
     return []
 
 
-def begin(job: Job, resumed: bool) -> None:
+def begin(job: PlannedRun, resumed: bool) -> None:
     """Write the digests of inputs and code of a fit to a file next to the run's folder, before the fit starts.
 
     Args:
@@ -120,21 +120,21 @@ def begin(job: Job, resumed: bool) -> None:
         resumed: Whether the fit resumes. The digest of the code is then added to those of the earlier processes.
     """
     begun = _begun(job) if resumed else {"inputs": job.inputs}
-    write(job.beside(BEGUN), json.dumps(begun | {"code": sorted({*begun.get("code", []), package_digest()})}))
+    write(job.sidecar(BEGUN), json.dumps(begun | {"code": sorted({*begun.get("code", []), package_digest()})}))
 
 
-def _begun(job: Job) -> dict[str, Any]:
+def _begun(job: PlannedRun) -> dict[str, Any]:
     """The content of the file that `begin` wrote; empty if there is none."""
-    return read_mapping(job.beside(BEGUN)) if job.beside(BEGUN).is_file() else {}
+    return read_mapping(job.sidecar(BEGUN)) if job.sidecar(BEGUN).is_file() else {}
 
 
-def complete(job: Job) -> None:
+def complete(job: PlannedRun) -> None:
     """Add the entry ``run`` to the results of a test. The run then counts as finished.
 
     Raises:
         UserError: If the test has no results.
     """
-    read_runs([job.as_run])
+    read_runs([job.finished_run])
     _, about = results_table.read(job.test_folder)
     config = job.training
     cost = job.directory / "cost.json"
@@ -152,7 +152,7 @@ def complete(job: Job) -> None:
     results_table.write_about(job.test_folder, about)
 
 
-def reuse(job: Job, record: Path) -> str | None:
+def reuse(job: PlannedRun, record: Path) -> str | None:
     """Copy a record into the test folder of a run, if it is a record of the same run.
 
     Args:
@@ -167,14 +167,14 @@ def reuse(job: Job, record: Path) -> str | None:
         for name, differing in (("fit", changed_fit(run, job)), ("test", changed_test(run, job))):
             if differing:
                 return f"has another {name}: {'; '.join(differing)}"
-        read_runs([replace(job.as_run, folder=record)])  # reads all files, so that a damaged record is not copied
+        read_runs([replace(job.finished_run, folder=record)])  # reads all files, so that a damaged record is not copied
         _copy(record, job.test_folder)
     except UNREADABLE as error:
         return f"cannot be read ({type(error).__name__}: {error})"
     return None
 
 
-def write_record(job: Job, folders: Iterable[Path]) -> None:
+def write_record(job: PlannedRun, folders: Iterable[Path]) -> None:
     """Write the record of a finished run to the first folder, unless the first folder that has a record has this one.
 
     Args:

@@ -1,4 +1,4 @@
-"""`Comparison`: the content of a comparison's configuration file, and its conversion into one `Job` per run."""
+"""`Comparison`: the content of a comparison's configuration file, and its conversion into one `PlannedRun` per run."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 
 from kerple.base.errors import UserError
 from kerple.base.shipped_configs import config_path, with_shipped_configs
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import FOLDER_NAME, is_folder_name, record_folders
 
 SET_BY_COMPARE = {  # flags that a comparison sets for every run, and advice for users who set them
@@ -73,8 +73,9 @@ class Comparison:
         planned_data: In a plan: checksum of the data of all runs; null for any data.
         planned_code: In a plan: digest of the package's source by `kerple.base.user_code_digests.package_digest`; null
             for any source.
-        looked_at: In a plan: seeds whose results were known before the plan was written. The report lists their runs as
-            deviations.
+        seeds_seen_before_plan: In a plan: seeds whose results were known before the plan was written. The report lists
+            their runs as deviations.
+        looked_at: The former name of ``seeds_seen_before_plan``, for committed plans.
 
     Raises:
         UserError: If
@@ -104,6 +105,7 @@ class Comparison:
     plan_page: str | None = None
     planned_data: str | None = None
     planned_code: str | None = None
+    seeds_seen_before_plan: list[int] = field(default_factory=list)
     looked_at: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -173,7 +175,7 @@ class Comparison:
         """Folder of the runs."""
         return Path(self.runs or f"logs/compare/{self.name}")
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[PlannedRun]:
         """All runs, ordered by the number of seeds of their strategy (largest first), seed, part and strategy."""
         strategies = self._strategies
         seeds = {label: 1 if s.hf else s.seeds or len(self.seeds) for label, s in strategies.items()}
@@ -186,19 +188,19 @@ class Comparison:
         ]
         return sorted(jobs, key=lambda job: -seeds[job.label])
 
-    def _job(self, part: str, label: str, strategy: Strategy, seed: int) -> Job:
+    def _job(self, part: str, label: str, strategy: Strategy, seed: int) -> PlannedRun:
         directory = self.runs_folder / part / label / f"seed-{seed}"
         run = (label, seed, part, directory, directory / self.test_folder)
         test = as_flags(self.test)
         if strategy.hf:
             options = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
-            return Job(*run, [*as_flags(options | strategy.flags), *test])
+            return PlannedRun(*run, [*as_flags(options | strategy.flags), *test])
         fit = [f"--config={config_path(path)}" for path in self.base] + as_flags(self.parts.get(part, {}))
         fit += as_flags(self.flags | strategy.flags)
         # the last value of a flag counts, so these values replace a seed in a configuration
         fit += as_flags(dict.fromkeys(self.seeded, seed))
         options = {f"model.position.{key}": value for key, value in strategy.options.items()}
-        return Job(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
+        return PlannedRun(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:

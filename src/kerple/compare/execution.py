@@ -8,13 +8,15 @@ from collections.abc import Generator, Iterator, Sequence
 from subprocess import Popen
 
 from kerple.base.processor_cores import free_cores
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_process import signals, start, stop, wait
 
 TICK = 0.1  # seconds between two checks whether a run has ended
 
 
-def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator[tuple[Job, str | None] | None]:
+def execute(
+    jobs: Sequence[PlannedRun], parallel: int, program: list[str]
+) -> Generator[tuple[PlannedRun, str | None] | None]:
     """Execute runs, each in a process with an equal part of the free cores.
 
     If the generator is closed or raises an error, it asks the active processes to save and end, and waits for them.
@@ -32,7 +34,7 @@ def execute(jobs: Sequence[Job], parallel: int, program: list[str]) -> Generator
         KeyboardInterrupt: After a signal that the context `interruptible` has received.
     """
     threads = max(1, free_cores() // parallel)
-    waiting, running = deque(jobs), dict[Job, Popen[bytes]]()
+    waiting, running = deque(jobs), dict[PlannedRun, Popen[bytes]]()
     try:
         while waiting or running:
             if signals:

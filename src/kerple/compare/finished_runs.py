@@ -20,7 +20,7 @@ REPORT_TABLES = ("results", "summary", "costs")  # CSV files of a report, whose 
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run: one strategy, trained with one seed.
 
     Args:
@@ -67,11 +67,11 @@ class Runs:
     blocks: pd.DataFrame
     costs: pd.DataFrame
     analyses: dict[str, pd.DataFrame] = field(default_factory=dict)
-    configs: dict[Run, dict[str, Any]] = field(default_factory=dict)
-    environments: dict[Run, dict[str, Any]] = field(default_factory=dict)
+    configs: dict[FinishedRun, dict[str, Any]] = field(default_factory=dict)
+    environments: dict[FinishedRun, dict[str, Any]] = field(default_factory=dict)
     training_lengths: dict[str, int | None] = field(default_factory=dict)
     text_descriptions: dict[str, list[str]] = field(default_factory=dict)
-    text_digests: dict[str, dict[Run, str]] = field(default_factory=dict)
+    text_digests: dict[str, dict[FinishedRun, str]] = field(default_factory=dict)
 
     @property
     def training_length(self) -> int | None:
@@ -80,7 +80,7 @@ class Runs:
         return lengths.pop() if len(lengths) == 1 else None
 
 
-def read_runs(runs: Iterable[Run]) -> Runs:
+def read_runs(runs: Iterable[FinishedRun]) -> Runs:
     """Read the results of finished runs.
 
     Raises:
@@ -94,11 +94,11 @@ def read_runs(runs: Iterable[Run]) -> Runs:
     blocks: list[pd.DataFrame] = []
     costs: list[dict[str, Any]] = []
     analyses: defaultdict[str, list[pd.DataFrame]] = defaultdict(list)
-    configs: dict[Run, dict[str, Any]] = {}
-    environments: dict[Run, dict[str, Any]] = {}
+    configs: dict[FinishedRun, dict[str, Any]] = {}
+    environments: dict[FinishedRun, dict[str, Any]] = {}
     lengths: defaultdict[str, set[int | None]] = defaultdict(set)
     descriptions: defaultdict[str, dict[str, None]] = defaultdict(dict)  # the inner dicts are ordered sets
-    digests: defaultdict[str, dict[Run, str]] = defaultdict(dict)
+    digests: defaultdict[str, dict[FinishedRun, str]] = defaultdict(dict)
     for run, (table, about) in tables.items():
         key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
         part = {"part": run.part} if run.part else {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from kerple.compare.finished_runs import Run, Runs
+from kerple.compare.finished_runs import FinishedRun, Runs
 from kerple.compare.flat_configuration import LOCATIONS
 from kerple.compare.statistics import CELL
 
@@ -28,7 +28,7 @@ def inconsistencies(runs: Runs) -> list[str]:
     - the number of targets of a protocol and length.
     """
     found = []
-    configs: defaultdict[str, dict[Run, dict[str, Any]]] = defaultdict(dict)
+    configs: defaultdict[str, dict[FinishedRun, dict[str, Any]]] = defaultdict(dict)
     for run, config in public_configs(runs).items():
         configs[run.label][run] = config
     for label, of_label in configs.items():
@@ -85,7 +85,7 @@ def only_positions_differ(runs: Runs) -> bool:
     return True
 
 
-def public_configs(runs: Runs) -> dict[Run, dict[str, Any]]:
+def public_configs(runs: Runs) -> dict[FinishedRun, dict[str, Any]]:
     """The configurations of the runs, without the seed, and without options that are None or do not affect results."""
     hidden = {key for config in runs.configs.values() for key in config if key in PRIVATE or LOCATIONS.fullmatch(key)}
     return {

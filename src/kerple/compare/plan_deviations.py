@@ -11,7 +11,7 @@ from kerple.base.shipped_configs import config_path
 from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.flat_configuration import differences
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 from kerple.measure import results_table
 
 DIVERGED = 1.5  # a run has diverged if its loss is more than this multiple of the median, see `diverged`
@@ -24,7 +24,7 @@ def digests(comparison: Comparison) -> dict[str, str]:
 
 
 def deviations(
-    plan: Comparison, planned: Mapping[str, Job], finished: Mapping[str, Job], refused: Mapping[str, str]
+    plan: Comparison, planned: Mapping[str, PlannedRun], finished: Mapping[str, PlannedRun], refused: Mapping[str, str]
 ) -> list[str]:
     """Describe the differences between the runs of a comparison and its plan. Each text names the runs concerned.
 
@@ -39,7 +39,7 @@ def deviations(
         reason = f" (results were refused: {refused[name]})" if name in refused else ""
         runs[f"missing{reason}"].append(name)
     for name, job in finished.items():
-        run = committed_records.described(job.test_folder) or {}
+        run = committed_records.read_run_entry(job.test_folder) or {}
         then = run.get("plan", {})
         found = [f"another version of {path} at training" for path, now in job.plan.items() if then.get(path) != now]
         if name not in planned:
@@ -51,7 +51,7 @@ def deviations(
             found.append(f"other data, checksum {run['data']}")
         if plan.planned_code and run.get("code") != [plan.planned_code]:
             found.append(f"other code, digest {', '.join(run.get('code', ['unknown']))}")
-        if job.seed in plan.looked_at:
+        if job.seed in [*plan.seeds_seen_before_plan, *plan.looked_at]:
             found.append("results known before the plan")
         for difference in found:
             runs[difference].append(name)
@@ -60,7 +60,7 @@ def deviations(
     return [f"{difference}: {', '.join(names)}" for difference, names in runs.items()]
 
 
-def diverged(jobs: Iterable[Job]) -> list[str]:
+def diverged(jobs: Iterable[PlannedRun]) -> list[str]:
     """Names of the runs whose loss at the shortest length is not finite, or above `DIVERGED` times the median.
 
     The median is over the runs with the same strategy and part. The loss is that of the first protocol of the test.

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 
 from kerple.base.run_progress import FILE, duration, progress_line, read_progress
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 
 EVERY = 15.0  # seconds between two outputs if the console is not a terminal
 WARM_UP_SECONDS, WARM_UP_STEPS = 10.0, 5  # minimum training of a run before its duration is estimated
@@ -27,7 +27,7 @@ class Board:
         console: Console for the output.
     """
 
-    def __init__(self, total: int, jobs: Sequence[Job], parallel: int, console: Console) -> None:
+    def __init__(self, total: int, jobs: Sequence[PlannedRun], parallel: int, console: Console) -> None:
         self.total, self.unfinished, self.parallel, self.console = total, list(jobs), parallel, console
         self._duration: float | None = None  # estimated seconds of one run
         self._printed = time.monotonic()

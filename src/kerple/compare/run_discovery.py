@@ -18,7 +18,7 @@ import zstandard
 
 from kerple.base.errors import UserError
 from kerple.base.run_folder_choice import versions
-from kerple.compare.finished_runs import Run
+from kerple.compare.finished_runs import FinishedRun
 from kerple.measure import results_table
 
 FOLDER_NAME = "the name of a folder, without / and without a leading dot"
@@ -61,7 +61,7 @@ def _unpacked(path: Path, content: bytes) -> Path:
     return folder
 
 
-def recorded_runs(report: Path) -> list[Run]:
+def recorded_runs(report: Path) -> list[FinishedRun]:
     """The runs with records in a report. If a run is in ``runs`` and in the archive, the record in ``runs`` is used."""
     folders = record_folders(report)[::-1]
     found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results_table.ABOUT)}
@@ -72,11 +72,11 @@ def recorded_runs(report: Path) -> list[Run]:
                 f"{report}: got a record in {about.parent}, expected [PART/]LABEL/seed-N; move or remove it"
             )
         *part, label, seed, _ = about.parts
-        runs.append(Run(label, int(seed.removeprefix("seed-")), folder, "/".join(part)))
+        runs.append(FinishedRun(label, int(seed.removeprefix("seed-")), folder, "/".join(part)))
     return runs
 
 
-def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
+def find_runs(folders: Iterable[Path], test: str = "test") -> list[FinishedRun]:
     """Find the runs in or below some folders.
 
     The label of a run in ``LABEL/seed-N`` is LABEL, and its seed is N. The label of any other run is the name of its
@@ -103,7 +103,7 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[Run]:
         for path in tests:
             run = path.parent.resolve()
             seed = re.fullmatch(r"seed-(\d+)", run.name)
-            runs.append(Run(run.parent.name if seed else run.name, int(seed[1]) if seed else 0, path))
+            runs.append(FinishedRun(run.parent.name if seed else run.name, int(seed[1]) if seed else 0, path))
     return list(dict.fromkeys(runs))
 
 

@@ -28,17 +28,17 @@ from kerple.base.processor_cores import CHOSEN
 from kerple.base.run_folder_choice import lock
 from kerple.base.user_code_digests import own_classes, source_digests
 from kerple.compare import committed_records
-from kerple.compare.job import Job
+from kerple.compare.planned_run import PlannedRun
 from kerple.measure import results_table
 
 SOURCES = Path(kerple.__file__).parents[1]
 # program of the commands `fit` and `test`: run.py in a checkout, __main__.py in an installed package
 CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name("__main__.py")
-PATIENCE = 60.0  # seconds in which a terminated run can save its checkpoint
+STOP_TIMEOUT = 60.0  # seconds in which a terminated run can save its checkpoint
 signals: list[int] = []  # signals that the comparison has received; after the second one, `stop` kills the runs
 
 
-def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes]":
+def start(job: PlannedRun, threads: int, program: list[str]) -> "subprocess.Popen[bytes]":
     """Start the process of a run. The output of the process is appended to the run's log.
 
     If another process holds the run's lock, the new process waits for it, and a message says so.
@@ -53,7 +53,7 @@ def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes
             pass
     except UserError as busy:
         print(f"{job.name} waits: {busy}", flush=True)
-    log, task = job.beside(".log"), job.beside(f".{job.test_folder.name}.task.json")
+    log, task = job.sidecar(".log"), job.sidecar(f".{job.test_folder.name}.task.json")
     write(task, json.dumps(asdict(job), default=str))
     paths = filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
@@ -71,13 +71,13 @@ def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes
         )
 
 
-def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
+def wait(job: PlannedRun, process: "subprocess.Popen[bytes]") -> str | None:
     """Wait for the end of a run's process.
 
     Returns:
         None if the run is finished, otherwise an error message with the last lines of its output.
     """
-    status, log = process.wait(), job.beside(".log")
+    status, log = process.wait(), job.sidecar(".log")
     if not status and committed_records.finished(job):
         return None
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
@@ -87,11 +87,11 @@ def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
 def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
     """Terminate processes of runs and wait for their end. Runs save a checkpoint when they are terminated.
 
-    The processes are killed after `PATIENCE` seconds, or after a second signal.
+    The processes are killed after `STOP_TIMEOUT` seconds, or after a second signal.
     """
     for process in processes:
         process.terminate()
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + STOP_TIMEOUT
     while any(process.poll() is None for process in processes):
         time.sleep(0.05)
         if len(signals) > 1 or time.monotonic() > end:
@@ -102,13 +102,13 @@ def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
 
 
 def work(main: Callable[[list[str]], None]) -> None:
-    """Finish the run whose `Job` is in the JSON file ``sys.argv[1]``, from any state of the run's folder.
+    """Finish the run whose `PlannedRun` is in the JSON file ``sys.argv[1]``, from any state of the run's folder.
 
     Args:
         main: Function that runs one command of ``run.py``, such as `fit`, with a list of arguments.
     """
     content = read_mapping(Path(sys.argv[1]))
-    job = Job(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
+    job = PlannedRun(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
     with locked(job):
         # another comparison may have finished the run while this process waited for the lock
         if not committed_records.finished(job):
@@ -128,12 +128,12 @@ def _call(main: Callable[[list[str]], None], *arguments: str) -> None:
     main([*arguments])
 
 
-def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
+def _finish(job: PlannedRun, main: Callable[[list[str]], None]) -> None:
     """Fit and test a run, and add the entry ``run`` to its results. The fit is skipped if a test of it is complete."""
     resumed = job.checkpoint.is_file()
     # without a complete test, even a finished fit is resumed; it then ends immediately
     tests = job.directory.glob(f"*/{results_table.ABOUT}")
-    tested_before = resumed and any(committed_records.described(path.parent) for path in tests)
+    tested_before = resumed and any(committed_records.read_run_entry(path.parent) for path in tests)
     if job.config and not tested_before:
         if not resumed:
             remove(job.directory)
@@ -142,7 +142,7 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
         checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
         _call(main, "fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
     # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
-    if (job.test_folder / results_table.ABOUT).exists() and committed_records.described(job.test_folder) is None:
+    if (job.test_folder / results_table.ABOUT).exists() and committed_records.read_run_entry(job.test_folder) is None:
         job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
     remove(job.test_folder)
     model, options = f"--ckpt_path={job.checkpoint}", job.test
@@ -154,9 +154,9 @@ def _finish(job: Job, main: Callable[[list[str]], None]) -> None:
     committed_records.complete(job)
 
 
-def _file(job: Job, suffix: str, config: dict[str, Any]) -> str:
+def _file(job: PlannedRun, suffix: str, config: dict[str, Any]) -> str:
     """Write a configuration to a file next to the run's folder, and return the flag that reads it."""
-    path = job.beside(suffix)
+    path = job.sidecar(suffix)
     write(path, yaml.safe_dump(config, sort_keys=False))
     return f"--config={path}"
 
@@ -177,7 +177,7 @@ def remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def forget(job: Job) -> None:
+def delete_run(job: PlannedRun) -> None:
     """Remove the folder of a run, so that it is trained again.
 
     Raises:
@@ -188,7 +188,7 @@ def forget(job: Job) -> None:
 
 
 @contextlib.contextmanager
-def locked(job: Job, patient: bool = True) -> Iterator[None]:
+def locked(job: PlannedRun, patient: bool = True) -> Iterator[None]:
     """Return a context that holds the lock of a run, so that no other process works on the run.
 
     Args:
@@ -198,7 +198,7 @@ def locked(job: Job, patient: bool = True) -> Iterator[None]:
     Raises:
         UserError: If another process holds the lock and ``patient`` is false.
     """
-    path = job.beside(".lock")
+    path = job.sidecar(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     file = lock(path, wait=patient)
     if isinstance(file, str):  # the description of the process that holds the lock

@@ -1,17 +1,17 @@
-"""`Job`: a run of a comparison, with the flags, configurations and folders that are needed to execute the run."""
+"""`PlannedRun`: a run of a comparison, with the flags, configurations and folders for its execution."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kerple.compare.finished_runs import Run
+from kerple.compare.finished_runs import FinishedRun
 from kerple.compare.flat_configuration import flat
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """A fit and its test. `kerple.compare.finished_runs.Run` describes the results of both.
+class PlannedRun:
+    """A fit and its test. `kerple.compare.finished_runs.FinishedRun` describes the results of both.
 
     Args:
         label: Label of the strategy.
@@ -68,11 +68,11 @@ class Job:
         return self.directory / "checkpoints" / "last.ckpt"
 
     @property
-    def as_run(self) -> Run:
+    def finished_run(self) -> FinishedRun:
         """The description of the results for a report. Their files exist only after the test."""
-        return Run(self.label, self.seed, self.test_folder, self.part)
+        return FinishedRun(self.label, self.seed, self.test_folder, self.part)
 
-    def beside(self, suffix: str) -> Path:
+    def sidecar(self, suffix: str) -> Path:
         """Path next to the run's folder with the folder's name and a suffix, such as ``.lock`` or ``.log``."""
         return self.directory.with_name(self.directory.name + suffix)
 
