@@ -13,6 +13,10 @@ from pkgutil import iter_modules
 ROOT = Path(__file__).parents[1]
 DOCS, SITE = ROOT / "docs", ROOT / "site-src"
 PACKAGES = sorted(path.parent for path in (ROOT / "src/kerple").glob("*/__init__.py") if path.parent.name != "cli")
+OTHER_PAGES = {  # pages outside docs/ that are not tables, and their paths in site-src/
+    "results/models/README.md": "results/models.md",
+    "benchmarks/gpu/README.md": "gpu-measurements.md",
+}
 REEXPORTS = ("data", "tasks")  # packages whose __init__.py imports names that their modules document
 
 
@@ -25,7 +29,9 @@ def target(link: str, source: Path, page: str) -> str:
         page: Path of this page in site-src/.
     """
     path = Path(os.path.relpath(source.parent / link, ROOT))
-    if path.parts[0] == "results" and path.name == "table.md":
+    if path.as_posix() in OTHER_PAGES:
+        site = OTHER_PAGES[path.as_posix()]
+    elif path.parts[0] == "results" and path.name == "table.md":
         site = f"{path.parent}.md"
     elif path.parent == Path("results") and path.suffix == ".md":
         site = f"results/{path.stem.lower()}.md".replace("readme", "findings")
@@ -67,6 +73,8 @@ if __name__ == "__main__":
         stage(path, str(path.relative_to(DOCS)))
     for path in (ROOT / "results").glob("*.md"):
         stage(path, target(path.name, path, "index.md"))
+    for name, page in OTHER_PAGES.items():
+        stage(ROOT / name, page)
     (SITE / "results/main").mkdir()
     shutil.copy(ROOT / "results/main/dilution.png", SITE / "results/main")
     for table in (ROOT / "results").rglob("table.md"):
