@@ -172,7 +172,7 @@ def test_an_invalid_option_is_an_error(name: str, options: dict[str, Any], messa
 
 
 def test_invalid_sizes_and_an_unknown_name_are_errors() -> None:
-    with pytest.raises(UserError, match="heads: got 5, which does not divide dim 32"):
+    with pytest.raises(UserError, match="heads: got 5, expected a divisor of dim, which is 32"):
         Shape(32, 5, 16)
     with pytest.raises(UserError, match="scaling: got proportional, expected another one, because a head has 9"):
         positions.RoPE(Shape(18, 2, 16), scaling="proportional", rotary_fraction=0.5)

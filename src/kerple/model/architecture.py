@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from kerple.attention import AttentionOption
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
@@ -93,8 +93,7 @@ class Architecture:
             ("norm", self.norm in ("layer", "rms"), "layer or rms"),
             ("norm_placement", self.norm_placement in ("pre", "post", "both"), "pre, post or both"),
         ):
-            if not valid:
-                raise UserError(f"model.{name}: got {getattr(self, name)!r}, expected {expected}")
+            require(valid, f"model.{name}", getattr(self, name), expected)
 
     def make_norm(self, dim: int) -> nn.Module:
         """Return a LayerNorm or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) of width ``dim``."""

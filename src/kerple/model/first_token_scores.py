@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kerple.attention.spec import repeat_for_query_heads
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.model.cache import LayerCache
 from kerple.positions import Position, QueryKeyBlock, TokenPositions
 from kerple.positions.base import HOOKS
@@ -123,6 +123,6 @@ def check_distances(position: Position, visibility: Visibility) -> None:
     """
     needs_true = position.neighbor_window is not None or not position.prefix_consistent
     needs_true = needs_true or any(hook not in DISTANCE_HOOKS and position.uses(hook) for hook in HOOKS)
-    if visibility.distances != "true" and needs_true:
-        given = f"got {visibility.distances!r}, expected 'true' for {type(position).__name__}"
-        raise UserError(f"distances: {given}, whose scores need true distances; set 'true', or change model.position")
+    distances, name = visibility.distances, type(position).__name__
+    expected = f"true for {name}, whose scores need true distances; or another model.position"
+    require(distances == "true" or not needs_true, "distances", distances, expected)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 
@@ -52,12 +52,10 @@ def choose(
     Raises:
         UserError: If a number is out of range.
     """
-    if not temperature >= 0:  # refuses NaN too
-        raise UserError(f"temperature: got {temperature}, expected 0 (selects the most likely token) or more")
-    if top_k is not None and top_k < 1:
-        raise UserError(f"top_k: got {top_k}, expected at least 1, or none for all tokens")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise UserError(f"top_p: got {top_p}, expected a probability in (0, 1]")
+    # refuses NaN too
+    require(temperature >= 0, "temperature", temperature, "0 (selects the most likely token) or more")
+    require(top_k is None or top_k >= 1, "top_k", top_k, "at least 1, or none for all tokens")
+    require(top_p is None or 0 < top_p <= 1, "top_p", top_p, "a probability in (0, 1]")
     if temperature == 0:
         return logits.argmax(-1)
     ordered, order = logits.float().sort(-1, descending=True)  # (B, V) each
@@ -104,8 +102,7 @@ def generate(
     Raises:
         UserError: If a prompt is empty, a number is out of range, or the strategy cannot represent a position.
     """
-    if prompt.shape[1] < 1:
-        raise UserError("prompt: got no tokens, expected at least one to continue")
+    require(prompt.shape[1] >= 1, "prompt", "no tokens", "at least one to continue")
     next_logits, tokens = _NextTokenLogits(network, visibility), prompt
     stopped = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for _ in range(steps):

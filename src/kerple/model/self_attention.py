@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kerple.attention import AttentionOption, AttentionSpec, attend
 from kerple.attention.spec import Modified
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
 from kerple.model.first_token_scores import FirstTokens, check_distances, is_separable
@@ -57,8 +57,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         heads, kv_heads, head_dim = shape.heads, architecture.kv_heads, shape.head_dim
         kv_heads = heads if kv_heads is None else kv_heads
-        if kv_heads < 1 or heads % kv_heads:
-            raise UserError(f"model.kv_heads: got {kv_heads}, expected a divisor of model.heads, which is {heads}")
+        valid = kv_heads >= 1 and heads % kv_heads == 0
+        require(valid, "model.kv_heads", kv_heads, f"a divisor of model.heads, which is {heads}")
         bias, qkv_bias, eps = architecture.bias, architecture.qkv_bias, architecture.eps
         self.heads, self.head_dim = heads, head_dim
         self.widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.model.architecture import Architecture
 from kerple.model.attention_probabilities import attention_probabilities
 from kerple.model.block import Block
@@ -49,8 +49,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
 
     def __init__(self, shape: Shape, layers: int, vocabulary: int, position: StrategyBuilder, **options: Any) -> None:
         super().__init__()
-        if vocabulary < 1:
-            raise UserError(f"model.vocabulary: got {vocabulary}, expected a positive number")
+        require(vocabulary >= 1, "model.vocabulary", vocabulary, "a positive number")
         architecture = Architecture(**options)
         shape = replace(shape, head_width=architecture.head_dim)
         self.shape = shape
@@ -123,8 +122,9 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         The arguments are those of `forward`, but ``offset`` may also be a tensor with one number per token (see
         `kerple.model.network.Offset`).
         """
-        if cache is not None and cache.visibility != visibility:
-            raise UserError(f"visibility: got {visibility}, but the cache has {cache.visibility}; create another cache")
+        if cache is not None:
+            expected = f"{cache.visibility}, with which the cache was created; or create another cache"
+            require(cache.visibility == visibility, "visibility", visibility, expected)
         cached = None if cache is None else cache.length
         adds_bos = self.bos is not None and not cached
         if self.bos is not None:
@@ -259,9 +259,8 @@ def _strategies(build: StrategyBuilder, shape: Shape, per_layer: bool | None) ->
     try:
         first = build(shape)
         per_layer = first.per_layer if per_layer is None else per_layer
-        if first.varies_by_layer and not per_layer:
-            name = type(first).__name__
-            raise UserError(f"model.per_layer: got false, expected true for {name}, whose layers differ")
+        expected = f"true for {type(first).__name__}, whose layers differ"
+        require(per_layer or not first.varies_by_layer, "model.per_layer", "false", expected)
         return [first, *(build(replace(shape, layer=i)) for i in range(1, shape.layers) if per_layer)]
     finally:
         torch.set_default_dtype(default_dtype)

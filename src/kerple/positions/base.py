@@ -16,7 +16,7 @@ from inspect import isfunction
 
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.positions.constrained_parameters import Constrained
 from kerple.positions.query_key_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
@@ -50,12 +50,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name in ("dim", "heads", "length", "layers"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}: got {getattr(self, name)}, expected a positive number")
-        if self.dim % self.heads:
-            raise UserError(f"heads: got {self.heads}, which does not divide dim {self.dim}; choose a divisor of dim")
-        if not 0 <= self.layer < self.layers:
-            raise UserError(f"layer: got {self.layer}, expected 0 to {self.layers - 1}")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "a positive number")
+        require(self.dim % self.heads == 0, "heads", self.heads, f"a divisor of dim, which is {self.dim}")
+        require(0 <= self.layer < self.layers, "layer", self.layer, f"0 to {self.layers - 1}")
 
     @property
     def positions(self) -> int:
@@ -123,10 +120,9 @@ class Position(Constrained, ABC):
         """Whether this strategy overrides the hook of this name."""
         return getattr(type(self), hook) is not getattr(Position, hook)
 
-    def require(self, ok: bool, option: str, value: object, expected: str) -> None:
-        """Raise a UserError unless ``ok``, for an ``option`` of this strategy that has this ``value``."""
-        if not ok:
-            raise UserError(f"{type(self).__name__}: {option}: got {value}, expected {expected}")
+    def require(self, valid: bool, option: str, value: object, expected: str) -> None:
+        """Call `kerple.base.errors.require` for an option of this strategy; the error names the strategy."""
+        require(valid, f"{type(self).__name__}: {option}", value, expected)
 
     # called once per forward pass
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.positions.base import Position
 from kerple.positions.cope import CoPE
 from kerple.positions.path import PaTH
@@ -24,8 +24,7 @@ def check_combination(parts: Sequence[Position]) -> None:
     so would scores that a part before `PaTH` modified. `PoPE` and `SelfExtend` double the width of queries and keys,
     which `SINGLE_WIDTH` strategies do not accept.
     """
-    if not parts:
-        raise UserError("Combined: parts: got none, expected at least one strategy")
+    require(bool(parts), "Combined: parts", "none", "at least one strategy")
     for i, part in enumerate(parts):
         if _contains(part, PaTH):
             by_distance = [other for other in parts if other.uses("bias") or other.uses("score_scale")]

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 
 Start = float | list[float] | None
 """Initial value of a parameter: one number for all entries, a list with one per entry, or None for random values.
@@ -55,16 +55,15 @@ class Constrained(nn.Module):
         """
         parameter = torch.empty(size, dtype=torch.float32)
         if start is None:
-            if not between[0] < between[1]:
-                given = f"got no initial value, and an empty range of random values, {between[0]:g} to {between[1]:g}"
-                raise UserError(f"{name}: {given}; set {name}, or lower the start of the range (`floor`)")
+            given = f"no initial value, and an empty range of random values, {between[0]:g} to {between[1]:g}"
+            expected = f"an initial value of {name}, or a smaller start of the range (`floor`)"
+            require(between[0] < between[1], name, given, expected)
             parameter.uniform_(*between).clamp_(minimum, maximum)
         else:
             values = [float(start)] * size if isinstance(start, int | float) else start
-            if len(values) != size:
-                raise UserError(f"{name}: got {len(values)} initial values, expected 1 or {size} (one per head)")
-            if not all(minimum <= v <= maximum for v in values):  # also refuses NaN
-                raise UserError(f"{name}: got initial value {start}, expected from {minimum:g} to {maximum:g}")
+            require(len(values) == size, name, f"{len(values)} initial values", f"1 or {size} (one per head)")
+            in_range = all(minimum <= v <= maximum for v in values)  # also refuses NaN
+            require(in_range, name, f"initial value {start}", f"from {minimum:g} to {maximum:g}")
             parameter.copy_(torch.tensor(values, dtype=torch.float32))
         self.register_parameter(name, nn.Parameter(parameter))
         self.ranges[name] = (minimum, maximum)

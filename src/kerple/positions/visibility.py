@@ -1,9 +1,9 @@
 """`Visibility`: the keys that a query sees, and their distances."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 
 Distances = Literal["true", "capped", "cache"]
 
@@ -29,15 +29,13 @@ class Visibility:
     distances: Distances = "true"
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise UserError(f"window: got {self.window}, expected at least 1 key (the query's own), or none for all")
-        if self.first < 0:
-            raise UserError(f"first: got {self.first}, expected 0 or more first tokens")
-        if self.distances not in ("true", "capped", "cache"):
-            raise UserError(f"distances: got {self.distances!r}, expected true, capped or cache")
-        if self.distances != "true" and not (self.window and self.first):
-            options = f"{self.distances!r} with window {self.window} and first {self.first}"
-            raise UserError(f"distances: got {options}, expected 'true'; other distances need `window` and `first`")
+        window, first, distances = self.window, self.first, self.distances
+        require(window is None or window >= 1, "window", window, "at least 1 key, the query's own, or none for all")
+        require(first >= 0, "first", first, "0 or more first tokens")
+        require(distances in get_args(Distances), "distances", distances, "true, capped or cache")
+        given = f"{distances} with window {window} and first {first}"
+        expected = "true; other distances need `window` and `first`"
+        require(distances == "true" or bool(window and first), "distances", given, expected)
 
     def narrow(self, window: int | None) -> "Visibility":
         """Return ``Visibility(window)`` if a layer's ``window`` is at most ``self.window``, else ``self``."""
