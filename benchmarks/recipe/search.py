@@ -28,7 +28,6 @@ import torch
 import yaml
 
 from kerple.cli.main import main as run
-from kerple.cli.trained_model import load_trained
 from kerple.compare.comparison_file import as_flags
 from kerple.data import TokenShards
 from kerple.measure.protocols import full, windowed
@@ -36,6 +35,7 @@ from kerple.model import Transformer
 from kerple.positions.visibility import Visibility
 from kerple.tasks import TaskData
 from kerple.tasks.sampling import collate
+from kerple.training.trained_model import load_trained
 
 HERE = Path(__file__).parent
 RUN = ["stage", "strategy", "seed", "tokens", "settings"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.cli.main import SPINS
+from kerple.config.files import config_path, with_shipped_configs
 
 PROGRAM = """
 import sys

@@ -11,8 +11,8 @@ import torch
 import yaml
 
 from kerple.base.errors import UserError
-from kerple.cli.feasibility import LAUNCHERS
 from kerple.cli.main import main
+from kerple.training.feasibility import LAUNCHERS
 from tests.cli.tiny import TINY, complaint
 
 SHARDS = ["--data=TokenShards", f"--data.corpus={__file__}", "--data.split_fractions=[1, 0, 0]"]

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 import yaml
 from tokenizers import Tokenizer
 
-from kerple.base.shipped_configs import config_path
 from kerple.cli.main import main
 from kerple.cli.measure_pretrained import configuration
+from kerple.config.files import config_path
 from kerple.data import TokenShards
 from kerple.hf import pretrained_files
 from kerple.hf.pretrained_model_reader import read_network

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from kerple.base.user_code_digests import package_digest
 from kerple.cli import compare, job_preparation
 from kerple.cli.main import main
 from kerple.compare import run_process
 from kerple.compare.run_discovery import PACKED
+from kerple.config.user_code_digests import package_digest
 from kerple.measure import results_table
 from tests.compare.conftest import WHOLE_TABLE, change, fits, run, runs_in
 from tests.compare.runs_on_disk import CURVES, write_run

@@ -11,11 +11,11 @@ from rich.console import Console
 from kerple.base.errors import UserError
 from kerple.base.run_progress import FILE, write_progress
 from kerple.cli import compare, comparison_duration
-from kerple.cli.config_resolution import resolve
 from kerple.compare.comparison_file import Comparison, Strategy, as_flags
-from kerple.compare.flat_configuration import differences, flat
+from kerple.compare.config_resolution import resolve
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.progress_board import Board
+from kerple.config.flat_configuration import differences, flat
 
 ROOT = Path(__file__).parents[2]
 

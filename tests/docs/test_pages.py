@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from kerple.cli.main import main
-from kerple.cli.trained_model import load_trained
 from kerple.measure import results_table
 from kerple.tasks.vocabulary import characters_to_ids
+from kerple.training.trained_model import load_trained
 from tests.cli.tiny import complaint
 from tests.pages import blocks, commands, put
 

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from kerple.base.errors import UserError, machine_error
 from kerple.cli.main import main
 from kerple.cli.probe import network_and_text
-from kerple.cli.trained_model import load_trained
 from kerple.data.evaluation_text import ShardText
 from kerple.data.shards import Folder
 from kerple.hf.derived_model_folder import add_transformers_4_entries, link
@@ -26,6 +25,7 @@ from kerple.measure.extrapolation import Extrapolation
 from kerple.model import Transformer
 from kerple.model.generation import generate
 from kerple.model.options_and_weights import StoredModel, build_transformer, copy_weights
+from kerple.training.trained_model import load_trained
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, VOCABULARY, arguments, configuration, hf, saved, text
 from tests.pages import put

@@ -1,1 +1,1 @@
-"""Functions that all other packages use: errors, files, folders of runs, precision, safe reading of checkpoints."""
+"""Functions that all other packages use: errors, files, folders of runs, progress, precision."""

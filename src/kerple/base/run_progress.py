@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kerple.base.atomic import write
-from kerple.base.errors import UserError
-from kerple.base.mapping_files import read_mapping
 
 T = TypeVar("T")
 FILE = "progress.json"  # in the folder of a fit or a test
@@ -83,10 +81,10 @@ def write_progress(path: Path, **content: Any) -> None:
 
 def read_progress(path: Path) -> dict[str, Any]:
     """Return the content of a progress file, or an empty mapping if the file cannot be read."""
-    try:
-        return read_mapping(path)
-    except UserError:
-        return {}
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def duration(seconds: float) -> str:

@@ -3,7 +3,7 @@
 import sys
 
 from kerple.base.errors import UserError, describe
-from kerple.cli.option_parsing import command_parser, parse
+from kerple.config.parsing import command_parser, parse
 from kerple.positions import StrategyBuilder
 from kerple.testing import PROPERTIES, Subject, outcomes
 

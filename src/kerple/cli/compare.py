@@ -17,14 +17,12 @@ from rich.console import Console
 from kerple.base.atomic import refuse_links_out
 from kerple.base.errors import UserError
 from kerple.base.run_progress import duration
-from kerple.base.shipped_configs import config_path
 from kerple.cli import compared_run
-from kerple.cli.config_resolution import resolve
 from kerple.cli.job_preparation import prepare_jobs
-from kerple.cli.option_parsing import command_parser, parse
 from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison, Strategy
 from kerple.compare.comparison_report import write_comparison
+from kerple.compare.config_resolution import resolve
 from kerple.compare.execution import execute, interruptible
 from kerple.compare.finished_runs import FinishedRun, read_runs
 from kerple.compare.inconsistencies import inconsistencies
@@ -32,6 +30,8 @@ from kerple.compare.plan_deviations import deviations
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.progress_board import Board
 from kerple.compare.run_discovery import find_runs
+from kerple.config.files import config_path
+from kerple.config.parsing import command_parser, parse
 
 ASK_ABOVE = 1800.0  # seconds of training above which the command asks whether to start
 

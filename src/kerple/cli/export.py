@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from kerple.base.atomic import new_folder, write
-from kerple.base.mapping_files import read_mapping
-from kerple.cli.option_parsing import add_checkpoint_arguments, command_parser, parse
+from kerple.config.files import read_mapping
+from kerple.config.parsing import add_checkpoint_arguments, command_parser, parse
 
 CARD = """# {name}
 
@@ -32,12 +32,12 @@ def main(arguments: list[str]) -> None:
     dtype = Literal["float32", "float16"]
     parser.add_argument("--dtype", type=dtype, default="float32", help="dtype of all weights except the strategy's")
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
-    from kerple.base import untrusted_checkpoints
-    from kerple.cli.allowed_classes import allowed_classes
-    from kerple.cli.trained_model import end_token, load_trained
+    from kerple.config import untrusted_checkpoints
     from kerple.data import TokenShards
     from kerple.data.tokenizer import load_tokenizer
     from kerple.hf import need
+    from kerple.training.allowed_classes import allowed_classes
+    from kerple.training.trained_model import end_token, load_trained
 
     need()
     from kerple.hf.exporter import TRAINED_ON, export

@@ -10,7 +10,7 @@ from kerple.base.errors import UserError
 from kerple.base.run_folder_choice import resume_directory
 from kerple.base.run_progress import duration
 from kerple.base.templates import render_template
-from kerple.cli.option_parsing import MODEL_FORMS, command_parser, parse
+from kerple.config.parsing import MODEL_FORMS, command_parser, parse
 from kerple.data.datamodule_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 

@@ -6,7 +6,7 @@ import random
 import numpy as np
 
 from kerple.base.errors import UserError
-from kerple.cli.option_parsing import command_parser, parse
+from kerple.config.parsing import command_parser, parse
 from kerple.data.manifest import SPLITS
 from kerple.data.shards import Folder, TokenStream, verify
 

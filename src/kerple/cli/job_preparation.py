@@ -8,13 +8,13 @@ from dataclasses import replace
 from rich.console import Console
 
 from kerple.base.errors import UserError
-from kerple.cli.config_resolution import prepare_and_checksum, resolve, with_inputs, with_precision
 from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
-from kerple.compare.flat_configuration import differences
+from kerple.compare.config_resolution import prepare_and_checksum, resolve, with_inputs, with_precision
 from kerple.compare.plan_deviations import digests
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_process import delete_run
+from kerple.config.flat_configuration import differences
 
 
 def prepare_jobs(

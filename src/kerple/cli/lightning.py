@@ -17,19 +17,19 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kerple.base.errors import UserError, machine_error
 from kerple.base.run_folder_choice import LAST, fit_directory, last_checkpoint, test_directory, unlock
-from kerple.base.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
-from kerple.base.user_code_digests import SOURCE_DIGESTS, own_classes, source_digests
-from kerple.cli import PROGRAM
-from kerple.cli.checkpoint_agreement import check_resumption, check_tested_model
-from kerple.cli.config_callback import StoreConfig, samples_per_step
-from kerple.cli.feasibility import check_memory, check_nodes, machine_memory
-from kerple.cli.option_parsing import listed, parse
-from kerple.cli.run_options import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
-from kerple.compare.flat_configuration import flat
+from kerple.config import PROGRAM
+from kerple.config.checkpoint_agreement import check_resumption, check_tested_model
+from kerple.config.flat_configuration import flat
+from kerple.config.parsing import listed, parse
+from kerple.config.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
+from kerple.config.user_code_digests import SOURCE_DIGESTS, own_classes, source_digests
 from kerple.data.datamodule import TokenShards
 from kerple.data.datamodule_options import ShardOptions
 from kerple.data.prepare.build import check_corpus
 from kerple.training.checkpoint_io import AtomicCheckpointIO
+from kerple.training.config_callback import StoreConfig, samples_per_step
+from kerple.training.feasibility import check_memory, check_nodes, machine_memory
+from kerple.training.fit_options import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.non_finite_guard import NonFiniteGuard
 from kerple.training.progress_lines import ProgressLines
@@ -44,7 +44,7 @@ class CLI(LightningCLI):
 
     Args:
         model: Class of the model.
-        arguments: The command and its arguments, as `kerple.cli.lightning_commands.insert_stored_config` returns them.
+        arguments: The command and its arguments, as `kerple.training.stored_options.insert_stored_config` returns them.
         description: Description of the program, for its help.
     """
 
@@ -159,7 +159,7 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         config = self.config[self.subcommand]
         if config.weights is not None and config.ckpt_path is None:  # a resumed run has its own weights
-            from kerple.cli.initial_weights import load_initial_weights  # needs optional packages
+            from kerple.training.stored_options import load_initial_weights  # needs optional packages
 
             if self.trainer.precision == "64-true":  # Lightning converts the model later, and would round the weights
                 self.model.double()

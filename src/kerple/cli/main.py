@@ -14,8 +14,8 @@ from typing import Any
 from kerple.base.errors import UserError, describe, machine_error, unknown, user_location
 from kerple.base.processor_cores import measure_load
 from kerple.base.run_folder_choice import unlock
-from kerple.base.shipped_configs import FILE_OPTIONS, with_shipped_configs
-from kerple.cli import PROGRAM
+from kerple.config import PROGRAM
+from kerple.config.files import FILE_OPTIONS, with_shipped_configs
 
 DEMO = ["compare", "--config", "configs/compare/demo.yaml", "--parallel", "2"]
 COMMANDS = {
@@ -178,7 +178,7 @@ def _user_message(error: Exception) -> str | None:
         return message
     if user_location(error):
         return describe(error)
-    if run_options := sys.modules.get("kerple.cli.run_options"):  # without it, no option has selected a class
+    if run_options := sys.modules.get("kerple.training.fit_options"):  # without it, no option has selected a class
         foreign = run_options.foreign_error(error)
         return str(foreign) if foreign else None
     return None

@@ -11,12 +11,10 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.mapping_files import read_mapping
-from kerple.base.module_discovery import import_modules
 from kerple.base.run_folder_choice import test_directory
 from kerple.base.run_progress import FILE, Progress
-from kerple.base.shipped_configs import config_path
-from kerple.cli.option_parsing import MODEL_FORMS, add_folder_arguments, listed, name_in_errors, parse
+from kerple.config.files import config_path, read_mapping
+from kerple.config.parsing import MODEL_FORMS, add_folder_arguments, import_modules, listed, name_in_errors, parse
 from kerple.data.datamodule_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, end_of_text, vocabulary_size
 from kerple.measure.measure import Measure, check_names

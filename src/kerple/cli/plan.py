@@ -8,13 +8,13 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from kerple.base.errors import UserError
-from kerple.cli import PROGRAM
-from kerple.cli.feasibility import check_memory
-from kerple.cli.lightning_commands import insert_stored_config
-from kerple.cli.option_parsing import parse
-from kerple.cli.run_options import fit_parser
+from kerple.config import PROGRAM
+from kerple.config.parsing import parse
 from kerple.model.cost import CHIPS, Chip, count_parameters, flops, memory
+from kerple.training.feasibility import check_memory
+from kerple.training.fit_options import fit_parser
 from kerple.training.language_model import LanguageModel
+from kerple.training.stored_options import insert_stored_config
 
 PEAK_FRACTION = 0.34  # fraction of the peak FLOP/s that KERPLE-log with 162M parameters reached on an H200
 NODE = 8  # devices per node

@@ -1,6 +1,6 @@
 """`python run.py predict --ckpt_path … --prompt …`: continues a prompt, and prints its tokens one by one."""
 
-from kerple.cli.option_parsing import add_checkpoint_arguments, command_parser, parse
+from kerple.config.parsing import add_checkpoint_arguments, command_parser, parse
 
 
 def main(arguments: list[str]) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import yaml
 
 from kerple.base.errors import UserError
-from kerple.base.mapping_files import read_mapping
 from kerple.cli.inspect_shards import show
-from kerple.cli.option_parsing import command_parser, parse, split_options
+from kerple.config.files import read_mapping
+from kerple.config.parsing import command_parser, parse, split_options
 from kerple.data.datamodule_options import ShardOptions
 from kerple.data.prepare.build import prepare
 from kerple.data.shards import Folder

@@ -9,10 +9,10 @@ from tokenizers.decoders import DecodeStream
 
 from kerple.base.errors import UserError
 from kerple.cli.torch_settings import configure_torch
-from kerple.cli.trained_model import TextData, end_token, load_trained
 from kerple.model.generation import generate
 from kerple.positions.visibility import Visibility
 from kerple.tasks import TaskData
+from kerple.training.trained_model import TextData, end_token, load_trained
 
 
 def print_continuation(options: Namespace) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from kerple.cli.option_parsing import MODEL_FORMS, command_parser, parse
+from kerple.config.parsing import MODEL_FORMS, command_parser, parse
 from kerple.data.tokenizer import MODEL_PREFIX
 
 
@@ -70,9 +70,9 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
         UserError: If the model does not exist, cannot be read, or does not fit into memory.
     """
     if is_zipfile(path):
-        from kerple.cli.allowed_classes import allowed_classes
         from kerple.hf.exporter import hugging_face_model
         from kerple.hf.pretrained_model_reader import read_stored_model
+        from kerple.training.allowed_classes import allowed_classes
 
         model = hugging_face_model(read_stored_model(path, allowed_classes(trust)))
         return model, model.config
@@ -98,8 +98,8 @@ def network_and_text(model: Any, path: str, corpus: str, trust: str = "") -> tup
 
     network = model.network if hasattr(model, "network") else hugging_face_network(model)
     if is_zipfile(path):
-        from kerple.cli.trained_model import load_trained
         from kerple.data.evaluation_text import ShardText
+        from kerple.training.trained_model import load_trained
 
         data = load_trained(path, trust)[1]
         return network, ShardText(data.folder, "test") if hasattr(data, "folder") else data

@@ -23,13 +23,13 @@ import zstandard
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.mapping_files import read_mapping
 from kerple.base.run_folder_choice import FIRST_FILES
-from kerple.base.user_code_digests import package_digest
 from kerple.compare.finished_runs import read_runs
-from kerple.compare.flat_configuration import differences, flat, with_class_names
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, recorded_runs
+from kerple.config.files import read_mapping
+from kerple.config.flat_configuration import differences, flat, with_class_names
+from kerple.config.user_code_digests import package_digest
 from kerple.measure import results_table
 
 PRECISION = "trainer.precision"

@@ -10,9 +10,9 @@ from typing import Any
 from jsonargparse import Namespace
 
 from kerple.base.errors import UserError
-from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import FOLDER_NAME, is_folder_name, record_folders
+from kerple.config.files import config_path, with_shipped_configs
 
 SET_BY_COMPARE = {  # flags that a comparison sets for every run, and advice for users who set them
     "run_dir": "use runs and test_folder",
@@ -71,8 +71,8 @@ class Comparison:
             lists deviations from it.
         plan_page: Path of the page that explains the plan. Each run records the digests of this page and of ``plan``.
         planned_data: In a plan: checksum of the data of all runs; null for any data.
-        planned_code: In a plan: digest of the package's source by `kerple.base.user_code_digests.package_digest`; null
-            for any source.
+        planned_code: In a plan: digest of the package's source by `kerple.config.user_code_digests.package_digest`;
+            null for any source.
         seeds_seen_before_plan: In a plan: seeds whose results were known before the plan was written. The report lists
             their runs as deviations.
         looked_at: The former name of ``seeds_seen_before_plan``, for committed plans.

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from kerple.base.errors import UserError
-from kerple.base.mapping_files import read_mapping
-from kerple.compare.flat_configuration import configured_length, flat
 from kerple.compare.statistics import CELL, LOGARITHMIC
+from kerple.config.files import read_mapping
+from kerple.config.flat_configuration import configured_length, flat
 from kerple.measure import results_table
 
 RUN_KEYS = ["strategy", "seed"]

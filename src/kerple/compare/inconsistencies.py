@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from kerple.compare.finished_runs import FinishedRun, Runs
-from kerple.compare.flat_configuration import LOCATIONS
 from kerple.compare.statistics import CELL
+from kerple.config.flat_configuration import LOCATIONS
 
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # only pretrained models have scaling and factor
 PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # options whose values may differ between runs

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 
-from kerple.base.shipped_configs import config_path
 from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
-from kerple.compare.flat_configuration import differences
 from kerple.compare.planned_run import PlannedRun
+from kerple.config.files import config_path
+from kerple.config.flat_configuration import differences
 from kerple.measure import results_table
 
 DIVERGED = 1.5  # a run has diverged if its loss is more than this multiple of the median, see `diverged`

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.compare.finished_runs import FinishedRun
-from kerple.compare.flat_configuration import flat
+from kerple.config.flat_configuration import flat
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +22,9 @@ class PlannedRun:
         test_flags: Arguments of ``run.py test``, except checkpoint and folder.
         fit_flags: Arguments of ``run.py fit``, except strategy and folder; empty for a pretrained model.
         position_flags: Arguments of ``run.py fit`` that set the strategy and its options.
-        config: Resolved configuration of the fit, nested. Empty before `kerple.cli.config_resolution.resolve`, and for
-            a pretrained model.
-        test_config: Resolved configuration of the test, nested. Empty before `kerple.cli.config_resolution.resolve`.
+        config: Resolved configuration of the fit, nested. Empty before `kerple.compare.config_resolution.resolve`, and
+            for a pretrained model.
+        test_config: Resolved configuration of the test, nested. Empty before `resolve`.
         data: Checksum of the data; None if it is not known or the run reads no data.
         inputs: Digests of models by path or name, and of the source code of the user's own classes by import path.
             The keys of classes that only the test uses begin with ``test`` and a space.

@@ -23,12 +23,12 @@ import yaml
 import kerple
 from kerple.base.atomic import no_follow, write
 from kerple.base.errors import UserError
-from kerple.base.mapping_files import read_mapping
 from kerple.base.processor_cores import CHOSEN
 from kerple.base.run_folder_choice import lock
-from kerple.base.user_code_digests import own_classes, source_digests
 from kerple.compare import committed_records
 from kerple.compare.planned_run import PlannedRun
+from kerple.config.files import read_mapping
+from kerple.config.user_code_digests import own_classes, source_digests
 from kerple.measure import results_table
 
 SOURCES = Path(kerple.__file__).parents[1]

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from kerple.base.errors import UserError, machine_error
-from kerple.base.mapping_files import read_mapping
+from kerple.config.files import read_mapping
 
 END_OF_TEXT = "<|endoftext|>"
 DOCUMENT_ENDS = (END_OF_TEXT, "<|end_of_text|>")  # a chat model with such a token may declare the end of a turn instead

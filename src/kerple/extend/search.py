@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.mapping_files import read_mapping
+from kerple.config.files import read_mapping
 from kerple.data.evaluation_text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
 from kerple.hf.pretrained_model_reader import read_network

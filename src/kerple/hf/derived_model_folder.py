@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.base.mapping_files import read_mapping
+from kerple.config.files import read_mapping
 from kerple.hf.pretrained_files import ModelSource, model_folder, read_model
 from kerple.hf.rope import LENGTH, OPTIONS
 

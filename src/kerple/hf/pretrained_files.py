@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
-from kerple.base.mapping_files import read_mapping
+from kerple.config.files import read_mapping
 from kerple.hf import PRETRAINED, need
 from kerple.hf.configuration_check import check_configuration
 from kerple.hf.foreign_errors import foreign_errors

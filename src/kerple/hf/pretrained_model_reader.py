@@ -7,7 +7,7 @@ from zipfile import is_zipfile
 import torch
 
 from kerple.base.errors import UserError
-from kerple.base.untrusted_checkpoints import Classes
+from kerple.config.untrusted_checkpoints import Classes
 from kerple.hf.adapter import config_length, hugging_face_network
 from kerple.hf.pretrained_files import bos_token, find_model, has_tokenizer, read_model, read_model_config
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.mapping_files import read_mapping
+from kerple.config.files import read_mapping
 from kerple.data.evaluation_text import Text
 from kerple.data.tokenizer import without_truncation
 from kerple.measure.device_and_processes import Runner

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kerple import positions
 from kerple.base.errors import UserError
-from kerple.base.untrusted_checkpoints import Classes, load, not_a_checkpoint
+from kerple.config.untrusted_checkpoints import Classes, load, not_a_checkpoint
 from kerple.model.architecture import Architecture
 from kerple.model.transformer import Transformer
 from kerple.positions import Position, Shape, StrategyBuilder

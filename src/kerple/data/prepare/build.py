@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from kerple.base.atomic import refuse_links, write
 from kerple.base.errors import NO_FOLDER, UserError
-from kerple.base.mapping_files import read_mapping
+from kerple.config.files import read_mapping
 from kerple.data.datamodule_options import HUB, ShardOptions
 from kerple.data.file_opening import is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype

@@ -4,14 +4,14 @@ import torch
 from jsonargparse import ArgumentError
 from pytorch_lightning.cli import LightningArgumentParser
 
-from kerple.base import untrusted_checkpoints
 from kerple.base.errors import UserError
-from kerple.cli.allowed_classes import allowed_classes
-from kerple.cli.checkpoint_agreement import check_weights
-from kerple.cli.run_options import add_model_and_data, original_errors
+from kerple.config import untrusted_checkpoints
+from kerple.config.checkpoint_agreement import check_weights
 from kerple.data import TokenShards
 from kerple.tasks import TaskData
 from kerple.tasks.vocabulary import END_ID
+from kerple.training.allowed_classes import allowed_classes
+from kerple.training.fit_options import add_model_and_data, original_errors
 from kerple.training.language_model import LanguageModel
 
 TextData = TokenShards | TaskData  # data modules with the methods encode and decode

@@ -17,9 +17,9 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-import kerple.cli.allowed_classes  # noqa: F401 -- imports all classes that an option may name
 from kerple.base.errors import UserError, compiler_error, describe
-from kerple.cli.option_parsing import add_folder_arguments
+from kerple.config.parsing import add_folder_arguments
+from kerple.training.allowed_classes import import_classes
 from kerple.training.language_model import LanguageModel
 from kerple.training.trainer import AutoTrainer
 
@@ -70,6 +70,7 @@ def link_model_to_data(parser: LightningArgumentParser) -> None:
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run except model, data and trainer: those of its folder, ``trust`` and ``weights``."""
+    import_classes()
     add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
     trust = "Trusted packages and URLs: a,b,c. A checkpoint may use classes of the packages, and files below the URLs."
     parser.add_argument("--trust", default="", help=trust)

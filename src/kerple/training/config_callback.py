@@ -10,10 +10,10 @@ from pytorch_lightning.cli import SaveConfigCallback
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.untrusted_checkpoints import CONFIG
-from kerple.base.user_code_digests import SOURCE_DIGESTS, source_digests
-from kerple.cli.checkpoint_agreement import SAMPLES_PER_STEP
-from kerple.compare.flat_configuration import flat
+from kerple.config.checkpoint_agreement import SAMPLES_PER_STEP
+from kerple.config.flat_configuration import flat
+from kerple.config.untrusted_checkpoints import CONFIG
+from kerple.config.user_code_digests import SOURCE_DIGESTS, source_digests
 from kerple.training.trainer_access import accumulation_option, log_directory
 
 

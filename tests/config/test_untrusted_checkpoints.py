@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from kerple.base.errors import UserError
-from kerple.base.untrusted_checkpoints import CONFIG, Classes, load
-from kerple.cli.allowed_classes import allowed_classes
+from kerple.config.untrusted_checkpoints import CONFIG, Classes, load
+from kerple.training.allowed_classes import allowed_classes
 from tests.toy import entries
 
 OFFERED = allowed_classes()
@@ -93,7 +93,7 @@ def test_models_of_the_hub_are_named_only_with_trust(tmp_path):
 
 NAMES = [
     "os.system", "builtins.eval", "kerple.cli.lightning.os.system", "torch.hub.load", "torch.load", "shutil.rmtree",
-    "torch.nn.Linear", "kerple.positions", "kerple.positions.names", "kerple.base.untrusted_checkpoints.load",
+    "torch.nn.Linear", "kerple.positions", "kerple.positions.names", "kerple.config.untrusted_checkpoints.load",
     "subprocess.Popen",
     "kerple.base.atomic.write", "/etc/passwd", "more.yaml", "..os.system", "RoPE", "kerple.positions.ALiBi", "Copy",
     "KerpleLog", "kerple.training.language_model.LanguageModel", "{class_path: os.system}", "null", "a.b.c", "", ".",

@@ -8,15 +8,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import kerple.data.datamodule  # noqa: F401 -- defines data modules
-from kerple.base.module_discovery import import_modules
-from kerple.base.untrusted_checkpoints import Classes
+from kerple.config.parsing import import_modules
+from kerple.config.untrusted_checkpoints import Classes
 from kerple.measure.measure import Measure
 from kerple.positions import Position
 from kerple.tasks import Task
 from kerple.training.language_model import LanguageModel
 
-for package in ("kerple.measure", "kerple.training"):  # so that `_subclasses` finds their classes
-    import_modules(package)
+
+def import_classes() -> None:
+    """Import all modules that define measures and callbacks, so that options may name their classes."""
+    for package in ("kerple.measure", "kerple.training"):  # not at import, because modules of training import this one
+        import_modules(package)
 
 
 def allowed_classes(trust: str = "") -> Classes:
@@ -28,6 +31,7 @@ def allowed_classes(trust: str = "") -> Classes:
     Args:
         trust: Further packages and URLs that the user trusts, separated by commas.
     """
+    import_classes()
     bases: tuple[type, ...] = (Position, Task, LightningDataModule, Callback, Measure, Optimizer, LRScheduler)
     kinds = [kind for base in bases for kind in _subclasses(base) if kind.__module__.startswith(("kerple.", "torch."))]
     return Classes(kinds, tuple(filter(None, trust.split(","))), LanguageModel)

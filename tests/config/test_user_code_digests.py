@@ -2,7 +2,7 @@
 
 import pytest
 
-from kerple.base.user_code_digests import source_digests
+from kerple.config.user_code_digests import source_digests
 
 SOURCE = """
 SCALE = 1.0

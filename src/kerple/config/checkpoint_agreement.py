@@ -6,8 +6,8 @@ from typing import Any
 from pytorch_lightning import LightningModule
 
 from kerple.base.errors import UserError
-from kerple.base.untrusted_checkpoints import CONFIG
-from kerple.compare.flat_configuration import differences, flat
+from kerple.config.flat_configuration import differences, flat
+from kerple.config.untrusted_checkpoints import CONFIG
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step over all devices and micro-batches
 IMPLEMENTATION = ("model.compile", "model.attention")  # these may differ, because they only select an implementation

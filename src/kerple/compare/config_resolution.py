@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -12,11 +13,11 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from kerple.base.errors import UserError
-from kerple.base.user_code_digests import source_digests
-from kerple.cli.option_parsing import parse
 from kerple.compare import committed_records
-from kerple.compare.flat_configuration import flat
 from kerple.compare.planned_run import PlannedRun
+from kerple.config.flat_configuration import flat
+from kerple.config.parsing import parse
+from kerple.config.user_code_digests import source_digests
 
 POSITION = "--model.position"
 
@@ -29,9 +30,8 @@ def resolve(job: PlannedRun) -> PlannedRun:
     """
     try:
         if not job.fit_flags:
-            from kerple.cli.measure_pretrained import configuration  # needs optional packages
-
-            return replace(job, test_config=_of_run(configuration(job.test_flags)))
+            pretrained = import_module("kerple.cli.measure_pretrained")  # needs optional packages
+            return replace(job, test_config=_of_run(pretrained.configuration(job.test_flags)))
         config, test_config, position = _shared(tuple(job.fit_flags), tuple(job.test_flags))
         strategy = {"position": _position(position, *job.position_flags)}
         if test_config["model"]["position"] == config["model"]["position"]:  # unless the test replaces the strategy
@@ -47,8 +47,8 @@ def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any]
 
     The flags do not include `PlannedRun.position_flags`, so runs that differ only in strategy share one cached result.
     """
-    from kerple.cli.lightning_commands import insert_stored_config
-    from kerple.cli.run_options import fit_parser
+    from kerple.training.fit_options import fit_parser
+    from kerple.training.stored_options import insert_stored_config
 
     parser = fit_parser()
     _, *arguments = insert_stored_config(["fit", f"{POSITION}=NoPE", *fit])  # NoPE if no file sets a strategy
@@ -75,7 +75,7 @@ def _position(*flags: str) -> dict[str, Any]:
 
 def _of_run(text: str) -> dict[str, Any]:
     """Read a configuration from YAML, and leave out the options for folders and files of a run."""
-    from kerple.cli.checkpoint_agreement import LOCATION
+    from kerple.config.checkpoint_agreement import LOCATION
 
     return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in LOCATION}
 
@@ -123,7 +123,7 @@ def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     """
     from pytorch_lightning import LightningDataModule
 
-    from kerple.cli.run_options import original_errors
+    from kerple.training.fit_options import original_errors
 
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")

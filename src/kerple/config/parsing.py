@@ -6,16 +6,17 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
+from pkgutil import iter_modules
 from pydoc import locate
 from typing import Any, cast
 
 from jsonargparse import ArgumentParser, Namespace
 
 from kerple.base.errors import UserError, unknown, user_location
-from kerple.cli import PROGRAM
+from kerple.config import PROGRAM
 
 # Patterns for jsonargparse's messages. STRATEGY has two groups: the reason why a value of model.position is wrong, and
 # this value. Each other pattern has one group: the name of an existing class that is not a strategy (NO_STRATEGY), of
@@ -101,6 +102,18 @@ def name_in_errors(option: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(re.sub("^(model|ckpt_path): ", f"{option}: ", str(error))) from error
+
+
+def import_modules(package: str, skip: tuple[str, ...] = ()) -> None:
+    """Import the modules of a package, except those in ``skip`` and those whose optional dependencies are missing.
+
+    A parser accepts the short name of a class only if its module is imported.
+    """
+    names = {module.name for module in iter_modules(import_module(package).__path__)}
+    assert names >= set(skip), f"{package} has no module for each of {skip}"
+    for name in sorted(names.difference(skip)):
+        with suppress(UserError):  # a module raises it if an optional dependency is missing
+            import_module(f"{package}.{name}")
 
 
 def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser | None = None) -> Namespace:

@@ -1,12 +1,33 @@
-"""Paths of the configurations in this package, such as ``configs/demo.yaml``, for commands in any working folder."""
+"""Files with options: reading of mappings from YAML and JSON, and paths of the configurations in this package."""
 
+import json
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 import kerple
+from kerple.base.errors import UserError
 
 FILE_OPTIONS = ("--config", "-c", "--model", "--data", "--trainer")  # their values may be files
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON or YAML file. Only files whose names end in .json are read as JSON.
+
+    Raises:
+        UserError: If the file cannot be read, or does not contain a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); correct the file, or give another one") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: got {text!r:.60}, expected a mapping of names to values, such as `name: value`")
+    return content
 
 
 def config_path(path: str) -> str:

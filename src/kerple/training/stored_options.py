@@ -1,0 +1,157 @@
+"""Options and weights that a stored model determines: a checkpoint of a test, or the initial weights of a fit."""
+
+from functools import lru_cache
+from os.path import abspath, realpath
+from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
+
+import yaml
+from pytorch_lightning import LightningDataModule
+
+from kerple.base.auto_precision import SAFE, emulated
+from kerple.base.errors import UserError
+from kerple.base.run_folder_choice import LAST
+from kerple.config.files import read_mapping
+from kerple.config.flat_configuration import flat
+from kerple.config.parsing import name_in_errors, split_options
+from kerple.config.untrusted_checkpoints import load
+from kerple.data import TokenShards
+from kerple.model import Transformer
+from kerple.model.options_and_weights import copy_weights
+from kerple.training.allowed_classes import allowed_classes
+from kerple.training.trainer import print_once
+
+DATA_OPTIONS = ("length", "vocabulary")  # options of the model that the data determines
+
+
+def insert_stored_config(arguments: list[str]) -> list[str]:
+    """Insert options that a stored model determines. Arguments of the user take precedence over them.
+
+    For `test` and `validate`, the inserted options are the configuration in the checkpoint ``--ckpt_path``. For `fit`,
+    they are the architecture of the model ``--weights``, if this option is given. If a fit continues in a folder that
+    was moved, the paths in the ``config.yaml`` of the folder are replaced.
+
+    Args:
+        arguments: The command and its arguments.
+
+    Returns:
+        The command and its arguments, with an additional ``--config`` if there is a stored model.
+
+    Raises:
+        UserError: If the checkpoint does not exist or cannot be read, or ``--weights`` is given for `test` or
+            `validate`.
+    """
+    command, *rest = arguments
+    options, _ = split_options(rest, "ckpt_path", "weights", "trust")
+    if command == "fit" and options.weights is not None:
+        return [command, *insert_architecture(rest, options.weights, options.trust)]
+    if command == "fit":
+        return [command, *_with_present_folder(rest, options.config, options.ckpt_path)]
+    if {"-h", "--help"} & set(rest):
+        return arguments
+    if options.weights is not None:
+        raise UserError(f"weights: got {options.weights}, expected --ckpt_path instead; --weights is for `fit` only")
+    if options.ckpt_path is None:
+        raise UserError(f"ckpt_path: got none, expected a checkpoint to {command}; add --ckpt_path FILE")
+    # this configuration has no devices and no parallel strategy, because they depend on the machine
+    config = allowed_classes(options.trust or "").config(options.ckpt_path)
+    if emulated(precision := config["trainer"].get("precision")):
+        config["trainer"]["precision"] = SAFE
+        print_once(f"precision {SAFE}, because this machine emulates {precision}, in which the run was trained")
+    return [command, "--config", yaml.safe_dump(config), *rest]
+
+
+def _with_present_folder(arguments: list[str], files: list[str], ckpt_path: str | None) -> list[str]:
+    """Replace the stored path of a run's folder if ``--config`` is a file of this folder and the folder was moved.
+
+    Without the replacement, the fit would continue in a new folder at the former place.
+
+    Args:
+        arguments: Arguments of `fit`.
+        files: The values of ``--config``.
+        ckpt_path: The value of ``--ckpt_path``. Only with ``last`` or a checkpoint of the folder, the run continues in
+            the folder.
+    """
+    for file in files if ckpt_path else ():
+        folder = Path(abspath(file)).parent
+        continues = ckpt_path == "last" or folder in Path(abspath(str(ckpt_path))).parents
+        if continues and Path(file).is_file() and (folder / LAST.parent).is_dir():
+            config = read_mapping(Path(file))
+            stored = flat(config).get("trainer.default_root_dir")
+            if isinstance(stored, str) and realpath(stored) != realpath(folder):
+                text = yaml.safe_dump(_moved(config, stored, str(folder)) | {"run_dir": str(folder)})
+                replaced = {file: text, f"--config={file}": f"--config={text}"}
+                return [replaced.get(argument, argument) for argument in arguments]
+    return arguments
+
+
+def _moved(node: Any, before: str, now: str) -> Any:
+    """Return a configuration with ``now`` in place of ``before`` in all paths of this folder and below it."""
+    if isinstance(node, dict):
+        return {key: _moved(value, before, now) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_moved(value, before, now) for value in node]
+    is_below = isinstance(node, str) and f"{node}/".startswith(f"{before.rstrip('/')}/")
+    return now + node[len(before.rstrip("/")) :] if is_below else node
+
+
+@lru_cache(maxsize=1)  # a fit calls this function twice: for the options of the model, and later for the weights
+@name_in_errors("weights")
+def _read(path: str, trust: str) -> Any:
+    from kerple.hf.pretrained_model_reader import read_stored_model  # imports transformers, which takes seconds
+
+    return read_stored_model(path, allowed_classes(trust))
+
+
+def insert_architecture(arguments: list[str], path: str, trust: str | None = None) -> list[str]:
+    """Insert the architecture of a model between the configuration files and the other arguments of ``fit``.
+
+    The architecture takes precedence over the files. The other arguments take precedence over the architecture.
+
+    Args:
+        arguments: Arguments of ``fit``, without the command.
+        path: Path or name of the model, see `kerple.hf.pretrained_model_reader.read_stored_model`.
+        trust: Packages whose classes a checkpoint may use, separated by commas.
+
+    Returns:
+        The arguments with the architecture.
+
+    Raises:
+        UserError: If the model cannot be read.
+    """
+    stored = {key: value for key, value in _read(path, trust or "").model.items() if key not in DATA_OPTIONS}
+    # a file such as configs/demo.yaml may set qk_norm, but a model whose options do not mention it has no such norms
+    model = {"qk_norm": False} | stored
+    files, flags = split_options(arguments)
+    return [*(f"--config={file}" for file in files.config), "--config", yaml.safe_dump({"model": model}), *flags]
+
+
+def load_initial_weights(network: Transformer, data: LightningDataModule, path: str, trust: str | None = None) -> None:
+    """Copy the weights of a model into a network, and print the copied, new and unused weights.
+
+    Args:
+        network: The network to train.
+        data: Data of the training. Its tokenizer must be that of the model.
+        path: Path or name of the model, see `kerple.hf.pretrained_model_reader.read_stored_model`.
+        trust: Packages whose classes a checkpoint may use, separated by commas.
+
+    Raises:
+        UserError: If a weight outside the strategy is missing, a weight has another shape, or the tokenizer of the data
+            differs.
+    """
+    from kerple.hf.pretrained_files import check_tokenizer, find_model, has_tokenizer, read_tokenizer
+
+    if isinstance(data, TokenShards):
+        if not is_zipfile(path) and has_tokenizer(source := find_model(path)):
+            with name_in_errors("weights"):
+                read_tokenizer(source)  # reports an id outside the embedding before the preparation
+        data.prepare_data()
+        if is_zipfile(path):  # a checkpoint has a checksum of the tokenizer, which `load_state_dict` compares
+            states = load(path)
+            data.load_state_dict(states.get(type(data).__qualname__) or states.get("TokenShards") or {})
+        else:
+            with name_in_errors("weights"):
+                check_tokenizer(data.folder, find_model(path))
+    print(f"weights of {path}:\n{copy_weights(network, _read(path, trust or ''))}", flush=True)
+    _read.cache_clear()
