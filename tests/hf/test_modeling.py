@@ -1,5 +1,8 @@
 """`KerpleForCausalLM` with optimisers of torch, and with caches, masks and positions of transformers."""
 
+import subprocess
+import sys
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -17,16 +20,24 @@ def random_kerple(position: Any = "KerpleLog") -> KerpleForCausalLM:
     return KerpleForCausalLM(KerpleConfig(network | {"init": 0.3})).eval()
 
 
-def test_a_step_of_an_optimiser_clamps_the_parameters_of_its_model_only():
-    model = random_kerple().train()
-    rate, other = model.network.positions[0].r2, random_kerple().train().network.positions[0].r2
-    with torch.no_grad():
-        rate.fill_(-0.04)
-        other.fill_(-0.04)
-    model(text(1, 12), labels=text(1, 12)).loss.backward()
-    torch.optim.Adagrad(model.parameters(), lr=1e-6).step()
-    assert float(rate.detach().min()) > 0
-    assert float(other.detach().max()) < 0
+def test_a_step_of_an_optimiser_clamps_the_parameters_of_its_model_only(tmp_path):
+    made, other = random_kerple().train(), random_kerple().train().network.positions[0].r2
+    made.save_pretrained(tmp_path)
+    for model in (made, deepcopy(made), hf.AutoModelForCausalLM.from_pretrained(tmp_path).train()):
+        rate = model.network.positions[0].r2
+        with torch.no_grad():
+            rate.fill_(-0.04)
+            other.fill_(-0.04)
+        model(text(1, 12), labels=text(1, 12)).loss.backward()
+        torch.optim.Adagrad(model.parameters(), lr=1e-6).step()
+        assert float(rate.detach().min()) > 0
+        assert float(other.detach().max()) < 0
+
+
+@pytest.mark.slow  # imports transformers in another process
+def test_the_import_adds_no_hook_to_the_optimisers_of_the_process():
+    hooks = "from torch.optim.optimizer import _global_optimizer_post_hooks as hooks; assert not hooks"
+    subprocess.run([sys.executable, "-c", f"import kerple.hf; {hooks}"], check=True)
 
 
 def test_random_positions_are_drawn_once_per_step(tmp_path):

@@ -27,6 +27,5 @@ def need(package: str = "transformers", install: str = INSTALL) -> None:
 
 
 if find_spec("transformers") is not None:
-    from kerple.hf.modeling import register
-
-    register()  # after `import kerple.hf`, AutoModelForCausalLM loads our exported models
+    # after `import kerple.hf`, AutoModelForCausalLM loads our exported models
+    import kerple.hf.modeling  # noqa: F401

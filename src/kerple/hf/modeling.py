@@ -1,6 +1,7 @@
 """`KerpleForCausalLM`: our `Transformer` as a model of transformers, loaded by `AutoModelForCausalLM`."""
 
 import sys
+from functools import lru_cache
 from typing import Any
 from weakref import WeakSet
 
@@ -19,7 +20,7 @@ from kerple.model.options_and_weights import build_transformer
 from kerple.positions import Position
 
 REMOTE_PACKAGE = "transformers_modules."  # prefix of the modules into which transformers imports the code of models
-MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()  # all models in memory, for `constrain_after_step`
+MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()  # all models in memory, for `_constrain_after_step`
 
 
 class KerpleConfig(PreTrainedConfig):
@@ -92,7 +93,16 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.network = build_transformer(config.network, remote=self.remote)
         self.post_init()
+        self._constrain_after_steps()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # of a copy, or of a model from a pickle
+        self._constrain_after_steps()
+
+    def _constrain_after_steps(self) -> None:
+        """Let every optimiser with parameters of this model call `Transformer.constrain_` after each step."""
         MODELS.add(self)
+        _register_hook()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +213,13 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
         raise UserError(f"attention_mask: {reason}; {advice}")
 
 
-def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+@lru_cache
+def _register_hook() -> None:
+    """Register `_constrain_after_step` with torch's optimisers, when the first model is made."""
+    register_optimizer_step_post_hook(_constrain_after_step)
+
+
+def _constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Call `constrain_` of each network whose parameters an optimiser has updated; torch calls this after every step.
 
     `constrain_` projects parameters into their ranges. In this call, strategies with random positions also draw new
@@ -216,11 +232,5 @@ def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 model.network.constrain_()
 
 
-def register() -> None:
-    """Register the model with transformers' Auto classes, and `constrain_after_step` with torch's optimisers.
-
-    Call it only once, because torch would call the hook again for each registration.
-    """
-    register_optimizer_step_post_hook(constrain_after_step)
-    AutoConfig.register(KerpleConfig.model_type, KerpleConfig, exist_ok=True)
-    AutoModelForCausalLM.register(KerpleConfig, KerpleForCausalLM, exist_ok=True)
+AutoConfig.register(KerpleConfig.model_type, KerpleConfig, exist_ok=True)
+AutoModelForCausalLM.register(KerpleConfig, KerpleForCausalLM, exist_ok=True)
