@@ -53,6 +53,9 @@ class SelfAttention(nn.Module):
         UserError: If G does not divide H.
     """
 
+    attend = staticmethod(attend)
+    """The attention function. `kerple.probe.capture` replaces it in the layers of a model."""
+
     def __init__(self, shape: Shape, architecture: Architecture) -> None:
         super().__init__()
         heads, kv_heads, head_dim = shape.heads, architecture.kv_heads, shape.head_dim
@@ -72,7 +75,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Apply the layer, (B, T, D) -> (B, T, D)."""
         q, k, v, spec = self.prepare(x, position, context, cache)
-        out = position.transform_output(attend(q, k, v, spec, context.attention), x)  # (B, H, T, δ)
+        out = position.transform_output(self.attend(q, k, v, spec, context.attention), x)  # (B, H, T, δ)
         return self.out(out.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,17 +1,17 @@
 """Capture of the queries, keys, values and mask that the attention of each layer receives."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-import kerple.model.self_attention as our_attention
 from kerple.hf.windowed_attention import attention_replaced
+from kerple.model import Transformer
 
 NAME = "kerple_probe"  # name of the recording function in transformers' registry of attention functions
 HIDDEN = -1e4  # an entry of a mask below this hides the key; transformers uses the lowest number of the dtype
@@ -73,8 +73,7 @@ def captured(model: Any) -> Iterator[list[Call]]:
         window = options.get("sliding_window")
         return record(layer, query, key, value, visible, window, sinks, bias).transpose(1, 2).contiguous(), None
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, spec: Any, attention: Any = None) -> Tensor:
-        layer = len(calls) % len(model.network.blocks)
+    def ours(layer: int, q: Tensor, k: Tensor, v: Tensor, spec: Any, *_: Any) -> Tensor:
         bias = spec.table is not None or spec.modify_scores is not None
         return record(layer, q, k, v, None, spec.window, spec.sink is not None, bias)
 
@@ -82,8 +81,14 @@ def captured(model: Any) -> Iterator[list[Call]]:
         outputs.extend([output] if isinstance(output, Tensor) else [])
 
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
-    ours, theirs = patch.object(our_attention, "attend", attend), attention_replaced(model, NAME, registered)
-    with ours, theirs, register_module_forward_hook(collect_output), torch.inference_mode():
+    with ExitStack() as contexts:
+        if isinstance(network := getattr(model, "network", None), Transformer):
+            for layer, block in enumerate(network.blocks):
+                block.attention.attend = partial(ours, layer)
+                contexts.callback(delattr, block.attention, "attend")  # then the class has it again
+        contexts.enter_context(attention_replaced(model, NAME, registered))
+        contexts.enter_context(register_module_forward_hook(collect_output))
+        contexts.enter_context(torch.inference_mode())
         yield calls
 
 
