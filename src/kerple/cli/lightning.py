@@ -37,6 +37,7 @@ from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
 from kerple.training.slow_machine import SlowMachine
 from kerple.training.trainer import AutoTrainer, print_once, resolve_auto
+from kerple.training.trainer_access import is_restoring, spawns_processes
 
 
 class CLI(LightningCLI):
@@ -197,7 +198,7 @@ class CLI(LightningCLI):
             of_options = isinstance(error, ValueError | RuntimeError) and "pytorch_lightning" in Path(raised_in).parts
             if of_options or isinstance(error, UserError | MisconfigurationException):
                 raise as_user_error(error) from error
-            if self.trainer._checkpoint_connector._loaded_checkpoint:  # set only while a checkpoint is restored
+            if is_restoring(self.trainer):
                 reason = f"{type(error).__name__}: {error}"
                 advice = "give another checkpoint, or start a new training from its weights with --weights"
                 raise UserError(f"ckpt_path: {config.ckpt_path} cannot be restored ({reason}); {advice}") from error
@@ -226,7 +227,7 @@ class CLI(LightningCLI):
             trainer = super().instantiate_trainer(**options, callbacks=callbacks)
         except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:  # about options
             raise as_user_error(error) from error
-        if getattr(trainer.strategy.launcher, "_start_method", None) == "spawn":
+        if spawns_processes(trainer):
             given = self.config[self.subcommand].trainer.strategy
             raise UserError(f"trainer.strategy: got {given}, to whose processes a run cannot be copied; expected ddp")
         return trainer

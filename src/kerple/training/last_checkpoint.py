@@ -13,7 +13,14 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from kerple.base.errors import UserError
 from kerple.base.run_folder_choice import LAST
 from kerple.training.signals import Signals, requeue
-from kerple.training.trainer_access import accumulation_option, log_directory, untyped
+from kerple.training.trainer_access import (
+    accumulation_option,
+    inside_step,
+    log_directory,
+    log_step,
+    untyped,
+    validation_ahead,
+)
 
 # Lightning's callbacks that set up an epoch when it starts. Lightning does not call them if it resumes inside an epoch.
 AT_EPOCH_START = (GradientAccumulationScheduler, StochasticWeightAveraging)
@@ -75,7 +82,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._stop_between_steps(trainer)
         is_last_step = 0 < trainer.max_steps <= trainer.global_step  # `on_train_end` saves after this step
-        if is_last_step or trainer.fit_loop._should_accumulate():
+        if is_last_step or inside_step(trainer):
             return
         every = self.every_n_train_steps
         due = self._obey_signals(trainer) or (every is not None and trainer.global_step % every == 0)
@@ -94,8 +101,8 @@ class LastCheckpoint(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[ACCUMULATION] = accumulation_option(trainer)
-        checkpoint[INSIDE_STEP] = trainer.state.fn == TrainerFn.FITTING and trainer.fit_loop._should_accumulate()
-        if _validation_ahead(trainer):
+        checkpoint[INSIDE_STEP] = trainer.state.fn == TrainerFn.FITTING and inside_step(trainer)
+        if validation_ahead(trainer):
             _expect_validation(checkpoint["loops"]["fit_loop"])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -123,7 +130,7 @@ class LastCheckpoint(Checkpoint):
         """If a callback such as Timer has stopped the fit inside a step, let it end after the step."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._stop |= trainer.should_stop
-            trainer.should_stop = self._stop and not trainer.fit_loop._should_accumulate()
+            trainer.should_stop = self._stop and not inside_step(trainer)
 
     def _obey_signals(self, trainer: Trainer) -> bool:
         """Save and end the process if a signal has arrived. If not, return whether ``every_minutes`` have passed."""
@@ -132,7 +139,7 @@ class LastCheckpoint(Checkpoint):
         if not number:
             return due
         rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: saving {self.path}")
-        trainer._logger_connector.update_train_step_metrics()  # Lightning would do this only after this hook
+        log_step(trainer)
         self.save(trainer)
         if number == signal.SIGUSR1 and trainer.is_global_zero:
             requeue()
@@ -140,16 +147,6 @@ class LastCheckpoint(Checkpoint):
         environment = getattr(trainer.strategy, "cluster_environment", None)
         by_launcher = environment is not None and not environment.creates_processes_externally
         raise SystemExit(0 if by_launcher and not trainer.is_global_zero else 128 + number)
-
-
-def _validation_ahead(trainer: Trainer) -> bool:
-    """Return whether a validation follows this batch, and has not begun yet."""
-    loop: Any = trainer.fit_loop.epoch_loop
-    counts = loop.batch_progress.total
-    # the counts differ only in on_train_batch_end, which precedes a validation; when `ModelCheckpoint` saves after the
-    # validation, they are equal
-    before_validation = counts.completed != counts.processed and not trainer.validating
-    return before_validation and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
 
 
 def _expect_validation(loops: dict[str, Any]) -> None:

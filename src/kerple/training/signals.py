@@ -11,6 +11,8 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
+from kerple.training.trainer_access import leave_signals
+
 # 0 means no signal; if several of these signals arrive, the last one in this tuple takes effect
 PRECEDENCE = (0, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 CTRL_C_MESSAGE = b"\nCtrl-C: the run ends when this step is done and saved; a second Ctrl-C ends it at once\n"
@@ -49,9 +51,7 @@ class Signals:
         """Connect the processes by gloo, so that `synchronise` does not wait for a GPU. Call it on every rank."""
         if trainer.world_size > 1 and self._group is None:
             self._group = torch.distributed.new_group(backend="gloo")
-            # without this line, Lightning broadcasts its record of signals at each micro-batch, which waits for the
-            # GPU; the record is always empty, because Lightning's handlers are replaced
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+            leave_signals(trainer)
 
     def synchronise(self, trainer: Trainer, request: bool = False) -> tuple[int, bool]:
         """Return the signal that any process has received (or 0), and whether ``request`` is true in any process.

@@ -1,4 +1,7 @@
-"""Functions by which callbacks access the network, the Trainer, the writers of TensorBoard and the run's folder."""
+"""Functions by which callbacks access the network, the Trainer, the writers of TensorBoard and the run's folder.
+
+Only this file touches private attributes of Lightning.
+"""
 
 from pathlib import Path
 from typing import Any, cast
@@ -50,3 +53,41 @@ def log_directory(trainer: Trainer) -> Path:
     if trainer.is_global_zero:
         directory.mkdir(parents=True, exist_ok=True)
     return directory
+
+
+def inside_step(trainer: Trainer) -> bool:
+    """Return whether the gradients of a batch are accumulated, so that no optimiser step follows it."""
+    return trainer.fit_loop._should_accumulate()
+
+
+def validation_ahead(trainer: Trainer) -> bool:
+    """Return whether a validation follows this batch, and has not begun yet."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    counts = loop.batch_progress.total
+    # the counts differ only in on_train_batch_end, which precedes a validation; when `ModelCheckpoint` saves after the
+    # validation, they are equal
+    before_validation = counts.completed != counts.processed and not trainer.validating
+    return before_validation and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+
+
+def log_step(trainer: Trainer) -> None:
+    """Log the metrics of a step in on_train_batch_end. Lightning logs them after this hook."""
+    trainer._logger_connector.update_train_step_metrics()
+
+
+def leave_signals(trainer: Trainer) -> None:
+    """Stop Lightning from broadcasting its record of signals at each micro-batch, which waits for the GPU.
+
+    The record is always empty, because `kerple.training.signals` replaces Lightning's handlers.
+    """
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def is_restoring(trainer: Trainer) -> bool:
+    """Return whether the Trainer is restoring a checkpoint."""
+    return bool(trainer._checkpoint_connector._loaded_checkpoint)  # set only while a checkpoint is restored
+
+
+def spawns_processes(trainer: Trainer) -> bool:
+    """Return whether the strategy starts its processes by spawn, which must pickle the run."""
+    return getattr(trainer.strategy.launcher, "_start_method", None) == "spawn"
