@@ -47,7 +47,7 @@ HELP = f"""usage: {PROGRAM} COMMAND [options]
 At any position, --threads N sets the number of CPU threads of each process; without this option and OMP_NUM_THREADS,
 it is the number of free cores. --debug shows the traceback of every error."""
 # Threads of OpenMP that wait for work spin this often before they sleep. By default they spin for milliseconds, so that
-# beside one busy process training was two to four times slower (docs/how-to/resuming.md).
+# beside one busy process training was two to four times slower (docs/how-to/troubleshooting.md).
 SPINS = "2000"
 
 
