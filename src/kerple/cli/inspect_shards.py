@@ -5,8 +5,8 @@ import random
 
 import numpy as np
 
-from kerple.base.errors import UserError
-from kerple.config.parsing import command_parser, parse
+from kerple.base.errors import require
+from kerple.config.parsing import add_switch, command_parser, parse, rename_options
 from kerple.data.manifest import SPLITS
 from kerple.data.shards import Folder, TokenStream, verify
 
@@ -25,17 +25,17 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--split", default="train", choices=SPLITS, help="split of the sample")
     parser.add_argument("--tokens", type=int, default=200, help="number of tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="seed of the sample; default: a random one")
-    parser.add_argument("--documents", action="store_true", help="list each test document and its overlap")
-    parser.add_argument("--no-verify", action="store_true", help="do not verify checksums (verifying reads all shards)")
+    add_switch(parser, "documents", False, "list each test document and its overlap")
+    add_switch(parser, "verify", True, "verify all checksums, which reads all shards")
+    rename_options(parser, **{"no-verify": "verify false"})
     options = parse(parser, arguments)
-    if options.tokens < 0:
-        raise UserError(f"tokens: got {options.tokens}, expected 0 or more")
+    require(options.tokens >= 0, "tokens", options.tokens, "0 or more")
     folder = Folder(options.directory)
     show(folder)
     if options.documents:
         print(printable(folder.test_documents().to_csv(index=False)), end="")
     print(sample(folder, options.split, options.tokens, options.seed))
-    if not options.no_verify:
+    if options.verify:
         verify(folder)
         print("all checksums are correct")
 

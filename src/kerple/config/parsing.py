@@ -46,6 +46,33 @@ def command_parser(command: str, description: str | None = None) -> ArgumentPars
     return ArgumentParser(prog=f"{PROGRAM} {command}", description=description, exit_on_error=False, allow_abbrev=False)
 
 
+class RenamedOption(argparse.Action):
+    """Refuses the earlier name of an option, with its present name. `parse` still accepts the earlier name in files."""
+
+    def __init__(self, option_strings: list[str], dest: str, name: str) -> None:
+        super().__init__(option_strings, dest, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        self.name = name
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        raise ArgumentError(None, f"{str(option_string).lstrip('-')}: this option is now --{self.name}")
+
+
+def rename_options(parser: ArgumentParser, **names: str) -> None:
+    """Refuse earlier names of options on the command line.
+
+    Args:
+        parser: Parser of a command, which has the options with the present names.
+        **names: Present name by earlier name, such as ``to="output"``. The value of a switch may follow the name.
+    """
+    for earlier, name in names.items():
+        parser.add_argument(f"--{earlier}", action=RenamedOption, name=name)
+
+
+def add_switch(parser: ArgumentParser, name: str, default: bool, text: str) -> None:
+    """Add an option that is set with ``--name true`` or ``--name false``. Without a value, it is true."""
+    parser.add_argument(f"--{name}", type=bool, nargs="?", const=True, default=default, help=text)
+
+
 def add_folder_arguments(parser: ArgumentParser, experiment: str, name: str) -> None:
     """Add the options ``experiment``, ``logs`` and ``run_dir``, which determine the folder of a run.
 
@@ -138,6 +165,9 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
         location = user_location(error)
         raise UserError(f"{message} ({location})" if location else message) from error
     options = config.get(str(config.get("subcommand")), config)  # options of `fit` are below the subcommand
+    for action in (command or parser)._actions:
+        if isinstance(action, RenamedOption) and (value := options.pop(action.dest, None)) is not None:
+            options[action.name] = options[action.name] or value  # of a file with the earlier name
     for option in ("trainer", "model.position"):
         # the parser also accepts lists and functions for these options
         if isinstance(value := options.get(option), list) or inspect.isroutine(value):
