@@ -15,7 +15,7 @@ from tests.hf.tiny import CONFIGS, LENGTH, hf, text, tiny
 
 @torch.inference_mode()
 def main() -> None:
-    """Print a row for each family: errors of the logits after conversion and export. Each model is also read with ALiBi."""
+    """Print a row for each family: errors of the logits after conversion and export. Read each model with ALiBi too."""
     print("| family | strategy | error of the logits | exported as | error after export |")
     print("| --- | --- | ---: | --- | ---: |")
     for family in CONFIGS:
