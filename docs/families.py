@@ -17,7 +17,7 @@ from tests.hf.tiny import CONFIGS, LENGTH, hf, text, tiny
 def main() -> None:
     """Print a row for each family: errors of the logits after conversion and export. Read each model with ALiBi too."""
     print("| family | strategy | error of the logits | exported as | error after export |")
-    print("| --- | --- | ---: | --- | ---: |")
+    print("|---|---|---:|---|---:|")
     for family in CONFIGS:
         model, tokens = tiny(family), text(2, 3 * LENGTH)
         expected, stored = model(tokens).logits, read_family(model.config, model.state_dict())
