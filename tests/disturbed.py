@@ -85,7 +85,7 @@ class Fit:
         }  # fmt: skip
         self.config: dict[str, Any] = {
             "seed_everything": 7,
-            "run_dir": str(folder / "run"),
+            "output": str(folder / "run"),
             "model": model | config.get("model", {}),
             "data": {"class_path": "TokenShards", "init_args": data | config.get("data", {})},
             "trainer": trainer | config.get("trainer", {}),

@@ -77,9 +77,9 @@ def train_and_test(steps: int, name: str, toy: bool) -> dict[str, Any]:
     if not last.exists():  # interrupted before the first checkpoint; fit would write to a second folder
         shutil.rmtree(folder, ignore_errors=True)
     flags = ["--config=configs/gpu.yaml", f"--model.position={name}", f"--trainer.max_steps={steps}"]
-    _command("fit", *flags, *(TOY if toy else []), f"--run_dir={folder}", "--ckpt_path=last")
+    _command("fit", *flags, *(TOY if toy else []), f"--output={folder}", "--ckpt_path=last")
     shutil.rmtree(folder / "test", ignore_errors=True)  # of an interrupted test
-    _command("test", f"--ckpt_path={last}", f"--run_dir={folder / 'test'}")
+    _command("test", f"--ckpt_path={last}", f"--output={folder / 'test'}")
     cost = json.loads((folder / "cost.json").read_text())
     cells = results_table.totals(results_table.read(folder / "test")[0]).query("metric == 'ppl' and protocol == 'full'")
     perplexity = dict(zip(cells["length"].tolist(), cells["value"].tolist(), strict=True))

@@ -65,7 +65,7 @@ def append(path: Path, row: list[object]) -> None:
 def fit(*flags: str) -> tuple[Any, Any]:
     """Run `run.py fit` in a temporary folder, and return the trained model and the data module."""
     with tempfile.TemporaryDirectory() as folder:
-        run(["fit", *flags, f"--run_dir={folder}/run", '--trainer.callbacks=[{"class_path": "LastCheckpoint"}]'])
+        run(["fit", *flags, f"--output={folder}/run", '--trainer.callbacks=[{"class_path": "LastCheckpoint"}]'])
         return load_trained(f"{folder}/run/checkpoints/last.ckpt")
 
 

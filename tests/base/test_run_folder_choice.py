@@ -67,7 +67,7 @@ def test_a_failed_start_removes_only_its_own_new_folder(tmp_path):
         assert sorted(path.name for path in folder.glob("*")) == left
     (tmp_path / "file").touch()
     for impossible in (Path("/proc/nowhere/run"), tmp_path / "file" / "run"):  # reported before the run starts
-        with pytest.raises(UserError, match=rf"run_dir: {impossible} cannot be written to \(N"):
+        with pytest.raises(UserError, match=rf"output: {impossible} cannot be written to \(N"):
             fit_directory(impossible, None)
 
 
@@ -98,11 +98,11 @@ def test_nothing_is_written_through_a_link_in_a_foreign_folder(tmp_path):
     ):
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).symlink_to(mine / target)
-        with pytest.raises(UserError, match=rf"run_dir: {run / name} is a link"):
+        with pytest.raises(UserError, match=rf"output: {run / name} is a link"):
             started()
         (run / name).unlink()
     (run / ".lock").symlink_to("checkpoints/last.ckpt")  # a link inside the folder
-    with pytest.raises(UserError, match=rf"run_dir: {run} cannot be written to \(Too many levels of symbolic links"):
+    with pytest.raises(UserError, match=rf"output: {run} cannot be written to \(Too many levels of symbolic links"):
         resumed()
     (run / ".lock").unlink()
     assert [path.name for path in mine.iterdir()] == ["text"]
@@ -141,7 +141,7 @@ def test_a_running_fit_cannot_be_resumed(tmp_path):
     first = start(run, checkpoint)
     assert first.stdout.readline().strip() == str(run)  # type: ignore[union-attr]
     for ckpt_path in (checkpoint, "last"):
-        with pytest.raises(UserError, match=rf"run_dir: .*run is in use by process {first.pid} on .* since 20\d\d-"):
+        with pytest.raises(UserError, match=rf"output: .*run is in use by process {first.pid} on .* since 20\d\d-"):
             fit_directory(run, ckpt_path)
     first.kill()
     first.communicate()

@@ -12,7 +12,7 @@ from tests.cli.tiny import complaint
 
 def refused(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must fail without writing a checkpoint, and return its error message."""
-    line = complaint(capsys, *arguments, f"--run_dir={folder}/run")
+    line = complaint(capsys, *arguments, f"--output={folder}/run")
     assert not list((folder / "run").rglob("*.ckpt"))
     return line
 
@@ -26,7 +26,7 @@ def test_a_test_refuses_another_architecture_and_strategies_with_new_weights(gen
 
 def test_a_test_accepts_other_data_and_strategies_without_new_weights(genuine, tmp_path, capsys):
     options = ["--model.position=NoPE", "--model.attention=reference", "--data.length=32"]
-    main(["test", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run", *options])
+    main(["test", f"--ckpt_path={genuine}", f"--output={tmp_path}/run", *options])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "another strategy" in line]
     assert "model.position." in line
     tested = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
@@ -45,7 +45,7 @@ def test_resumption_refuses_other_training_options(option, genuine, tmp_path, ca
 
 
 def test_resumption_accepts_another_division_of_the_batch_and_prints_differences(genuine, tmp_path, capsys):
-    config = [f"--config={genuine.parents[2]}/tiny.yaml", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run"]
+    config = [f"--config={genuine.parents[2]}/tiny.yaml", f"--ckpt_path={genuine}", f"--output={tmp_path}/run"]
     main(["fit", *config, "--data.batch_size=1", "--trainer.accumulate_grad_batches=2"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "other options" in line]
     assert "trainer.gradient_clip_val: 1.5 -> None" in line

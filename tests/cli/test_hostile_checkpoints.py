@@ -102,6 +102,6 @@ def test_a_resumed_run_removes_no_file_that_a_checkpoint_names(genuine, tmp_path
         content["callbacks"][f"ModelCheckpoint{{'monitor': 'val/loss', 'mode': 'min', {options}}}"] = state
         content["config"]["trainer"]["max_steps"] = 3
         torch.save(content, tmp_path / "theirs.ckpt")
-        main(["fit", f"--config={tmp_path}/more.yaml", f"--run_dir={run}", f"--ckpt_path={tmp_path}/theirs.ckpt"])
+        main(["fit", f"--config={tmp_path}/more.yaml", f"--output={run}", f"--ckpt_path={tmp_path}/theirs.ckpt"])
         assert (run / "checkpoints" / "last.ckpt").exists()
         assert victim.exists(), named

@@ -203,7 +203,7 @@ MODEL = {"position": "ALiBi", "layers": 2, "dim": 32, "heads": 2, "lr": 1e-2, "i
 def test_predict_answers_and_stops_at_the_end_token(tmp_path, capsys):
     task = {"class_path": "kerple.tasks.Copy", "init_args": {"repeated": True, "symbols": 2}}
     settings = {"task": task, "train_length": 1, "test_lengths": [2], "length": 4, "held_out": 0.01, "batch_size": 8}
-    config = {"model": MODEL, "trainer": TRAINER, "run_dir": str(tmp_path / "run")}
+    config = {"model": MODEL, "trainer": TRAINER, "run_dir": str(tmp_path / "run")}  # earlier name of output
     config["data"] = {"class_path": "kerple.tasks.TaskData", "init_args": settings}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     main(["fit", "--config", str(tmp_path / "run.yaml")])

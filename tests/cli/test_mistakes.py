@@ -60,6 +60,7 @@ def config(folder, **sections):
         (["--trainer.limit_train_batches=0"], ["trainer.limit_train_batches: got 0"]),
         (["--trainer.precision=16-true"], ["trainer.precision: got 16-true"]),
         (["--model.betas=[0.9,1.5]"], ["betas: got (0.9, 1.5)"]),
+        (["--run_dir=here"], ["error: run_dir: this option is now --output"]),
         (["--seed_everything=-1"], ["seed_everything", "-1"]),
         (["--trainer.logger=CSVLogger"], ["trainer.logger: CSVLogger: the following arguments are required: save_dir"]),
         (["--model.position=ours.Abstract"], ["Abstract: Can't instantiate abstract class"]),
@@ -92,7 +93,7 @@ def test_mistakes_in_options_of_fit(options, parts, tmp_path, capsys, monkeypatc
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "mine.py").write_text("import nowhere")
     (tmp_path / "ours.py").write_text(STRATEGIES)
-    line = complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *options)
+    line = complaint(capsys, "fit", config(tmp_path), f"--output={tmp_path}/run", *options)
     assert all(part in line for part in parts), line
     assert not list((tmp_path / "run").rglob("*.ckpt"))
     assert (tmp_path / "run").exists() == ("not finite" in parts)  # so that the next run is not a second version
@@ -129,7 +130,7 @@ def test_mistakes_in_options_of_fit(options, parts, tmp_path, capsys, monkeypatc
 )
 def test_mistakes_in_classes_of_other_packages(options, part, tmp_path, capsys):
     options = [f"--{option}" for option in f"model.{options}".split(" --")]
-    assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *options)
+    assert part in complaint(capsys, "fit", config(tmp_path), f"--output={tmp_path}/run", *options)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_mistakes_in_classes_of_other_packages(options, part, tmp_path, capsys):
     ],
 )
 def test_mistakes_in_configuration_files(sections, part, tmp_path, capsys):
-    assert part in complaint(capsys, "fit", config(tmp_path, **sections), f"--run_dir={tmp_path}/run")
+    assert part in complaint(capsys, "fit", config(tmp_path, **sections), f"--output={tmp_path}/run")
 
 
 @pytest.mark.parametrize(
@@ -197,15 +198,15 @@ def test_mistakes_in_options_of_other_commands(arguments, part, capsys):
 
 def test_bugs_and_debug_have_a_traceback_and_full_disks_or_gpus_one_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match="heads: got 3"):
-        main(["fit", "--debug", config(tmp_path), f"--run_dir={tmp_path}/run", "--model.heads=3"])
+        main(["fit", "--debug", config(tmp_path), f"--output={tmp_path}/run", "--model.heads=3"])
 
     # like the error of TensorBoard's writer, without a file name
     errors = [OSError(errno.ENOSPC, "no space"), torch.OutOfMemoryError("20\nGiB."), ValueError("a bug of ours")]
     monkeypatch.setattr("kerple.training.random_state.RandomState.on_train_start", Mock(side_effect=errors))
     for part in (f"{tmp_path}/run: No space left", "20 GiB. Divide data.batch_size"):
-        assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
+        assert part in complaint(capsys, "fit", config(tmp_path), f"--output={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):
-        main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])
+        main(["fit", config(tmp_path), f"--output={tmp_path}/run"])
 
 
 def test_a_damaged_settings_file_of_a_preparation(tmp_path, capsys):
@@ -225,13 +226,13 @@ def test_a_missing_package_is_reported_with_its_install_command(monkeypatch, cap
 @pytest.mark.filterwarnings("ignore")
 def test_paths_with_brackets_accents_and_invalid_utf8(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "a[b] {c} é"
-    main(["fit", config(tmp_path), f"--run_dir={folder}/run[1]"])
+    main(["fit", config(tmp_path), f"--output={folder}/run[1]"])
     main(["test", f"--ckpt_path={folder}/run[1]/checkpoints/last.ckpt"])
     assert (folder / "run[1]" / "test" / "config.yaml").is_file()
-    main(["fit", config(tmp_path), f"--run_dir={folder}/run[1]", "--ckpt_path=last"])
+    main(["fit", config(tmp_path), f"--output={folder}/run[1]", "--ckpt_path=last"])
 
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest-xdist cannot send such a path
     latin = folder.rename(tmp_path / os.fsdecode(b"caf\xe9"))
-    main(["test", f"--ckpt_path={latin}/run[1]/checkpoints/last.ckpt", f"--run_dir={tmp_path}/test"])
+    main(["test", f"--ckpt_path={latin}/run[1]/checkpoints/last.ckpt", f"--output={tmp_path}/test"])
     capsys.readouterr()
-    assert "run_dir: " in complaint(capsys, "fit", config(tmp_path), f"--run_dir={latin}/new")
+    assert "output: " in complaint(capsys, "fit", config(tmp_path), f"--output={latin}/new")

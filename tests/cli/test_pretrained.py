@@ -91,9 +91,9 @@ def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
 
 
 def test_a_strategy_without_parameters_replaces_that_of_the_model(here, capsys):
-    run(here, here / "llama", "--run_dir=before", *PERPLEXITY_ONLY)
+    run(here, here / "llama", "--output=before", *PERPLEXITY_ONLY)
     same = ["--model.position=RoPE", "--model.position.base=1000"]  # the strategy of the model
-    run(here, here / "llama", "--run_dir=same", *same, *PERPLEXITY_ONLY)
+    run(here, here / "llama", "--output=same", *same, *PERPLEXITY_ONLY)
     np.testing.assert_allclose(losses(here / "same"), losses(here / "before"), rtol=1e-5)
     run(here, here / "llama", "--model.position=ALiBi", *PERPLEXITY_ONLY)
     assert "the strategy of the model is replaced by ALiBi" in capsys.readouterr().out
@@ -204,11 +204,11 @@ def test_pretrained_models_are_rows_of_a_comparison(here):
 
 
 def test_a_warning_if_the_text_is_not_that_of_the_exported_run(here, capsys):
-    run(here, here / "llama", *PERPLEXITY_ONLY, "--run_dir", "first")
+    run(here, here / "llama", *PERPLEXITY_ONLY, "--output", "first")
     sha256 = TokenShards(corpus=None, directory="shards").manifest.splits["test"].sha256
     for test, warned in ((sha256, False), ("0" * 64, True)):
         folder = broken(here, "exported", kerple_trained_on={"corpus": "code", "test": test})
         capsys.readouterr()
-        run(here, folder, *PERPLEXITY_ONLY, "--run_dir", f"warned-{warned}", "--data.corpus", "null")
+        run(here, folder, *PERPLEXITY_ONLY, "--output", f"warned-{warned}", "--data.corpus", "null")
         line = "the test text in shards differs from the test text of the exported run (code)"
         assert (line in capsys.readouterr().out) == warned

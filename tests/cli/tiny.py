@@ -27,7 +27,7 @@ trainer:
 def fit(folder: Path, *flags: str) -> Path:
     """Run the fit in a folder, and return the path of its checkpoint."""
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    main(["fit", "--config", str(folder / "tiny.yaml"), "--run_dir", str(folder / "run"), *flags])
+    main(["fit", "--config", str(folder / "tiny.yaml"), "--output", str(folder / "run"), *flags])
     return folder / "run" / "checkpoints" / "last.ckpt"
 
 

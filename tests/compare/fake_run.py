@@ -45,7 +45,7 @@ def forked(task: str, log: str, environment: dict[str, str]) -> None:
 
 
 def fit(options: dict[str, str]) -> None:
-    directory, strategy = Path(options["run_dir"]), options["model.position"]
+    directory, strategy = Path(options["output"]), options["model.position"]
     checkpoint, seed = directory / "checkpoints" / "last.ckpt", int(options["seed_everything"])
     with (directory.parent / f"{directory.name}.starts").open("a") as starts:
         starts.write(f"{' '.join(options)}\n")
@@ -56,7 +56,7 @@ def fit(options: dict[str, str]) -> None:
     else:
         checkpoint.parent.mkdir(parents=True)  # raises an error if the folder contains a run
         state = {"step": 0, "value": seed % 7, "position": strategy}
-        config = {"flags": {key: value for key, value in options.items() if key != "run_dir"}, "seed_everything": seed}
+        config = {"flags": {key: value for key, value in options.items() if key != "output"}, "seed_everything": seed}
         config |= {"model": {"position": {"class_path": strategy}}, "data": {"class_path": "none", "length": 64}}
         (directory / "config.yaml").write_text(json.dumps(config | {"trainer": {"precision": "fake"}}))
     while state["step"] < 20:
@@ -74,7 +74,7 @@ def fit(options: dict[str, str]) -> None:
 
 
 def test(options: dict[str, str]) -> None:
-    folder = Path(options["run_dir"])
+    folder = Path(options["output"])
     folder.mkdir()  # raises an error if the folder exists
     state = json.loads(Path(options["ckpt_path"]).read_text())
     assert state["step"] == 20

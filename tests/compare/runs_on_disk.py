@@ -37,7 +37,7 @@ def write_run(
     test.mkdir(parents=True)
     config = {
         "seed_everything": seed,
-        "run_dir": str(directory),
+        "output": str(directory),
         "model": {"position": {"class_path": f"kerple.positions.{strategy}"}, "layers": 2},
         "data": {"class_path": "kerple.data.TokenShards", "init_args": {"length": 64, "batch_size": 8}},
     }

@@ -171,7 +171,7 @@ def workdir(corpus, tmp_path_factory):
 
 
 def fit(workdir: Path, name: str, *flags: str) -> str:
-    main(["fit", "--config", str(workdir / "base.yaml"), "--run_dir", str(workdir / name), *flags])
+    main(["fit", "--config", str(workdir / "base.yaml"), "--output", str(workdir / name), *flags])
     return str(workdir / name / "checkpoints" / "last.ckpt")
 
 
@@ -217,7 +217,7 @@ def test_weights_in_fp16_are_rounded_except_those_of_the_strategy(workdir, path)
     assert "for 3 steps with a training length of 16 tokens" in (folder / "README.md").read_text()
     callbacks = "[{class_path: Extrapolation, init_args: {lengths: [16, 64], protocols: [full], blocks: 2}}]"
     data = ["--data.directory", str(workdir / "shards"), "--data.corpus=null"]
-    main(["test", "--hf", str(folder), "--run_dir", str(workdir / "tested"), "--trainer.callbacks", callbacks, *data])
+    main(["test", "--hf", str(folder), "--output", str(workdir / "tested"), "--trainer.callbacks", callbacks, *data])
     found = results_table.totals(results_table.read(workdir / "tested")[0]).set_index(["metric", "length"])["value"]
     tested = ShardText(Folder(str(workdir / "shards")), "test")
     measured = Extrapolation([16, 64], ["full"], blocks=2).run(network, tested)
@@ -258,7 +258,7 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
 def test_fit_starts_from_weights_with_another_strategy(workdir, capsys):
     folder = saved(workdir / "theirs", "llama")
     weights, data = ["--weights", str(folder)], [f"--data.tokenizer=hf:{folder}", f"--data.directory={workdir}/other"]
-    refused = ["fit", "--config", workdir / "base.yaml", "--run_dir", workdir / "refused"]
+    refused = ["fit", "--config", workdir / "base.yaml", "--output", workdir / "refused"]
     assert f"were made with bpe, not with the tokenizer of {folder}" in complaint(capsys, *refused, *weights)
     slow = ["--model.lr", "1e-12", *data]
     path = fit(workdir, "retrofit", *weights, "--model.position", "KerpleLog", *slow)

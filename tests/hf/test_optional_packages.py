@@ -77,7 +77,7 @@ def test_smollm2_uses_far_context_for_key_tokens_and_finds_needles(tmp_path, mon
     needle = {"lengths": [256, 512], "depths": [0.0, 0.5, 1.0], "problems": 2}
     callbacks = [{"class_path": "LongPerplexity", "init_args": keys}, {"class_path": "Needle", "init_args": needle}]
     data = ["--data.corpus", "null", "--data.directory", "shards"]
-    quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--run_dir", "out"]
+    quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--output", "out"]
     main(["test", "--hf", "smollm2-135m", *data, *quiet, "--trainer.callbacks", json.dumps(callbacks)])
 
     ppl = results_table.totals(results_table.read(Path("out"))[0]).query("metric == 'ppl'").set_index("length")["value"]

@@ -45,7 +45,7 @@ def folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def totals(model: str, *flags: str) -> pd.DataFrame:
     """Test a model, and return the results of each length."""
-    main(["test", "--hf", model, "--config", "long.yaml", "--run_dir", f"runs/{model}/test", *flags])
+    main(["test", "--hf", model, "--config", "long.yaml", "--output", f"runs/{model}/test", *flags])
     return results_table.totals(results_table.read(Path(f"runs/{model}/test"))[0])
 
 

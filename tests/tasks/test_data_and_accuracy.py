@@ -96,11 +96,11 @@ def test_two_devices_report_the_accuracies_of_one(tmp_path):
         subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=250)
 
     configs = (f"--config={ROOT}/configs/tasks/base.yaml", f"--config={ROOT}/configs/tasks/addition.yaml")
-    run("fit", *configs, f"--run_dir={tmp_path}/run", "--trainer.max_steps=2", "--trainer.devices=2")
+    run("fit", *configs, f"--output={tmp_path}/run", "--trainer.max_steps=2", "--trainer.devices=2")
     tables = []
     for devices in (1, 2):
         folder = tmp_path / str(devices)
-        test = (f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt", f"--run_dir={folder}", "--data.eval_batch_size=64")
+        test = (f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt", f"--output={folder}", "--data.eval_batch_size=64")
         run("test", *test, f"--trainer.devices={devices}")
         tables.append(results_table.read(folder)[0])
     pd.testing.assert_frame_equal(*tables)

@@ -58,11 +58,11 @@ def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
     return _new_version(preferred)
 
 
-def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
+def test_directory(output: str | None, ckpt_path: str, command: str) -> Path:
     """Choose and lock the folder that a test or validation writes to.
 
     Args:
-        run_dir: The preferred folder, or None for the folder ``command`` inside the run's folder.
+        output: The preferred folder, or None for the folder ``command`` inside the run's folder.
         ckpt_path: Path of the checkpoint, which is in the run's folder or in its folder ``checkpoints``.
         command: ``test`` or ``validate``.
 
@@ -70,13 +70,13 @@ def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
         The preferred folder, or a new version of it (``test_v1``, …) if it is not empty.
 
     Raises:
-        UserError: If the folder cannot be made, or ``run_dir`` is None and a folder ``command`` of the run is a link.
+        UserError: If the folder cannot be made, or ``output`` is None and a folder ``command`` of the run is a link.
     """
-    if run_dir:
-        return _new_version(Path(run_dir))
+    if output:
+        return _new_version(Path(output))
     checkpoints = Path(ckpt_path).parent
     run = checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints
-    refuse_links("run_dir", *versions(run / command))
+    refuse_links("output", *versions(run / command))
     return _new_version(run / command)
 
 
@@ -125,7 +125,7 @@ def resume_directory(path: Path, *skipped: str) -> Path:
             outside it.
     """
     if _is_first_process() and (holder := _make_and_lock(path, *skipped)):
-        raise UserError(f"run_dir: {path} is in use by {holder}; wait for its end or stop it, then resume")
+        raise UserError(f"output: {path} is in use by {holder}; wait for its end or stop it, then resume")
     return path
 
 
@@ -157,15 +157,15 @@ def _make_and_lock(path: Path, *skipped: str) -> str | None:
     try:
         os.fspath(path).encode()
         path.mkdir(parents=True, exist_ok=True)
-        refuse_links_out("run_dir", path, *skipped)
+        refuse_links_out("output", path, *skipped)
         file = lock(path.absolute() / LOCK)
     except UnicodeError as error:
-        raise UserError(f"run_dir: got {str(path)!r}, expected a UTF-8 path; choose another folder") from error
+        raise UserError(f"output: got {str(path)!r}, expected a UTF-8 path; choose another folder") from error
     except OSError as error:
         if error.errno not in NO_FOLDER and path.parent.is_dir():
             error.filename = str(path)
             raise
-        raise UserError(f"run_dir: {path} cannot be written to ({error.strerror}); choose another folder") from error
+        raise UserError(f"output: {path} cannot be written to ({error.strerror}); choose another folder") from error
     if isinstance(file, str):
         return file
     _lock_files.append(file)

@@ -92,7 +92,7 @@ class CLI(LightningCLI):
         if self.subcommand == "fit":
             check_memory(config, machine_memory(), "this machine")
             strategy, seed = config.model.position.class_path.rpartition(".")[2], config.seed_everything
-            names = (config.run_dir,) if config.run_dir else (config.logs, config.experiment, strategy, f"seed-{seed}")
+            names = (config.output,) if config.output else (config.logs, config.experiment, strategy, f"seed-{seed}")
             directory = fit_directory(Path(*names), config.ckpt_path)
             last = directory / LAST
             if config.ckpt_path is None and (earlier := last_checkpoint(Path(*names))):
@@ -103,7 +103,7 @@ class CLI(LightningCLI):
                     print_once(f"ckpt_path: {last} does not exist, so the run starts at step 0")
                 config.ckpt_path = str(last) if last.is_file() else None
         else:
-            directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
+            directory = test_directory(config.output, config.ckpt_path, self.subcommand)
         resumed = None
         if config.ckpt_path is not None:
             self.checkpoint = load(config.ckpt_path)

@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> None:
 
     configure_torch()
     objects = _parser().instantiate_classes(options)
-    directory = test_directory(options.run_dir or str(_run_folder(options) / "test"), "", "test")
+    directory = test_directory(options.output or str(_run_folder(options) / "test"), "", "test")
     _measure(options, objects.model, listed(objects.trainer.callbacks), directory)
     print(f"written to {directory}")
 

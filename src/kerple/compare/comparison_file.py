@@ -15,7 +15,7 @@ from kerple.compare.run_discovery import FOLDER_NAME, is_folder_name, record_fol
 from kerple.config.files import config_path, with_shipped_configs
 
 SET_BY_COMPARE = {  # flags that a comparison sets for every run, and advice for users who set them
-    "run_dir": "use runs and test_folder",
+    "output": "use runs and test_folder",
     "ckpt_path": "leave it out: a stopped run is resumed, and the last checkpoint of each run is tested",
     "model.position": "use position and options of a strategy",
 }

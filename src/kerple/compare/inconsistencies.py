@@ -11,7 +11,13 @@ from kerple.compare.statistics import CELL
 from kerple.config.flat_configuration import LOCATIONS
 
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # only pretrained models have scaling and factor
-PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # options whose values may differ between runs
+PRIVATE = (
+    "seed_everything",
+    "output",
+    "run_dir",
+    "config",
+    "ckpt_path",
+)  # options whose values may differ between runs
 
 
 def inconsistencies(runs: Runs) -> list[str]:

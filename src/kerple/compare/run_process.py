@@ -140,7 +140,7 @@ def _finish(job: PlannedRun, main: Callable[[list[str]], None]) -> None:
         committed_records.begin(job, resumed)
         # not --ckpt_path=last, which prefers the newest numbered sibling folder, such as seed-1_v1 of a user's own fit
         checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
-        _call(main, "fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
+        _call(main, "fit", _file(job, ".fit.yaml", job.config), f"--output={job.directory}", *checkpoint)
     # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
     if (job.test_folder / results_table.ABOUT).exists() and committed_records.read_run_entry(job.test_folder) is None:
         job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -150,7 +150,7 @@ def _finish(job: PlannedRun, main: Callable[[list[str]], None]) -> None:
         model = f"--hf={job.training['model.path']}"
         options = options | {"model": {key: value for key, value in options["model"].items() if key != "path"}}
     file = _file(job, f".{job.test_folder.name}.test.yaml", options)
-    _call(main, "test", model, *_trust(job.training), file, f"--run_dir={job.test_folder}")
+    _call(main, "test", model, *_trust(job.training), file, f"--output={job.test_folder}")
     committed_records.complete(job)
 
 

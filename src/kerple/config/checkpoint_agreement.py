@@ -15,8 +15,8 @@ IMPLEMENTATION = ("model.compile", "model.attention")  # these may differ, becau
 SAMPLE_ORDER = ("seed", "length", "samples", "examples", "train_length", "held_out", "task")
 MUST_BE_EQUAL: tuple[str, ...] = ("seed_everything", "model.", "trainer.max_steps", "data.class_path")
 MUST_BE_EQUAL += tuple(f"data.init_args.{name}" for name in SAMPLE_ORDER)
-# options for folders and files of a run, and for trusted packages
-LOCATION = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust")
+# options for folders and files of a run, and for trusted packages; run_dir is the earlier name of output
+LOCATION = ("output", "run_dir", "logs", "experiment", "ckpt_path", "config", "trust")
 NOT_COMPARED = (*LOCATION, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")
 
 

@@ -74,7 +74,7 @@ def add_switch(parser: ArgumentParser, name: str, default: bool, text: str) -> N
 
 
 def add_folder_arguments(parser: ArgumentParser, experiment: str, name: str) -> None:
-    """Add the options ``experiment``, ``logs`` and ``run_dir``, which determine the folder of a run.
+    """Add the options ``experiment``, ``logs`` and ``output``, which determine the folder of a run.
 
     Args:
         parser: Parser of a command.
@@ -84,7 +84,8 @@ def add_folder_arguments(parser: ArgumentParser, experiment: str, name: str) -> 
     parser.add_argument("--experiment", default=experiment, help="Folder of a group of runs, inside --logs.")
     parser.add_argument("--logs", default="logs", help="Folder of all runs.")
     text = f"Folder of the results; null: <logs>/<experiment>/{name}, with _v1, _v2, … added if it is not empty."
-    parser.add_argument("--run_dir", type=str | None, help=text)
+    parser.add_argument("--output", type=str | None, help=text)
+    rename_options(parser, run_dir="output")
 
 
 def add_checkpoint_arguments(parser: ArgumentParser) -> None:

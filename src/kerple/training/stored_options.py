@@ -80,7 +80,7 @@ def _with_present_folder(arguments: list[str], files: list[str], ckpt_path: str 
             config = read_mapping(Path(file))
             stored = flat(config).get("trainer.default_root_dir")
             if isinstance(stored, str) and realpath(stored) != realpath(folder):
-                text = yaml.safe_dump(_moved(config, stored, str(folder)) | {"run_dir": str(folder)})
+                text = yaml.safe_dump(_moved(config, stored, str(folder)) | {"output": str(folder)})
                 replaced = {file: text, f"--config={file}": f"--config={text}"}
                 return [replaced.get(argument, argument) for argument in arguments]
     return arguments
