@@ -100,6 +100,7 @@ def measurements(toy: bool, out: Path) -> dict[str, Callable[[], dict[str, Any]]
     calls: dict[str, Callable[[], dict[str, Any]]] = {"parity-other": partial(parity, "other", toy, out)}
     calls |= {f"attention-64-{length}": partial(timings.attention, size, 64, length) for length in lengths}
     calls |= {f"step-{name}": partial(timings.step, size, name) for name in ("KerpleLog", "NoPE", "RoPE", "ALiBi")}
+    calls["step-KerpleLog-atomic"] = partial(timings.step, size, "KerpleLog", False)
     calls |= {f"evaluation-{name}": partial(timings.evaluation, size, name) for name in ("KerpleLog", "NoPE")}
     calls |= {f"trained-300-{name}": partial(train_and_test, 4 if toy else 300, name, toy) for name in STRATEGIES}
     calls |= {f"parity-{dtype}": partial(parity, dtype, toy, out) for dtype in ("bf16", "fp16")}
@@ -158,12 +159,13 @@ def report(rows: dict[str, dict[str, Any]], names: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prefixes", nargs="*", default=[""], help="beginnings of names, such as attention or step-NoPE")
+    parser.add_argument("prefixes", nargs="*", default=[""], help="beginnings of names, measured in this order")
     parser.add_argument("--toy", action="store_true", help="measure on the CPU at a toy size")
     parser.add_argument("--out", type=Path, help="folder for rows.jsonl and report.md")
     parser.add_argument("--resume", type=Path, action="append", default=[], help="rows.jsonl of an earlier run")
     parser.add_argument("--deadline", type=int, default=0, help="stop after this number of seconds; 0: no limit")
     options = parser.parse_args()
+    start = time.monotonic()
     if options.toy:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
@@ -171,6 +173,7 @@ def main() -> None:
     out = (options.out or ROOT / "logs" / ("gpu-toy" if options.toy else "gpu") / "records").resolve()
     out.mkdir(parents=True, exist_ok=True)
     calls = measurements(options.toy, out)
+    selected = dict.fromkeys(name for prefix in options.prefixes for name in calls if name.startswith(prefix))
     for prefix in options.prefixes:
         if not any(name.startswith(prefix) for name in calls):
             sys.exit(f"benchmarks.gpu: PREFIX: got {prefix}, expected the beginning of one of: {', '.join(calls)}")
@@ -184,10 +187,12 @@ def main() -> None:
         signal.signal(number, lambda *_: sys.exit("stopped by a signal or the deadline; the same command continues"))
     signal.alarm(options.deadline)
     try:
-        for name, call in calls.items():
-            if name.startswith(tuple(options.prefixes)) and (name not in rows or rows[name]["error"]):
+        for name in selected:
+            if name not in rows or rows[name]["error"]:
                 print(f"== {name}", flush=True)
-                rows[name] = append(path, measure(name, call))
+                rows[name] = append(path, measure(name, calls[name]))
+                left = f", {options.deadline - time.monotonic() + start:.0f} s left" if options.deadline else ""
+                print(f"== {name}: {rows[name]['seconds']:.0f} s{left}", flush=True)
     finally:
         (out / "report.md").write_text(text := report(rows, list(calls)))
         print(text)

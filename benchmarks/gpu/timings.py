@@ -117,9 +117,10 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None].expand(q.shape[0], -1, -1, -1))
 
 
-def step(size: Size, name: str) -> dict[str, Any]:
+def step(size: Size, name: str, separate: bool = True) -> dict[str, Any]:
     """Return time, tokens per second, MFU, memory and the 30 slowest kernels of a compiled training step."""
     torch._dynamo.reset()
+    cuda.has_separate_gradient = lambda: separate
     gc.collect()  # frees the network of an earlier measurement, which refers to itself when it is compiled
     network = build(size.model, name, size.training, device())
     network.compile()

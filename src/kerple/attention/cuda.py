@@ -67,7 +67,9 @@ def attend_flex(
     length = q.shape[2]
     padded = padded_length(length)
     rows = [F.pad(x, (0, 0, 0, padded - length)) for x in (q, k, v)] if padded > length else [q, k, v]
-    line = None if table is None else aligned_copies(table.detach(), padded)
+    differentiable = table is not None and table.requires_grad and torch.is_grad_enabled()
+    separate = differentiable and has_separate_gradient()
+    line = None if table is None else aligned_copies(table.detach() if separate else table, padded)
     with torch.autocast(q.device.type, enabled=False):  # FlexAttention would round fp32 to bf16 under autocast
         if torch.compiler.is_compiling():
             mask = build_mask(padded, window, q.device)
@@ -80,9 +82,14 @@ def attend_flex(
                 error.add_note("use --model.attention blocks, which computes attention without this kernel")
                 raise
     out, lse = out[:, :, :length], lse[:, :, :length]
-    if table is not None and table.requires_grad and torch.is_grad_enabled():
+    if separate:
         out, lse = AddTableGradient.apply(out, lse, q.detach(), k.detach(), v.detach(), table, scale, window)
     return out, lse
+
+
+def has_separate_gradient() -> bool:
+    """Return whether the gradient of a table comes from our deterministic kernel instead of FlexAttention's atomics."""
+    return True
 
 
 def flex(
