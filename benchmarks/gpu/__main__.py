@@ -8,7 +8,6 @@ makes the measurements on the CPU at a toy size. OUT/report.md lists missing and
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,20 +20,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import timings
+from benchmarks.gpu import timings, trainings
 from benchmarks.measure import record
 from kerple.base.processor_cores import cores
-from kerple.measure import results_table
 
-ROOT = Path(__file__).parents[2]
 STRATEGIES = ("KerpleLog", "ALiBi", "RoPE", "T5", "NoPE")
-TOY = [  # sizes at which a CPU trains in seconds
-    "--model.layers=2", "--model.dim=32", "--model.heads=2", "--model.compile=false", "--trainer.log_every_n_steps=1",
-    "--data.length=32", "--data.batch_size=4", "--data.validation_segments=4", "--trainer.val_check_interval=4",
-    "--trainer.accelerator=cpu", "--trainer.precision=32-true",
-    '--trainer.callbacks=[{"class_path": "LastCheckpoint"}, {"class_path": "Throughput"}, '
-    '{"class_path": "Extrapolation", "init_args": {"lengths": [32, 64, 128], "blocks": 2, "validation_blocks": 0}}]',
-]  # fmt: skip
 GOALS = (  # description, (measurement, key of its result), the divisor in the same form, bound, if it is a lower bound
     ("table / no table, δ 64, T 2048", ("attention-64-2048", "table"), ("attention-64-2048", "no table"), 1.35, False),
     ("table / causal, δ 64, T 2048", ("attention-64-2048", "table"), ("attention-64-2048", "causal"), 2.5, False),
@@ -56,7 +46,9 @@ def parity(dtype: str, toy: bool, out: Path) -> dict[str, Any]:
     path = out / f"parity-{dtype}.xml"
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-m", "gpu", "-k", selection, f"--junit-xml={path}"]
     command += [f"-n{cores()}"]  # processes, because compilation on one processor core takes most of the time
-    subprocess.run([*command, "-p", "no:cacheprovider"], cwd=ROOT, env=os.environ | {"KERPLE_DRY": str(int(toy))})
+    subprocess.run(
+        [*command, "-p", "no:cacheprovider"], cwd=trainings.ROOT, env=os.environ | {"KERPLE_DRY": str(int(toy))}
+    )
     suite = next(ET.parse(path).getroot().iter("testsuite"))
     path.unlink()
     total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
@@ -64,33 +56,6 @@ def parity(dtype: str, toy: bool, out: Path) -> dict[str, Any]:
     if total == skipped:
         raise RuntimeError("every test was skipped")
     return {"passed": total - skipped - len(failed), "failed": failed}
-
-
-def train_and_test(steps: int, name: str, toy: bool) -> dict[str, Any]:
-    """Train and test a strategy on the bundle's shards, and return its perplexity by length and the training speed.
-
-    An interrupted training continues from its last checkpoint.
-    """
-    code = str(record()["code"])  # a training with different code is not continued
-    folder = ROOT / "logs" / ("gpu-toy" if toy else "gpu") / code / f"{steps}-steps" / name
-    last = folder / "checkpoints" / "last.ckpt"
-    if not last.exists():  # interrupted before the first checkpoint; fit would write to a second folder
-        shutil.rmtree(folder, ignore_errors=True)
-    flags = ["--config=configs/gpu.yaml", f"--model.position={name}", f"--trainer.max_steps={steps}"]
-    _command("fit", *flags, *(TOY if toy else []), f"--output={folder}", "--ckpt_path=last")
-    shutil.rmtree(folder / "test", ignore_errors=True)  # of an interrupted test
-    _command("test", f"--ckpt_path={last}", f"--output={folder / 'test'}")
-    cost = json.loads((folder / "cost.json").read_text())
-    cells = results_table.totals(results_table.read(folder / "test")[0]).query("metric == 'ppl' and protocol == 'full'")
-    perplexity = dict(zip(cells["length"].tolist(), cells["value"].tolist(), strict=True))
-    return {"perplexity": perplexity, **{name: cost[name] for name in ("tokens_per_second", "compilation_seconds")}}
-
-
-def _command(*arguments: str) -> None:
-    """Run a command of run.py. If it fails, raise an error with the last line of its standard error."""
-    process = subprocess.run([sys.executable, "run.py", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    if process.returncode:
-        raise RuntimeError((process.stderr.splitlines() or [f"run.py ended with status {process.returncode}"])[-1])
 
 
 def measurements(toy: bool, out: Path) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -102,11 +67,15 @@ def measurements(toy: bool, out: Path) -> dict[str, Callable[[], dict[str, Any]]
     calls |= {f"step-{name}": partial(timings.step, size, name) for name in ("KerpleLog", "NoPE", "RoPE", "ALiBi")}
     calls["step-KerpleLog-atomic"] = partial(timings.step, size, "KerpleLog", False)
     calls |= {f"evaluation-{name}": partial(timings.evaluation, size, name) for name in ("KerpleLog", "NoPE")}
-    calls |= {f"trained-300-{name}": partial(train_and_test, 4 if toy else 300, name, toy) for name in STRATEGIES}
+    calls |= {f"trained-300-{name}": partial(trainings.train, 4 if toy else 300, name, toy) for name in STRATEGIES}
     calls |= {f"parity-{dtype}": partial(parity, dtype, toy, out) for dtype in ("bf16", "fp16")}
     calls |= {f"attention-128-{length}": partial(timings.attention, size, 128, length) for length in lengths}
+    calls |= {
+        f"ranking-{label.replace(' ', '-')}-{seed}": partial(trainings.rank, label, seed, toy, out)
+        for label, seed in trainings.order()
+    }
     if not toy:
-        calls |= {f"trained-2000-{name}": partial(train_and_test, 2000, name, toy) for name in STRATEGIES}
+        calls |= {f"trained-2000-{name}": partial(trainings.train, 2000, name, toy) for name in STRATEGIES}
     return calls
 
 
@@ -170,7 +139,7 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         sys.exit("benchmarks.gpu: needs a CUDA device of compute capability 8.0 or higher; --toy measures on the CPU")
-    out = (options.out or ROOT / "logs" / ("gpu-toy" if options.toy else "gpu") / "records").resolve()
+    out = (options.out or trainings.ROOT / "logs" / ("gpu-toy" if options.toy else "gpu") / "records").resolve()
     out.mkdir(parents=True, exist_ok=True)
     calls = measurements(options.toy, out)
     selected = dict.fromkeys(name for prefix in options.prefixes for name in calls if name.startswith(prefix))
@@ -192,7 +161,7 @@ def main() -> None:
                 print(f"== {name}", flush=True)
                 rows[name] = append(path, measure(name, calls[name]))
                 left = f", {options.deadline - time.monotonic() + start:.0f} s left" if options.deadline else ""
-                print(f"== {name}: {rows[name]['seconds']:.0f} s{left}", flush=True)
+                print(f"{name}: {rows[name]['seconds']:.0f} s{left}", flush=True)
     finally:
         (out / "report.md").write_text(text := report(rows, list(calls)))
         print(text)
