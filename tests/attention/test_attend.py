@@ -10,6 +10,7 @@ from kerple.attention import AttentionSpec, attend, query_block_attention
 from kerple.attention.backend_selection import FEW_KEYS
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
+from kerple.positions import QueryKeyBlock, TokenPositions
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -112,15 +113,18 @@ def test_weights_new_scores_sinks_and_output_terms_in_blocks_are_those_of_explic
             for shape in (*[(heads, length)] * 3, (dim, dim), (batch, heads, length))
         )
 
-        def modify_scores(s, q_, k_, rows: slice, columns: slice, seen: Tensor, gate=gate, matrix=matrix):
-            new = s + (q_ @ matrix @ k_.transpose(-1, -2)) * gate[:, rows, None] + gate[:, None, columns]
-            return new, (s * seen).sum(-1) / 100
+        def modify_scores(s: Tensor, q_: Tensor, k_: Tensor, block: QueryKeyBlock, gate=gate, matrix=matrix):
+            gates = gate[:, block.queries.rows, None], gate[:, None, block.keys.rows]
+            new = s + (q_ @ matrix @ k_.transpose(-1, -2)) * gates[0] + gates[1]
+            return new, (s * block.seen).sum(-1) / 100
 
-        def add_to_output(p: Tensor, v_: Tensor, rows: slice, columns: slice, seen: Tensor, gate=gate) -> Tensor:
-            return (p * seen * gate[:, None, columns]) @ v_.square() * gate[:, rows, None]
+        def add_to_output(p: Tensor, v_: Tensor, block: QueryKeyBlock, gate=gate) -> Tensor:
+            gates = gate[:, block.queries.rows, None], gate[:, None, block.keys.rows]
+            return (p * block.seen * gates[1]) @ v_.square() * gates[0]
 
         functions = {"modify_scores": modify_scores, "add_to_output": add_to_output}
-        out = attention(*leaves, AttentionSpec(table=table, weight=weight, window=170, sink=sink, **functions))
+        tensors = {"table": table, "score_scale": weight, "sink": sink, "keys": TokenPositions.arange(length)}
+        out = attention(*leaves, AttentionSpec(window=170, **tensors, **functions))
         results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, matrix, sink), grad)])
     torch.testing.assert_close(results[1], results[0])
 

@@ -5,18 +5,23 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kerple.attention.backend_selection import FEW_KEYS, AttentionOption, select
-from kerple.attention.cpu import table_attention
+from kerple.attention.fused import attend_fused, attend_sdpa, cpu_kernel, gpu_kernel
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
-from kerple.attention.spec import UNMODIFIED, AttentionSpec, repeat_for_query_heads, sink_of_queries
+from kerple.attention.spec import UNMODIFIED, AttentionSpec
 from kerple.base.errors import require
 
-Fused = Callable[[Tensor, Tensor, Tensor, Tensor | None, int | None], tuple[Tensor, Tensor]]
-"""Function of q, k, v, table and window that returns the output and the log-sum-exp of the scores."""
+BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]] = {
+    "sdpa": attend_sdpa,
+    "tiles": partial(attend_fused, cpu_kernel),
+    "flex": partial(attend_fused, gpu_kernel),
+    "blocks": attend_blocks,
+    "reference": attend_reference,
+}
+"""Implementations by the names of `kerple.attention.backend_selection.AttentionBackend`."""
 
 
 def attend(
@@ -51,97 +56,47 @@ def attend(
     device = q.device.type
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
-    queries, length, value_dim = q.shape[2], k.shape[2], v.shape[3]
-    scale = q.shape[3] ** -0.5 if spec.scale is None else spec.scale
+    dtype, score_dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, spec = normalise(q, k, spec, score_dtype)
+    backend = select_backend(q, k, v, spec, option)
+    if backend == "reference" or (backend != "sdpa" and k.shape[2] <= FEW_KEYS):
+        q, k, v = (x.to(score_dtype) for x in (q, k, v))
+    return BACKENDS[backend](q, k, v, spec).to(dtype)
+
+
+def normalise(
+    q: Tensor, k: Tensor, spec: AttentionSpec, score_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, AttentionSpec]:
+    """Return queries, keys and their modifications without a window or halves that have no effect.
+
+    The scale is a number, and tables and the sink have the dtype of the scores.
+    """
+    length, scale = k.shape[2], spec.scale_of(q)
     window = None if spec.window is None or spec.window >= length else spec.window
     neighbors = spec.neighbor_window
     if neighbors is not None and neighbors >= (length if spec.first else window or length):
         q, k, neighbors = q.chunk(2, -1)[0], k.chunk(2, -1)[0], None  # all keys are near: the first halves are enough
-    dim = q.shape[3] if neighbors is None else q.shape[3] // 2
-    unfused_modifications = (spec.weight, spec.more_keys, spec.modify_scores, spec.add_to_output)
-    backend = select(
+    tables = (spec.table, spec.score_scale, spec.sink)
+    table, score_scale, sink = (None if x is None else x.to(score_dtype) for x in tables)
+    spec = replace(spec, scale=scale, table=table, score_scale=score_scale, window=window, sink=sink)
+    return q, k, replace(spec, neighbor_window=neighbors)
+
+
+def select_backend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, option: AttentionOption) -> str:
+    """Return the name of the implementation for these arguments of `attend`, after `normalise`."""
+    queries, length = q.shape[2], k.shape[2]
+    return select(
         option,
         device=q.device,
         dtype=q.dtype,
-        dims=(dim, value_dim),
+        dims=(q.shape[3] if spec.neighbor_window is None else q.shape[3] // 2, v.shape[3]),
         queries="all" if queries == length else "one" if queries == 1 else "last",
         few_keys=length <= FEW_KEYS,
         # a sink and two halves need the log-sum-exp, which the kernels for tables return and torch's sdpa does not
-        table=spec.table is not None or spec.sink is not None or neighbors is not None,
-        window=window is not None,
-        explicit_scores=spec.first > 0 or any(modification is not None for modification in unfused_modifications),
+        table=spec.table is not None or spec.sink is not None or spec.neighbor_window is not None,
+        window=spec.window is not None,
+        explicit_scores=spec.needs_explicit_scores,
     )
-    if backend in ("sdpa", "tiles") and value_dim < dim:  # torch's kernels need equal head dimensions of q and v
-        v = F.pad(v, (0, dim - value_dim))
-    if backend == "sdpa":
-        if k.shape[1] < q.shape[1] and device == "cuda" and q.dtype == torch.float32:
-            # torch's fused kernels for G < H need 16-bit input; for fp32 torch would store T × T scores
-            k, v = repeat_for_query_heads(q, k, v)
-        grouped = k.shape[1] < q.shape[1]
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1, scale=scale, enable_gqa=grouped)
-        return out[..., :value_dim]
-    dtype, score_dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
-    if length <= FEW_KEYS or backend == "reference":
-        q, k, v = (x.to(score_dtype) for x in (q, k, v))
-    table, weight, sink = (None if x is None else x.to(score_dtype) for x in (spec.table, spec.weight, spec.sink))
-    spec = replace(spec, scale=scale, window=window, table=table, weight=weight, sink=sink, neighbor_window=neighbors)
-
-    def fused(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None) -> tuple[Tensor, Tensor]:
-        if backend == "flex":
-            from kerple.attention.cuda import attend_flex  # imported here, because this import is slow
-
-            return attend_flex(q, k, v, table, window, scale, sink is not None or neighbors is not None)
-        k, v = repeat_for_query_heads(q, k, v)
-        if table is None:
-            table = q.new_zeros(q.shape[1], k.shape[2], dtype=score_dtype)
-        return table_attention(q, k, v, table, window, scale)
-
-    if backend in ("flex", "tiles"):
-        attention = fused if neighbors is None else partial(attend_halves, fused, neighbors)
-        out, lse = attention(q, k, v, table, window)
-        if sink is not None:
-            key_probability = torch.sigmoid(lse - sink_of_queries(sink))[..., None]  # sum over keys, (B, H, Tq, 1)
-            out = (out * key_probability).to(out.dtype)
-    elif backend == "blocks":
-        out = attend_blocks(q, k, v, spec)
-    else:
-        with torch.autocast(device, enabled=False):
-            out = attend_reference(q, k, v, spec)
-    return out[..., :value_dim].to(dtype)
-
-
-def attend_halves(
-    attention: Fused, neighbors: int, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None
-) -> tuple[Tensor, Tensor]:
-    """Attention to near keys with the first halves of q and k, and to far keys with the second halves.
-
-    Near keys are the last ``neighbors`` keys up to the query, and far keys are all earlier keys. The two outputs are
-    merged by their log-sum-exps. Attention to far keys is also causal: query m sees the keys up to m - neighbors.
-
-    Args:
-        attention: Function for one set of keys.
-        neighbors: Number of near keys, including the query's own.
-        q: Queries (B, H, Tq, 2δ).
-        k: Keys (B, G, Tk, 2δ), Tk > neighbors.
-        v: Values (B, G, Tk, δ').
-        table: Attention bias by distance, (H, >= Tk), or None.
-        window: Number of near and far keys that a query sees, more than ``neighbors``; None for all.
-
-    Returns:
-        The output (B, H, Tq, δ') in the dtype of q, and the log-sum-exp (B, H, Tq) over all keys.
-    """
-    (near_q, far_q), (near_k, far_k) = q.chunk(2, -1), k.chunk(2, -1)
-    near, near_lse = attention(near_q, near_k, v, table, neighbors)
-    keys = k.shape[2] - neighbors
-    queries = min(q.shape[2], keys)  # only the last queries see far keys
-    far_table = None if table is None else table[:, neighbors:]
-    far_window = None if window is None else window - neighbors
-    far, far_lse = attention(far_q[:, :, -queries:], far_k[:, :, :keys], v[:, :, :keys], far_table, far_window)
-    far = F.pad(far, (0, 0, q.shape[2] - queries, 0))
-    far_lse = F.pad(far_lse, (q.shape[2] - queries, 0), value=-torch.inf)
-    fraction = torch.sigmoid(far_lse - near_lse)[..., None]  # probability of all far keys, (B, H, Tq, 1)
-    out = torch.lerp(near.to(fraction.dtype), far.to(fraction.dtype), fraction)
-    return out.to(near.dtype), torch.logaddexp(near_lse, far_lse)
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
@@ -156,7 +111,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
     require(heads % k.shape[1] == 0, "q, k, v", f"{heads} heads of q", f"a multiple of the {k.shape[1]} of k")
     require(queries <= length, "q", f"{queries} queries for {length} keys", "at most as many queries as keys")
     require(q.dtype == k.dtype == v.dtype, "q, k, v", f"dtypes {q.dtype}, {k.dtype}, {v.dtype}", "the same dtype")
-    for name, x in (("table", spec.table), ("weight", spec.weight)):
+    for name, x in (("table", spec.table), ("score_scale", spec.score_scale)):
         if x is not None:
             fits = x.ndim == 2 and x.shape[0] == heads and x.shape[1] >= length
             require(fits, name, f"shape {tuple(x.shape)}", f"(H, >= Tk) = ({heads}, >= {length})")

@@ -60,16 +60,16 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
     """
     queries, keys = q.shape[2], k.shape[2]
     seen = visible_keys(rows, columns, spec, q.device)
-    scale = q.shape[-1] ** -0.5 if spec.scale is None else spec.scale
+    scale = spec.scale_of(q)
     s = scores(q, k, spec, rows, columns, lambda a, b: _products(a, b, scale))  # (B, H, queries, keys)
-    if spec.weight is not None:
-        s = s * table_block(spec.weight, queries, keys)
+    if spec.score_scale is not None:
+        s = s * table_block(spec.score_scale, queries, keys)
     if spec.table is not None:
         s = s + table_block(spec.table, queries, keys)
     sink = spec.sink
     p = None
     if spec.modify_scores is not None:
-        modified = spec.modify_scores(s, q, k, rows, columns, seen)
+        modified = spec.modify_scores(s, q, k, spec.block(rows, columns, seen))
         if isinstance(modified, AttentionWeights):
             p = modified.p
         elif isinstance(modified, tuple):
@@ -90,7 +90,7 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
         out = torch.matmul(p, v)  # (B, H, queries, δ')
     if spec.add_to_output is None:
         return out
-    return (out + spec.add_to_output(p, v, rows, columns, seen)).to(out.dtype)
+    return (out + spec.add_to_output(p, v, spec.block(rows, columns, seen))).to(out.dtype)
 
 
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -20,34 +20,45 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMO
     Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. Tests of other
     implementations call this function in fp64.
     """
-    k, v = repeat_for_query_heads(q, k, v)
+    with torch.autocast(q.device.type, enabled=False):
+        k, v = repeat_for_query_heads(q, k, v)
+        p = attention_probabilities(q, k, spec)
+        values = v if spec.more_keys is None else torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
+        out = p @ values  # (B, H, Tq, δ')
+        if spec.add_to_output is None:
+            return out
+        rows, columns = slice(k.shape[2] - q.shape[2], k.shape[2]), slice(0, k.shape[2])
+        seen = visible_keys(rows, columns, spec, q.device)
+        return out + spec.add_to_output(p, v, spec.block(rows, columns, seen))
+
+
+def attention_probabilities(q: Tensor, k: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return the probabilities of F additional keys and of the Tk keys for each query, (B, H, Tq, F + Tk).
+
+    The arguments are those of `attend_reference`, but there is a key for each of the H query heads. With a sink, the
+    probabilities of a query sum to less than 1.
+    """
     length = k.shape[2]
     rows, columns = slice(length - q.shape[2], length), slice(0, length)
     seen = visible_keys(rows, columns, spec, q.device)  # (Tq, Tk)
     index = torch.arange(length, device=q.device)
     distance = (index[rows, None] - index).clamp(min=0)
-    s = scores(q, k, spec, rows, columns, lambda a, b: a @ b.mT)  # (B, H, Tq, Tk)
-    s = s * (q.shape[-1] ** -0.5 if spec.scale is None else spec.scale)
-    if spec.weight is not None:
-        s = s * spec.weight[:, distance]
+    s = scores(q, k, spec, rows, columns, lambda a, b: a @ b.mT) * spec.scale_of(q)  # (B, H, Tq, Tk)
+    if spec.score_scale is not None:
+        s = s * spec.score_scale[:, distance]
     if spec.table is not None:
         s = s + spec.table[:, distance]
     sinks = [] if spec.sink is None else [spec.sink]
-    weights = None
     if spec.modify_scores is not None:
-        modified = spec.modify_scores(s, q, k, rows, columns, seen)
+        modified = spec.modify_scores(s, q, k, spec.block(rows, columns, seen))
         if isinstance(modified, AttentionWeights):
-            weights = modified.p
-        elif isinstance(modified, tuple):
+            return modified.p.to(q.dtype)
+        if isinstance(modified, tuple):
             s, sinks = modified[0], [*sinks, modified[1]]
         else:
             s = modified
-    if weights is None:
-        logits = [sink_of_queries(x).expand(s.shape[:3])[..., None].to(s) for x in sinks]
-        s = s.masked_fill(~seen, float("-inf"))
-        if spec.more_keys is not None:
-            s, v = torch.cat([spec.more_keys[0], s], -1), torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
-        weights = torch.cat([s, *logits], -1).softmax(-1)[..., : v.shape[2]]
-    p = weights.to(q.dtype)
-    out = p @ v  # (B, H, Tq, δ')
-    return out if spec.add_to_output is None else out + spec.add_to_output(p, v, rows, columns, seen)
+    s = s.masked_fill(~seen, float("-inf"))
+    if spec.more_keys is not None:
+        s = torch.cat([spec.more_keys[0], s], -1)
+    logits = [sink_of_queries(x).expand(s.shape[:3])[..., None].to(s) for x in sinks]
+    return torch.cat([s, *logits], -1).softmax(-1)[..., : s.shape[-1]].to(q.dtype)

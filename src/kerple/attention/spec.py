@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kerple.positions.query_key_positions import AttentionWeights
+from kerple.positions.query_key_positions import ModifiedScores, QueryKeyBlock, TokenPositions
 
-Modified = Tensor | tuple[Tensor, Tensor] | AttentionWeights
-ModifyScores = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Modified]
-AddToOutput = Callable[[Tensor, Tensor, slice, slice, Tensor], Tensor]
+ModifyScores = Callable[[Tensor, Tensor, Tensor, QueryKeyBlock], ModifiedScores]
+AddToOutput = Callable[[Tensor, Tensor, QueryKeyBlock], Tensor]
 
 
 @dataclass(frozen=True)
@@ -27,20 +26,21 @@ class AttentionSpec:
         scale: Factor of q·k; 1/√(last dimension of q) if None.
         table: Attention bias of each head at distance d = 0, 1, …, (H, >= Tk). It is added to the scaled scores. Fused
             implementations expand neither the table nor its gradient to Tq × Tk.
-        weight: Factor of the scaled scores at distance d = 0, 1, …, (H, >= Tk), applied before ``table`` is added.
+        score_scale: Factor of the scaled scores at distance d = 0, 1, …, (H, >= Tk), applied before ``table`` is added.
         window: Queries see only keys at distance d < window; None for all.
         first: Number of first keys that every later query sees in addition to its window. It has no effect if
             ``window`` is None.
         sink: Additional logit in the softmax that belongs to no key and no value vector, (H,) or (B, H, Tq).
-        modify_scores: Function ``f(s, q, k, rows, columns, seen)`` that changes the scores of a block of queries. It
-            may be called again in the backward pass. ``s`` are the scores (B, H, queries, keys) after ``weight`` and
-            ``table``. ``q`` are the queries, and ``k`` the keys, repeated for all query heads. ``rows`` and ``columns``
-            are slices with the rows of queries and keys. ``seen`` says which keys each query sees, bool (queries,
-            keys). The result is new scores, or new scores and a sink (B, H, queries), or
+        modify_scores: Function ``f(s, q, k, block)`` that changes the scores of a `kerple.positions.QueryKeyBlock`. It
+            may be called again in the backward pass. ``s`` are the scores (B, H, queries, keys) after ``score_scale``
+            and ``table``, which may be overwritten. ``q`` are the queries, and ``k`` the keys, repeated for all query
+            heads. The result is new scores, or new scores and a sink (B, H, queries), or
             `kerple.positions.AttentionWeights`, which replace the softmax and ignore ``sink``.
-        add_to_output: Function ``f(p, v, rows, columns, seen)`` that returns a term (B, H, queries, δ'), which is added
-            to the output of a block of queries. ``p`` are the probabilities (B, H, queries, keys), and ``v`` the values
-            of these keys.
+        add_to_output: Function ``f(p, v, block)`` that returns a term (B, H, queries, δ'), which is added to the output
+            of a block of queries. ``p`` are the probabilities (B, H, queries, keys), and ``v`` the values of these
+            keys.
+        keys: Positions of the Tk keys, for the blocks of ``modify_scores`` and ``add_to_output``.
+        state: `Position.token_state` of the Tk keys, (B, H, Tk, c), for the same blocks; None if there is none.
         more_keys: Scores (B, H, Tq, F) and values (B, H, F, δ') of F additional keys. The score of a hidden key is
             -inf. The scores join the softmax after ``modify_scores``. Additional keys cannot be combined with
             ``add_to_output`` or with `kerple.positions.AttentionWeights`.
@@ -50,14 +50,32 @@ class AttentionSpec:
 
     scale: float | None = None
     table: Tensor | None = None
-    weight: Tensor | None = None
+    score_scale: Tensor | None = None
     window: int | None = None
     first: int = 0
     sink: Tensor | None = None
     modify_scores: ModifyScores | None = None
     add_to_output: AddToOutput | None = None
+    keys: TokenPositions | None = None
+    state: Tensor | None = None
     more_keys: tuple[Tensor, Tensor] | None = None
     neighbor_window: int | None = None
+
+    @property
+    def needs_explicit_scores(self) -> bool:
+        """Whether no fused kernel supports these modifications."""
+        unfused = (self.score_scale, self.more_keys, self.modify_scores, self.add_to_output)
+        return self.first > 0 or any(modification is not None for modification in unfused)
+
+    def scale_of(self, q: Tensor) -> float:
+        """Return the factor of q·k."""
+        return q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    def block(self, rows: slice, columns: slice, seen: Tensor) -> QueryKeyBlock:
+        """Return the block of the queries in ``rows`` and the keys in ``columns``, of which ``seen`` are visible."""
+        assert self.keys is not None, "modify_scores and add_to_output need the positions of the keys"
+        state = None if self.state is None else self.state[:, :, columns]
+        return QueryKeyBlock(self.keys[rows], self.keys[columns], seen, state)
 
     def select_queries(self, queries: slice) -> "AttentionSpec":
         """Return the specification for a block of queries: ``sink`` and ``more_keys`` of only these queries."""

@@ -35,14 +35,15 @@ class FirstTokens:
         hidden: Which first tokens are masked here for each query, (Tq, F) bool: those after the query, and those in its
             window, which the attention within the window includes.
         bias: `Position.bias` for each query and first token, (H, Tq, F) fp32; None if the strategy has none.
-        weight: `Position.score_scale` for each query and first token, (H, Tq, F) fp32; None if the strategy has none.
+        score_scale: `Position.score_scale` for each query and first token, (H, Tq, F) fp32; None if the strategy has
+            none.
     """
 
     queries: TokenPositions
     keys: TokenPositions
     hidden: Tensor
     bias: Tensor | None
-    weight: Tensor | None
+    score_scale: Tensor | None
 
     @classmethod
     def of(cls, position: Position, positions: TokenPositions, cached: int | None) -> "FirstTokens":
@@ -67,8 +68,8 @@ class FirstTokens:
             keys = replace(keys, ids=key_ids, contiguous=False)
         pairs = QueryKeyBlock(queries, replace(keys, contiguous=False), ~hidden)
         bias = pairs.evaluate(position.bias) if position.uses("bias") else None
-        weight = pairs.evaluate(position.score_scale) if position.uses("score_scale") else None
-        return cls(queries, keys[cached:], hidden, bias, weight)
+        score_scale = pairs.evaluate(position.score_scale) if position.uses("score_scale") else None
+        return cls(queries, keys[cached:], hidden, bias, score_scale)
 
     def scores_and_values(
         self, position: Position, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, cache: LayerCache | None
@@ -93,7 +94,7 @@ class FirstTokens:
         assert first.values is not None
         k, values = repeat_for_query_heads(far_q, first.keys, first.values)
         scores = product(precise(far_q) * v.shape[-1] ** -0.5, k.mT)  # (B, H, Tq, F)
-        scores = scores if self.weight is None else scores * self.weight
+        scores = scores if self.score_scale is None else scores * self.score_scale
         scores = scores if self.bias is None else scores + self.bias
         return scores.masked_fill(self.hidden, -math.inf), values
 

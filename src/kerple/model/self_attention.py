@@ -5,17 +5,21 @@ query heads, and G the number of heads of keys and values. Tq and Tk are the num
 width of a strategy's state.
 """
 
+import copy
 from dataclasses import dataclass, replace
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kerple.attention import AttentionOption, AttentionSpec, attend
-from kerple.attention.spec import Modified
+from kerple.attention.reference import attention_probabilities
+from kerple.attention.spec import repeat_for_query_heads
 from kerple.base.errors import UserError, require
 from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
 from kerple.model.first_token_scores import FirstTokens, check_distances, is_separable
-from kerple.positions import Position, QueryKeyBlock, Shape, TokenPositions
+from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 
@@ -28,7 +32,7 @@ class PositionContext:
         queries: Positions of the queries, which are the last tokens.
         table: `Position.bias` at distances 0 to T - 1, (H, T) fp32. None if the strategy has no bias, or if positions
             are not contiguous (the bias is then evaluated for each pair of query and key).
-        weight: `Position.score_scale` at distances 0 to T - 1, (H, T) fp32, or None for the same reasons.
+        score_scale: `Position.score_scale` at distances 0 to T - 1, (H, T) fp32, or None for the same reasons.
         attention: Option for the implementation of attention, see `kerple.attention.backend_selection`.
         first: Data for the scores of the first tokens, for queries whose window does not contain these tokens. None if
             the scores are not computed separately (`kerple.model.first_token_scores`).
@@ -37,7 +41,7 @@ class PositionContext:
     positions: TokenPositions
     queries: TokenPositions
     table: Tensor | None
-    weight: Tensor | None
+    score_scale: Tensor | None
     attention: AttentionOption = "auto"
     first: FirstTokens | None = None
 
@@ -77,6 +81,19 @@ class SelfAttention(nn.Module):
         q, k, v, spec = self.prepare(x, position, context, cache)
         out = position.transform_output(self.attend(q, k, v, spec, context.attention), x)  # (B, H, T, δ)
         return self.out(out.transpose(1, 2).flatten(2))
+
+    def probabilities(self, x: Tensor, position: Position, context: PositionContext) -> Tensor:
+        """Return the attention probabilities (B, H, T, T) of T queries and T keys, for a context without a cache.
+
+        They are computed in fp32 (fp64 in an fp64 network), and are 0 for keys that a query does not see.
+        """
+        dtype = torch.promote_types(torch.float32, self.qkv.weight.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            q, k, v, spec = copy.deepcopy(self).to(dtype).prepare(x.to(dtype), position, context)
+            p = attention_probabilities(q, repeat_for_query_heads(q, k, v)[0], spec)
+        first, keys = p.split([p.shape[-1] - x.shape[1], x.shape[1]], -1)
+        # first tokens at other distances, which the window hides, are separate keys
+        return keys + F.pad(first, (0, keys.shape[-1] - first.shape[-1]))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the output of ``qkv``, (B, T, (H + 2·G)·δ), into queries (B, H, T, δ), keys and values (B, G, T, δ)."""
@@ -121,39 +138,25 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
     Raises:
         UserError: If `Position.bias` or `Position.score_scale` does not return a row for each head.
     """
-    for hook, table in (("bias", context.table), ("score_scale", context.weight)):
+    for hook, table in (("bias", context.table), ("score_scale", context.score_scale)):
         if table is not None and len(table) != q.shape[1]:
             name = f"{type(position).__module__}.{type(position).__name__}.{hook}"
             expected = f"({q.shape[1]}, {table.shape[-1]}), one row per head"
             raise UserError(f"{name}: got shape {tuple(table.shape)}, expected {expected}")
     keys = context.positions[-v.shape[2] :]
     visibility = context.positions.visibility
-
-    def block_of(rows: slice, columns: slice, seen: Tensor) -> QueryKeyBlock:
-        return QueryKeyBlock(keys[rows], keys[columns], seen, None if state is None else state[:, :, columns])
-
-    def modify_scores(s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor) -> Modified:
-        block = block_of(rows, columns, seen)
-        if not keys.contiguous:  # for contiguous keys, attention has applied the tables of the context
-            if position.uses("score_scale"):
-                s = s * block.evaluate(position.score_scale)
-            if position.uses("bias"):
-                s = s + block.evaluate(position.bias)
-        return position.modify_scores(s.masked_fill_(~seen, 0), q, k, block) if position.uses("modify_scores") else s
-
-    def add_to_output(p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor) -> Tensor:
-        return position.add_to_output(p, v, block_of(rows, columns, seen))
-
     pairwise = not keys.contiguous and (position.uses("bias") or position.uses("score_scale"))
     return AttentionSpec(
         scale=v.shape[-1] ** -0.5,  # the scale for δ, although `Position.transform_qk` may change the head dimension
         table=context.table,
-        weight=context.weight,
+        score_scale=context.score_scale,
         window=visibility.window,
         first=visibility.first,
         sink=position.sink_logit(q, context.queries),
-        modify_scores=modify_scores if pairwise or position.uses("modify_scores") else None,
-        add_to_output=add_to_output if position.uses("add_to_output") else None,
+        modify_scores=position.apply_to_scores if pairwise or position.uses("modify_scores") else None,
+        add_to_output=position.add_to_output if position.uses("add_to_output") else None,
+        keys=keys,
+        state=state,
         neighbor_window=position.neighbor_window,
     )
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError, require
 from kerple.model.architecture import Architecture
-from kerple.model.attention_probabilities import attention_probabilities
 from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.first_token_scores import new_layer_cache
@@ -208,7 +207,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         text = slice(-tokens.shape[1], None)  # without BOS
 
         def hook(layer: int, attention: SelfAttention, arguments: tuple[Any, ...]) -> None:
-            visit(layer, attention_probabilities(attention, *arguments[:3])[:, :, text, text])
+            visit(layer, attention.probabilities(*arguments[:3])[:, :, text, text])
 
         hooks = [block.attention.register_forward_pre_hook(partial(hook, i)) for i, block in enumerate(self.blocks)]
         compiled, self.run_block = self.run_block, run_block  # compiled graphs do not call hooks

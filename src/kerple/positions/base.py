@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kerple.base.errors import require
 from kerple.positions.constrained_parameters import Constrained
-from kerple.positions.query_key_positions import AttentionWeights, QueryKeyBlock, TokenPositions
+from kerple.positions.query_key_positions import ModifiedScores, QueryKeyBlock, TokenPositions
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,18 @@ class Position(Constrained, ABC):
         """Call `kerple.base.errors.require` for an option of this strategy; the error names the strategy."""
         require(valid, f"{type(self).__name__}: {option}", value, expected)
 
+    def apply_to_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> ModifiedScores:
+        """Apply `score_scale` and `bias` of pairs without a table, and `modify_scores`, to the scores of a block.
+
+        Arguments and result are those of `modify_scores`, but ``s`` may be overwritten.
+        """
+        if not block.keys.contiguous:  # for contiguous keys, attention has applied the tables of both hooks
+            if self.uses("score_scale"):
+                s = s * block.evaluate(self.score_scale)
+            if self.uses("bias"):
+                s = s + block.evaluate(self.bias)
+        return self.modify_scores(s.masked_fill_(~block.seen, 0), q, k, block) if self.uses("modify_scores") else s
+
     # called once per forward pass
 
     def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
@@ -194,9 +206,7 @@ class Position(Constrained, ABC):
         """
         return None
 
-    def modify_scores(
-        self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock
-    ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> ModifiedScores:
         """Return the changed scores of a block of queries. Called after `score_scale` and `bias` were applied.
 
         Args:
@@ -219,7 +229,7 @@ class Position(Constrained, ABC):
         raise AssertionError(f"{type(self).__name__} does not override add_to_output")
 
 
-_OTHER_METHODS = ("__init__", "uses", "require")
+_OTHER_METHODS = ("__init__", "uses", "require", "apply_to_scores")
 HOOKS = tuple(name for name, value in vars(Position).items() if isfunction(value) and name not in _OTHER_METHODS)
 """Names of all hooks."""
 

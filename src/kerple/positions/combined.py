@@ -12,7 +12,7 @@ from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape, StrategyBuilder
 from kerple.positions.combination_check import check_combination
 from kerple.positions.kerple import KerpleLog
-from kerple.positions.query_key_positions import AttentionWeights, QueryKeyBlock, TokenPositions
+from kerple.positions.query_key_positions import AttentionWeights, ModifiedScores, QueryKeyBlock, TokenPositions
 from kerple.positions.temperature import SSMax
 
 
@@ -88,9 +88,7 @@ class Combined(Position):
         heads = max(state.shape[1] for state in present)
         return torch.cat([state.expand(-1, heads, -1, -1) for state in present], -1)  # (B, H, T, Σ c)
 
-    def modify_scores(
-        self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock
-    ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> ModifiedScores:
         sinks: list[Tensor | None] = []
         result: Tensor | AttentionWeights = s
         for part, state in self._with_states(block.state):

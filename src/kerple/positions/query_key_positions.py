@@ -119,6 +119,10 @@ class AttentionWeights:
     p: Tensor
 
 
+ModifiedScores = Tensor | tuple[Tensor, Tensor] | AttentionWeights
+"""Result of `Position.modify_scores`: scores, scores and a sink, or probabilities."""
+
+
 def readable(positions: Tensor, wait: bool = False) -> bool:
     """Whether the values of a tensor of positions can be read, to compare them with a limit.
 
