@@ -8,7 +8,7 @@ import torch
 from kerple.hf.exporter import export
 from kerple.hf.pretrained_model_reader import read_network
 from kerple.hf.translation_from_transformers import read_family
-from kerple.model.options_and_weights import build_transformer, copy_weights
+from kerple.model.stored_model import build_transformer, copy_weights
 from kerple.positions import ALiBi
 from tests.hf.tiny import CONFIGS, LENGTH, hf, text, tiny
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import ShardText, Text, TextBlocks
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.far_context import document_groups
 from kerple.measure.measure import Measure, ordered_lengths, require_positive
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model import Transformer
 from kerple.positions import Position, Temperature
 from kerple.positions.query_key_positions import TokenPositions

@@ -164,7 +164,7 @@ def test_bolts_monitors_draw_histograms_of_the_data(toy):
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch multiplies with another library")
 def test_mkl_uses_its_reproducible_mode_with_a_fixed_number_of_threads():
     program = "import torch\n{}\ntorch.ones(64, 64) @ torch.ones(64, 64)"
-    settings = "from kerple.cli.torch_settings import configure_torch\nconfigure_torch()"
+    settings = "from kerple.training.torch_settings import configure_torch\nconfigure_torch()"
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | {"MKL_VERBOSE": "1"}
     for before, mode in (("", "CNR:OFF Dyn:1"), (settings, "CNR:AUTO Dyn:0")):  # the first mode is MKL's default
         command = [sys.executable, "-c", program.format(before)]

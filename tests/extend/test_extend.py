@@ -18,7 +18,7 @@ from kerple.extend.methods import Method, methods
 from kerple.extend.search import Search
 from kerple.hf.derived_model_folder import link
 from kerple.hf.rope import scaled
-from kerple.measure.device_and_processes import Runner
+from kerple.measure.runner import Runner
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, YARN, configuration, hf, saved
 

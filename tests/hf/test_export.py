@@ -24,7 +24,7 @@ from kerple.measure import results_table
 from kerple.measure.extrapolation import Extrapolation
 from kerple.model import Transformer
 from kerple.model.generation import generate
-from kerple.model.options_and_weights import StoredModel, build_transformer, copy_weights
+from kerple.model.stored_model import StoredModel, build_transformer, copy_weights
 from kerple.training.trained_model import load_trained
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, VOCABULARY, arguments, configuration, hf, saved, text

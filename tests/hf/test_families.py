@@ -9,7 +9,7 @@ from kerple.hf.exporter import export
 from kerple.hf.pretrained_model_reader import read_stored_model
 from kerple.hf.rope import read_rope
 from kerple.hf.translation_from_transformers import read_family, read_options
-from kerple.model.options_and_weights import build_transformer, copy_weights
+from kerple.model.stored_model import build_transformer, copy_weights
 from kerple.positions import ALiBi, RoPE, Shape
 from kerple.training.allowed_classes import allowed_classes
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, text, tiny

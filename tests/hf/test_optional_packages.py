@@ -18,7 +18,7 @@ from kerple.data import TokenShards
 from kerple.data.tokenizer import train_tokenizer
 from kerple.hf.exporter import export
 from kerple.measure import results_table
-from kerple.model.options_and_weights import StoredModel, build_transformer
+from kerple.model.stored_model import StoredModel, build_transformer
 from tests.hf.tiny import hf
 
 ROOT = Path(__file__).parents[2]

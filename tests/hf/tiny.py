@@ -9,7 +9,7 @@ import torch
 from kerple.data.tokenizer import train_tokenizer
 from kerple.hf.translation_from_transformers import read_family
 from kerple.model import Transformer
-from kerple.model.options_and_weights import build_transformer, copy_weights
+from kerple.model.stored_model import build_transformer, copy_weights
 
 hf = pytest.importorskip("transformers")
 

@@ -9,7 +9,7 @@ from kerple.data.evaluation_text import Text
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.translation_from_transformers import read_family
 from kerple.measure.gap import GapCurve, _remaining_fraction
-from kerple.model.options_and_weights import build_transformer, copy_weights
+from kerple.model.stored_model import build_transformer, copy_weights
 from tests.hf.tiny import LENGTH, VOCABULARY, tiny
 from tests.probe.models import build
 

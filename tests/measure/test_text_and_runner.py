@@ -14,10 +14,10 @@ from kerple.data.evaluation_text import Text
 from kerple.data.tokenizer import train_tokenizer
 from kerple.measure import results_table
 from kerple.measure.attention import AttentionStatistics
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.needle import Needle
 from kerple.measure.receptive_field import ReceptiveField
+from kerple.measure.runner import Runner
 from kerple.measure.shift import ShiftTest
 from tests.toy import RandomText, small_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.run_folder_choice import resume_directory
+from kerple.base.run_folder import resume_directory
 from kerple.base.run_progress import duration
 from kerple.base.templates import render_template
 from kerple.config.parsing import MODEL_FORMS, command_parser, parse
@@ -38,7 +38,6 @@ def main(arguments: list[str]) -> None:
     # the tokenizer and its vocabulary are those of the model
     parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"}, default={"corpus": "code"})
     options = parse(parser, arguments)
-    from kerple.cli.torch_settings import configure_torch
     from kerple.data.evaluation_text import ShardText
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
@@ -57,7 +56,8 @@ def main(arguments: list[str]) -> None:
         source_digest,
     )
     from kerple.hf.rope import scaled
-    from kerple.measure.device_and_processes import Runner
+    from kerple.measure.runner import Runner
+    from kerple.training.torch_settings import configure_torch
 
     configure_torch()
     source = find_model(options.model)

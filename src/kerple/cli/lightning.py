@@ -16,7 +16,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kerple.base.errors import UserError, machine_error
-from kerple.base.run_folder_choice import LAST, fit_directory, last_checkpoint, test_directory, unlock
+from kerple.base.run_folder import LAST, fit_directory, last_checkpoint, test_directory, unlock
 from kerple.config import PROGRAM
 from kerple.config.checkpoint_agreement import check_resumption, check_tested_model
 from kerple.config.flat_configuration import flat

@@ -4,10 +4,10 @@ import warnings
 
 from kerple.base.errors import UserError
 from kerple.cli.lightning import CLI
-from kerple.cli.torch_settings import configure_torch
 from kerple.positions import names
 from kerple.training.language_model import LanguageModel
 from kerple.training.stored_options import insert_stored_config
+from kerple.training.torch_settings import configure_torch
 
 
 def run(arguments: list[str], description: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kerple.base.errors import UserError, describe, machine_error, unknown, user_location
 from kerple.base.processor_cores import measure_load
-from kerple.base.run_folder_choice import unlock
+from kerple.base.run_folder import unlock
 from kerple.config import PROGRAM
 from kerple.config.files import FILE_OPTIONS, with_shipped_configs
 

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.run_folder_choice import test_directory
+from kerple.base.run_folder import test_directory
 from kerple.base.run_progress import FILE, Progress
 from kerple.config.files import config_path, read_mapping
 from kerple.config.parsing import MODEL_FORMS, add_folder_arguments, import_modules, listed, name_in_errors, parse
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> None:
         UserError: If the model does not exist, or it does not support an option.
     """
     options = _parse(arguments)
-    from kerple.cli.torch_settings import configure_torch
+    from kerple.training.torch_settings import configure_torch
 
     configure_torch()
     objects = _parser().instantiate_classes(options)
@@ -109,7 +109,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.hf.exporter import TRAINED_ON
     from kerple.hf.pretrained_files import check_tokenizer, find_model, read_tokenizer
     from kerple.hf.pretrained_model_reader import read_network
-    from kerple.measure.device_and_processes import Runner
+    from kerple.measure.runner import Runner
 
     if not measures:
         raise UserError("trainer.callbacks: got none, expected one measurement or more, as in configs/hf.yaml")

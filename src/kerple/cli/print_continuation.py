@@ -8,10 +8,10 @@ from jsonargparse import Namespace
 from tokenizers.decoders import DecodeStream
 
 from kerple.base.errors import UserError
-from kerple.cli.torch_settings import configure_torch
 from kerple.model.generation import generate
 from kerple.positions.visibility import Visibility
 from kerple.tasks import TaskData
+from kerple.training.torch_settings import configure_torch
 from kerple.training.trained_model import TextData, end_token, load_trained
 
 

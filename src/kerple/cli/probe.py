@@ -34,9 +34,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--trust_remote_code", type=bool, default=False, help="run code in the model's folder")
     parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
     options = parse(parser, arguments)
-    from kerple.cli.torch_settings import configure_torch
     from kerple.hf import need
     from kerple.hf.pretrained_files import model_name
+    from kerple.training.torch_settings import configure_torch
 
     need()
     configure_torch()

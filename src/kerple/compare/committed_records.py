@@ -23,7 +23,7 @@ import zstandard
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.run_folder_choice import FIRST_FILES
+from kerple.base.run_folder import FIRST_FILES
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, recorded_runs

@@ -17,7 +17,7 @@ from zipfile import BadZipFile, ZipFile
 import zstandard
 
 from kerple.base.errors import UserError
-from kerple.base.run_folder_choice import versions
+from kerple.base.run_folder import versions
 from kerple.compare.finished_runs import FinishedRun
 from kerple.measure import results_table
 

@@ -24,7 +24,7 @@ import kerple
 from kerple.base.atomic import no_follow, write
 from kerple.base.errors import UserError
 from kerple.base.processor_cores import CHOSEN
-from kerple.base.run_folder_choice import lock
+from kerple.base.run_folder import lock
 from kerple.compare import committed_records
 from kerple.compare.planned_run import PlannedRun
 from kerple.config.files import read_mapping

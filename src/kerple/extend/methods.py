@@ -9,7 +9,7 @@ from kerple.base.errors import UserError
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.hf.translation_from_transformers import read_options
 from kerple.model.first_token_scores import check_distances
-from kerple.model.options_and_weights import build_strategy
+from kerple.model.stored_model import build_strategy
 from kerple.positions import Shape
 from kerple.positions.visibility import EVERYTHING, Visibility
 

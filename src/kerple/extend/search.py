@@ -19,9 +19,9 @@ from kerple.config.files import read_mapping
 from kerple.data.evaluation_text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
 from kerple.hf.pretrained_model_reader import read_network
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.far_context import counterparts, document_groups, far_context_texts, mean_interval
-from kerple.model.options_and_weights import build_strategy
+from kerple.measure.runner import Runner
+from kerple.model.stored_model import build_strategy
 
 FEWEST, MOST = 2, 16  # smallest number of blocks at any length, and largest number at the longest length
 VALIDATION, TEST = "validation", "test"

@@ -19,7 +19,7 @@ from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
 from kerple.hf.translation_from_transformers import parameters
 from kerple.hf.translation_tables import LLAMA
 from kerple.model.architecture import Architecture
-from kerple.model.options_and_weights import StoredModel, Weights
+from kerple.model.stored_model import StoredModel, Weights
 from kerple.positions import Position
 from kerple.positions.position_coupling import PlaceEmbedding
 

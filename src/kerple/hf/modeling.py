@@ -16,7 +16,7 @@ from transformers.utils.deprecation import deprecate_kwarg
 
 from kerple.base.errors import UserError
 from kerple.model.cache import Cache
-from kerple.model.options_and_weights import build_transformer
+from kerple.model.stored_model import build_transformer
 from kerple.positions import Position
 
 REMOTE_PACKAGE = "transformers_modules."  # prefix of the modules into which transformers imports the code of models
@@ -27,7 +27,7 @@ class KerpleConfig(PreTrainedConfig):
     """Configuration of a `KerpleForCausalLM`.
 
     Args:
-        network: Options of `kerple.model.options_and_weights.build_transformer`, including the strategy with its
+        network: Options of `kerple.model.stored_model.build_transformer`, including the strategy with its
             options.
         **kwargs: Entries of every configuration of transformers.
     """

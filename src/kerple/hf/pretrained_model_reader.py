@@ -12,7 +12,7 @@ from kerple.hf.adapter import config_length, hugging_face_network
 from kerple.hf.pretrained_files import bos_token, find_model, has_tokenizer, read_model, read_model_config
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.hf.translation_from_transformers import read_family
-from kerple.model.options_and_weights import StoredModel, build_transformer, copy_weights, read_checkpoint
+from kerple.model.stored_model import StoredModel, build_transformer, copy_weights, read_checkpoint
 from kerple.positions import StrategyBuilder
 
 

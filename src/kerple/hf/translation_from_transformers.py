@@ -10,7 +10,7 @@ from kerple.base.errors import UserError
 from kerple.hf.rope import layer_rope, read_rope
 from kerple.hf.translation_tables import FAMILIES, GEMMA3, Family
 from kerple.hf.windowed_attention import layer_kinds
-from kerple.model.options_and_weights import StoredModel, Weights
+from kerple.model.stored_model import StoredModel, Weights
 
 TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # names of the same approximation of gelu
 ACTIVATION_NAMES = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"} | dict.fromkeys(TANH, "gelu_tanh")

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import BlockMeasure
 from kerple.measure.plotting import grid, heat_map
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model.network import AttentionInside
 
 MAX_TOKENS = 512  # in a block, because a layer has heads × tokens² probabilities

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text, TextBlocks, shuffled
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.extrapolation_figures import context_gain_figure, perplexity_figure, perplexity_table
 from kerple.measure.measure import (
     Measure,
@@ -24,6 +23,7 @@ from kerple.measure.measure import (
 from kerple.measure.protocol_result import ProtocolLosses
 from kerple.measure.protocols import Protocol, ProtocolName, full
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model.network import Network, Windows
 from kerple.positions.visibility import EVERYTHING, Distances, Visibility
 

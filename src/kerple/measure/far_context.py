@@ -18,10 +18,10 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text, TextBlocks
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import Measure, known_training_length, length_limit, ordered_lengths, require_positive
 from kerple.measure.plotting import label_axes, panel
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model.network import Network
 
 if TYPE_CHECKING:

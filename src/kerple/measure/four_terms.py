@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from kerple.data.evaluation_text import Text
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import BlockMeasure
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model import Transformer
 from kerple.positions import TokenPositions
 from kerple.positions.base import HOOKS

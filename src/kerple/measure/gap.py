@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text, TextBlocks
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import Measure, known_training_length, length_limit, require_positive
 from kerple.measure.plotting import label_axes, panel
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model.network import Network, Offset
 
 NO_CONTEXT = "no context"

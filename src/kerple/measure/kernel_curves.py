@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import Measure, require_capabilities
 from kerple.measure.plotting import label_axes
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model import Transformer
 from kerple.positions import Position
 

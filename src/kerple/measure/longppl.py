@@ -21,10 +21,10 @@ from kerple.base.errors import UserError
 from kerple.config.files import read_mapping
 from kerple.data.evaluation_text import Text
 from kerple.data.tokenizer import without_truncation
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import Measure, length_limit, ordered_lengths, require_positive, skipped_lengths
 from kerple.measure.protocols import full, sliding
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model.network import Network
 
 LETTERS = set(ByteLevel.alphabet())  # a printable Latin-1 character stands for its byte

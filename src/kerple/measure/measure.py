@@ -10,8 +10,8 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text, TextBlocks
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model.network import Limited, Network
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import Measure, length_limit, ordered_lengths, require_positive, skipped_lengths
 from kerple.measure.plotting import heat_map, panel
 from kerple.measure.result import Result
 from kerple.measure.results_table import Row
+from kerple.measure.runner import Runner
 from kerple.model.network import Generation, Network
 
 Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue"]

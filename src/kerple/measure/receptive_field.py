@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from kerple.data.evaluation_text import Text
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import BlockMeasure
 from kerple.measure.plotting import label_axes
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model.network import Embedding, Windows
 from kerple.positions.visibility import EVERYTHING, Visibility
 

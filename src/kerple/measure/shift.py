@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import BlockMeasure, length_limit
 from kerple.measure.plotting import label_axes, panel
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model.network import Offset
 
 

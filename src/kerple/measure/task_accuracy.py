@@ -12,11 +12,11 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.measure import results_table
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import Measure, length_limit, require_capabilities
 from kerple.measure.plotting import panel
 from kerple.measure.result import Result
 from kerple.measure.results_table import ROW_COLUMNS, Row
+from kerple.measure.runner import Runner
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
 from kerple.tasks.sampling import Examples, HeldOutProblems

@@ -11,12 +11,12 @@ from kerple.base.run_progress import Progress, duration
 from kerple.data.evaluation_text import Text
 from kerple.data.prepare.corpora import find_corpus
 from kerple.data.prepare.readers import Document
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.far_context import FarContext
 from kerple.measure.gap import GapCurve
 from kerple.measure.measure import Measure, known_training_length
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 
 
 def corpus_text(corpus: str, tokenizer: Any, source: str = "") -> Text:

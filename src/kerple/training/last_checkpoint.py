@@ -11,7 +11,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 from kerple.base.errors import UserError
-from kerple.base.run_folder_choice import LAST
+from kerple.base.run_folder import LAST
 from kerple.training.signals import Signals, requeue
 from kerple.training.trainer_access import (
     accumulation_option,

@@ -6,9 +6,9 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.base.errors import UserError
-from kerple.measure.device_and_processes import Runner
 from kerple.measure.measure import Measure, check_names
 from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.training.progress_lines import with_progress
 from kerple.training.trainer_access import (
     log_directory,

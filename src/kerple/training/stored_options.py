@@ -11,14 +11,14 @@ from pytorch_lightning import LightningDataModule
 
 from kerple.base.auto_precision import SAFE, emulated
 from kerple.base.errors import UserError
-from kerple.base.run_folder_choice import LAST
+from kerple.base.run_folder import LAST
 from kerple.config.files import read_mapping
 from kerple.config.flat_configuration import flat
 from kerple.config.parsing import name_in_errors, split_options
 from kerple.config.untrusted_checkpoints import load
 from kerple.data import TokenShards
 from kerple.model import Transformer
-from kerple.model.options_and_weights import copy_weights
+from kerple.model.stored_model import copy_weights
 from kerple.training.allowed_classes import allowed_classes
 from kerple.training.trainer import print_once
 

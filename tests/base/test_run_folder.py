@@ -12,8 +12,8 @@ from subprocess import PIPE
 import pytest
 
 from kerple.base.errors import UserError
-from kerple.base.run_folder_choice import fit_directory, unlock
-from kerple.base.run_folder_choice import test_directory as folder_of_a_test
+from kerple.base.run_folder import fit_directory, unlock
+from kerple.base.run_folder import test_directory as folder_of_a_test
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def test_nothing_is_written_through_a_link_in_a_foreign_folder(tmp_path):
 FIT = """
 import sys
 from pathlib import Path
-from kerple.base.run_folder_choice import fit_directory
+from kerple.base.run_folder import fit_directory
 print(fit_directory(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None), flush=True)
 sys.stdin.read()
 """
