@@ -21,7 +21,7 @@ def seeds(name: str) -> dict[str, list[int]]:
     """The seeds of a planned comparison by strategy."""
     plan = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     strategies = {label: Strategy(**(options or {})) for label, options in plan["strategies"].items()}
-    jobs = Comparison(**plan | {"strategies": strategies}).jobs()
+    jobs = Comparison(**plan | {"strategies": strategies}).planned_runs()
     return {label: [job.seed for job in jobs if job.label == label] for label in strategies}
 
 

@@ -1,10 +1,9 @@
 """Fixtures of a comparison whose runs are replaced by `fake_run`. The fake runs are forks of a server, to save time."""
 
-import json
 import multiprocessing
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from kerple.cli import compare, comparison_duration, job_preparation
-from kerple.compare import comparison_report, execution, run_process
+from kerple.cli import compare
+from kerple.compare import comparison_duration, comparison_report, engines, resolution, workflow
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.planned_run import PlannedRun
 from tests.compare import fake_run
@@ -27,12 +26,10 @@ SERVER.set_forkserver_preload(["tests.compare.fake_run", "kerple.compare.run_pro
 class Fork:
     """A fake run in a fork of a server process. It has the methods of `subprocess.Popen` that `compare` calls."""
 
-    def __init__(self, job: PlannedRun, threads: int, program: list[str]) -> None:
-        log = job.sidecar(".log")
+    def __init__(self, run: PlannedRun) -> None:
+        log = run.sidecar(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        task = log.with_suffix(".task.json")
-        task.write_text(json.dumps(asdict(job), default=str))
-        self._process = SERVER.Process(target=fake_run.forked, args=(str(task), str(log), dict(os.environ)))
+        self._process = SERVER.Process(target=fake_run.forked, args=(run.description(), str(log), dict(os.environ)))
         self._process.start()
         self.terminate = self._process.terminate
 
@@ -45,7 +42,7 @@ class Fork:
 
 
 def resolve(job: PlannedRun) -> PlannedRun:
-    """Replacement of `config_resolution.resolve`: the configuration contains the flags, and no model is built."""
+    """Replacement of `resolution.resolve`: the configuration contains the flags, and no model is built."""
 
     def settings(flags: list[str]) -> dict[str, Any]:
         return dict(flag.removeprefix("--").split("=", 1) for flag in flags)
@@ -59,14 +56,14 @@ def resolve(job: PlannedRun) -> PlannedRun:
 def use_fake_runs(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
     """Make `compare` start fake runs, with ``patch(module, name, value)``; ``processes``: not as forks."""
     if processes:
-        patch(execution, "start", lambda job, threads, _: run_process.start(job, threads, fake_run.PROGRAM))
+        patch(engines, "PROCESS", fake_run.PROCESS)
     else:
-        patch(execution, "start", Fork)
-    patch(execution, "TICK", 0.01)
-    patch(job_preparation, "resolve", resolve)
-    patch(compare, "resolve", resolve)
+        patch(engines.LocalProcesses, "start", lambda engine, run: Fork(run))
+    patch(engines, "TICK", 0.01)
+    patch(resolution, "resolve", resolve)
+    patch(workflow, "resolve", resolve)
     patch(comparison_duration, "training_seconds", lambda configs, parallel: None)
-    patch(job_preparation, "prepare_and_checksum", lambda data: "a checksum")
+    patch(resolution, "prepare_and_checksum", lambda data: "a checksum")
 
 
 def start_command(config: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Replacement of the command `run.py` with the same arguments and files, but without torch.
+"""Replacement of the program `run.py` with the same arguments and files, but without torch.
 
 A fit takes 20 steps of FAKE_STEP seconds (default 0.01). It writes its progress, and a checkpoint every 5 steps. It
 does not write into an existing folder, unless it resumes. Its result is correct only if every step was taken once. A
@@ -10,38 +10,44 @@ import math
 import os
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import yaml
 
 from kerple.base.run_progress import FILE, write_progress
-from kerple.compare.run_process import work
+from kerple.compare import run_process
 from kerple.measure import results_table
 from kerple.measure.results_table import Row
 
 CODE = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
-    "from tests.compare.fake_run import main, work; work(main)"
+    "from tests.compare.fake_run import work; work()"
 )
-PROGRAM = ["-c", CODE]
+PROCESS = ["-c", CODE]
 
 
-def main(arguments: list[str]) -> None:
+def main(command: str, *flags: str) -> None:
     """Run one command."""
-    command, *flags = arguments
     options = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
-    options |= yaml.safe_load(Path(options["config"]).read_text()).get("flags", {})
+    options |= yaml.safe_load(options["config"]).get("flags", {})
     fit(options) if command == "fit" else test(options)
 
 
-def forked(task: str, log: str, environment: dict[str, str]) -> None:
-    """Run like `PROGRAM`, but in a fork, with the settings of `kerple.compare.run_process.start`."""
+def work() -> None:
+    """Run the process of a run, with this file as the program."""
+    run_process.PROGRAM = Path(__file__)
+    run_process.main()
+
+
+def forked(description: str, log: str, environment: dict[str, str]) -> None:
+    """Run like `PROCESS`, but in a fork, with the settings of `kerple.compare.engines.LocalProcesses.start`."""
     os.setpgid(0, 0)
     os.environ.update(environment)
     os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 1)
     os.dup2(1, 2)
-    sys.argv = ["", task]
-    work(main)
+    sys.stdin = StringIO(description)
+    work()
 
 
 def fit(options: dict[str, str]) -> None:
@@ -87,3 +93,6 @@ def test(options: dict[str, str]) -> None:
 
 
 test.__test__ = False  # type: ignore[attr-defined]
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

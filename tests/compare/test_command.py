@@ -4,15 +4,16 @@ import json
 import math
 import shutil
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
-from kerple.cli import compare, job_preparation
+from kerple.cli import compare
 from kerple.cli.main import main
-from kerple.compare import run_process
+from kerple.compare import resolution, run_process
 from kerple.compare.run_discovery import PACKED
 from kerple.config.user_code_digests import package_digest
 from kerple.measure import results_table
@@ -132,7 +133,7 @@ def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, mo
     assert sum(fits(config).values()) == 6
     run(config, "--rerun-changed")
     assert (fits(config)["T5 seed-1"], sum(fits(config).values())) == (2, 8)
-    monkeypatch.setattr(job_preparation, "prepare_and_checksum", lambda data: "another")
+    monkeypatch.setattr(resolution, "prepare_and_checksum", lambda data: "another")
     change(config, output=str(config.parent / "report" / "second"))  # without the records of the first report
     shutil.rmtree(config.parent / "runs" / "ALiBi" / "seed-2" / "test")
     with pytest.raises(ValueError, match="KerpleLog seed 1: its data has another checksum"):
@@ -156,12 +157,10 @@ def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config
     (folder / "events.out.tfevents.1").touch()
     run(config)
     # another command trains a run after this command has compared the configurations
-    task = folder.with_name("seed-1.task.json")
-    (job := json.loads(task.read_text()))["config"]["flags"]["model.dim"] = "9"
-    task.write_text(json.dumps(job))
-    monkeypatch.setattr(sys, "argv", ["", str(task)])
+    (content := yaml.safe_load((folder / "run.yaml").read_text()))["config"]["flags"]["model.dim"] = "9"
+    monkeypatch.setattr(sys, "stdin", StringIO(yaml.safe_dump(content)))
     with pytest.raises(SystemExit, match=r"another configuration: flags\.model\.dim: None -> '9'"):
-        run_process.work(lambda arguments: pytest.fail(f"{arguments} runs"))
+        run_process.main()
 
 
 def test_a_changed_test_is_repeated_without_a_fit(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,10 +178,11 @@ def test_a_changed_test_is_repeated_without_a_fit(config: Path, capsys: pytest.C
     assert sum(fits(config).values()) == 2
 
 
-def test_removed_folders_are_written_again_and_a_test_by_the_user_is_renamed(config: Path) -> None:
+def test_removed_folders_are_written_again_and_unfinished_runs_of_earlier_code_continue(config: Path) -> None:
     before, report, runs = run(config), config.parent / "report", config.parent / "runs" / "ALiBi"
     shutil.rmtree(runs / "seed-1")
     shutil.rmtree(runs / "seed-2" / "test")
+    as_earlier_code_stopped(runs / "seed-2")
     of_user = config.parent / "runs/KerpleLog/seed-2/test"
     about = json.loads((of_user / results_table.ABOUT).read_text())
     (of_user / results_table.ABOUT).write_text(json.dumps({key: about[key] for key in about if key != "run"}))
@@ -193,8 +193,23 @@ def test_removed_folders_are_written_again_and_a_test_by_the_user_is_renamed(con
     assert "KerpleLog seed 2, ALiBi seed 2" in (report / "report.html").read_text()
     assert run(config) == before
     assert sum(fits(config).values()) == 4 + 3  # a finished fit without a test starts again, and ends immediately
-    (renamed,) = of_user.parent.glob("test-*")
+    (renamed,) = of_user.parent.glob("test-*")  # the test by the user
     assert (renamed / "notes.txt").read_text() == "mine"
+    assert "ckpt_path" in (runs / "seed-2.starts").read_text().splitlines()[1]
+    finished = json.loads((runs / "seed-2/test" / results_table.ABOUT).read_text())
+    assert finished["run"]["code"] == ["0", package_digest()]
+    assert yaml.safe_load((runs / "seed-2/run.yaml").read_text())["label"] == "ALiBi"
+
+
+def as_earlier_code_stopped(folder: Path) -> None:
+    """Make the run look as if code without run.yaml had stopped it at step 10. Its files were next to the folder."""
+    (folder / "run.yaml").unlink()
+    state = {"step": 0, "value": 2, "position": "ALiBi"}  # as `fake_run.fit` starts and continues
+    while state["step"] < 10:
+        state |= {"step": state["step"] + 1, "value": (state["value"] * 31 + state["step"]) % 1009}
+    (folder / "checkpoints" / "last.ckpt").write_text(json.dumps(state))
+    folder.with_name(f"{folder.name}.test.task.json").write_text("{}")
+    folder.with_name(f"{folder.name}.begun.json").write_text(json.dumps({"inputs": {}, "code": ["0"]}))
 
 
 def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

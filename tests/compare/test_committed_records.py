@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kerple.cli import compare, job_preparation
-from kerple.compare import committed_records
+from kerple.cli import compare
+from kerple.compare import committed_records, resolution
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, record_folders, recorded_runs
@@ -27,7 +27,7 @@ def test_records_replace_runs_whose_folders_are_missing(config, capsys, monkeypa
     assert f"KerpleLog seed 1 and 3 other runs: reused from {report}\n" in capsys.readouterr().out
     shutil.rmtree(config.parent / "runs")
     with monkeypatch.context() as patch:
-        patch.setattr(job_preparation, "prepare_and_checksum", lambda data: pytest.fail("a report reads no corpus"))
+        patch.setattr(resolution, "prepare_and_checksum", lambda data: pytest.fail("a report reads no corpus"))
         run(config, "--report-only")
     assert {name: (report / name).read_bytes() for name in names} == before
     shutil.rmtree(config.parent / "runs")

@@ -10,11 +10,12 @@ from rich.console import Console
 
 from kerple.base.errors import UserError
 from kerple.base.run_progress import FILE, write_progress
-from kerple.cli import compare, comparison_duration
-from kerple.compare.comparison_file import Comparison, Strategy, as_flags
-from kerple.compare.config_resolution import resolve
+from kerple.cli import compare
+from kerple.compare import comparison_duration
+from kerple.compare.comparison_file import Comparison, Strategy, as_flags, read_comparison
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.progress_board import Board
+from kerple.compare.resolution import resolve
 from kerple.config.flat_configuration import differences, flat
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ def comparison(path: str, **changes: Any) -> Comparison:
 
 
 def test_every_strategy_and_seed_is_a_job_with_its_flags(base: str) -> None:
-    jobs = comparison(base, flags={"trainer.max_steps": 9}, test={"config": base}).jobs()
+    jobs = comparison(base, flags={"trainer.max_steps": 9}, test={"config": base}).planned_runs()
     expected = [("KerpleLog", 1), ("per layer", 1), ("KerpleLog", 2), ("per layer", 2)]
     assert [(job.label, job.seed) for job in jobs] == expected
     flags = " --trainer.max_steps=9 --data.length=128 --seed_everything=2 --data.seed=2 --model.position=KerpleLog"
@@ -47,7 +48,7 @@ def test_every_strategy_and_seed_is_a_job_with_its_flags(base: str) -> None:
 
 def test_parts_have_folders(base: str) -> None:
     parts = {"copy": {"config": base}, "reverse": {"data.task": "Reverse"}}
-    jobs = comparison(base, parts=parts, test_folder="again").jobs()
+    jobs = comparison(base, parts=parts, test_folder="again").planned_runs()
     expected = [("copy", "KerpleLog", 1), ("copy", "per layer", 1), ("reverse", "KerpleLog", 1)]
     assert [(job.part, job.label, job.seed) for job in jobs[:3]] == expected
     assert len({job.directory for job in jobs}) == 8
@@ -59,7 +60,7 @@ def test_parts_have_folders(base: str) -> None:
 def test_a_strategy_may_have_the_first_seeds_only_and_a_pretrained_model_has_one(base: str) -> None:
     yarn = Strategy(hf="folder/model", options={"scaling": "yarn", "factor": 2}, flags={"data.length": 9})
     strategies = {"KerpleLog": None, "T5": Strategy(seeds=2), "YaRN": yarn}
-    jobs = comparison(base, seeds=[3, 1, 2], strategies=strategies, test={"config": base}).jobs()
+    jobs = comparison(base, seeds=[3, 1, 2], strategies=strategies, test={"config": base}).planned_runs()
     expected = [("KerpleLog", 3), ("KerpleLog", 1), ("KerpleLog", 2), ("T5", 3), ("T5", 1), ("YaRN", 3)]
     assert [(job.label, job.seed) for job in jobs] == expected
     test = ["--hf=folder/model", "--model.scaling=yarn", "--model.factor=2", "--data.length=9", f"--config={base}"]
@@ -91,7 +92,7 @@ def test_the_last_run_of_each_shipped_comparison_parses_and_folders_differ(monke
     for path in sorted(Path("configs/compare").glob("*.yaml")):
         content = yaml.safe_load(path.read_text())
         strategies = {label: Strategy(**(of or {})) for label, of in content.get("strategies", {}).items()}
-        jobs = Comparison(**content | {"strategies": strategies}).jobs() if strategies else []
+        jobs = Comparison(**content | {"strategies": strategies}).planned_runs() if strategies else []
         assert len({job.directory for job in jobs}) == len(jobs)
         fitted = [job for job in jobs if job.fit_flags and not any("--weights" in flag for flag in job.fit_flags)]
         for job in fitted[-1:]:
@@ -105,7 +106,7 @@ def test_a_callback_without_options_and_an_unknown_option(monkeypatch: pytest.Mo
     monkeypatch.chdir(ROOT)
     flags = {"trainer.callbacks": [{"class_path": "Dashboards"}]}
     changes: dict[str, Any] = {"strategies": {"RoPE": None, "x": Strategy("RoPE", {"bass": 1})}, "baseline": "RoPE"}
-    good, bad, *_ = comparison("configs/demo.yaml", flags=flags, test=flags, **changes).jobs()
+    good, bad, *_ = comparison("configs/demo.yaml", flags=flags, test=flags, **changes).planned_runs()
     assert resolve(good).test == {}  # the test has the callbacks of the fit
     with pytest.raises(UserError, match=r"compare: x seed 1: .*bass"):
         resolve(bad)
@@ -122,8 +123,8 @@ def test_a_callback_of_the_user_in_a_comparison_file(tmp_path: Path, monkeypatch
     settings = yaml.safe_load((ROOT / "configs/compare/demo.yaml").read_text())
     flags = {"trainer.callbacks": [{"class_path": "Dashboards"}, mine]}
     (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings | {"test": flags, "flags": flags}))
-    _, read = compare._read(["--config", str(tmp_path / "compare.yaml")])
-    callbacks = resolve(read.jobs()[0]).test_config["trainer"]["callbacks"]
+    read = read_comparison(str(tmp_path / "compare.yaml"))
+    callbacks = resolve(read.planned_runs()[0]).test_config["trainer"]["callbacks"]
     assert [callback for callback in callbacks if callback["class_path"].endswith("Mine")] == [mine]
 
 

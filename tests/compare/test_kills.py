@@ -14,10 +14,12 @@ import pytest
 
 from kerple.base.processor_cores import CHOSEN
 from kerple.cli import compare
-from kerple.compare import execution, run_process
+from kerple.compare import engines, run_process
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import recorded_runs
 from tests.compare.conftest import WHOLE_TABLE, change, fits, run, start_command, write_file
+
+start = engines.LocalProcesses.start  # before a fixture replaces it
 
 
 def process_of(run: Path) -> int:
@@ -87,14 +89,14 @@ def test_a_lock_names_its_holder_and_a_second_signal_kills(tmp_path: Path, monke
     """The second signal kills a run that ignores SIGTERM, and its child process."""
     job = PlannedRun("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [])
     holder = rf"seed-1 is in use by process {os.getpid()} on .*, since"
-    with run_process.locked(job), pytest.raises(ValueError, match=holder), run_process.locked(job, patient=False):
+    with run_process.locked(job), pytest.raises(ValueError, match=holder), run_process.locked(job, wait=False):
         pass
     script = "trap '' TERM; sleep 60 & echo $!; wait; wait"
     process = subprocess.Popen(["sh", "-c", script], process_group=0, stdout=subprocess.PIPE)
     assert process.stdout is not None
     worker = int(process.stdout.readline())
-    monkeypatch.setattr(run_process, "signals", [signal.SIGINT] * 2)
-    run_process.stop([process])
+    monkeypatch.setattr(engines, "signals", [signal.SIGINT] * 2)
+    engines.LocalProcesses(1).stop([process])
     assert process.returncode == -signal.SIGKILL
     while Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
         time.sleep(0.01)
@@ -107,9 +109,9 @@ def test_runs_share_the_free_cores_unless_the_user_sets_threads(config: Path, mo
         threads_of_runs.append((env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"], CHOSEN in env))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(execution, "start", run_process.start)
-    monkeypatch.setattr("kerple.compare.run_process.subprocess.Popen", popen)
-    monkeypatch.setattr("kerple.compare.execution.free_cores", lambda: 8)
+    monkeypatch.setattr(engines.LocalProcesses, "start", start)
+    monkeypatch.setattr("kerple.compare.engines.subprocess.Popen", popen)
+    monkeypatch.setattr("kerple.compare.engines.free_cores", lambda: 8)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", CHOSEN):
         monkeypatch.delenv(variable, raising=False)
     for threads in (None, "1"):

@@ -16,9 +16,10 @@ from kerple.base.atomic import no_follow, refuse_links, refuse_links_out
 from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
+RUN_FILE = "run.yaml"  # written by `compare` before a fit starts: the fit and the test of the run
 LAST = Path("checkpoints", "last.ckpt")  # path in the folder of a fit: the checkpoint from which the fit resumes
 # beginnings of the names of files and folders that a run writes before its first step
-FIRST_FILES = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")
+FIRST_FILES = (LOCK, RUN_FILE, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")
 # launchers set one or more of these variables to the number of the process
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
@@ -149,7 +150,7 @@ def _new_version(preferred: Path) -> Path:
 
 
 def _is_empty(path: Path) -> bool:
-    return path.is_dir() and all(entry.name == LOCK for entry in path.iterdir())
+    return path.is_dir() and all(entry.name in (LOCK, RUN_FILE) for entry in path.iterdir())
 
 
 def _make_and_lock(path: Path, *skipped: str) -> str | None:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from kerple.base.errors import UserError
 from kerple.config import PROGRAM
 from kerple.config.parsing import parse
 from kerple.model.cost import CHIPS, Chip, count_parameters, flops, memory
 from kerple.training.feasibility import check_memory
-from kerple.training.fit_options import fit_parser
+from kerple.training.fit_options import build_model, fit_parser
 from kerple.training.language_model import LanguageModel
 from kerple.training.stored_options import insert_stored_config
 
@@ -53,13 +53,6 @@ def main(arguments: list[str]) -> None:
     quotient = f"FLOPs / ({options.efficiency:.2f} × peak of the data sheet)"
     exchange = "the part of the gradient exchange that does not overlap with the backward pass"
     print(f"Hours are computed, not measured: {quotient}, plus {exchange}.")
-
-
-def build_model(options: dict[str, Any]) -> LanguageModel:
-    """Build a model with these options on torch's default device."""
-    parser = ArgumentParser()
-    parser.add_class_arguments(LanguageModel, "model")
-    return parser.instantiate_classes(parser.parse_object({"model": options})).model
 
 
 def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency: float) -> list[str]:

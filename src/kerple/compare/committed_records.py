@@ -6,7 +6,6 @@ inputs, and the options of the test. Another comparison reuses the record if its
 """
 
 import gzip
-import json
 import os
 import platform
 import shutil
@@ -19,6 +18,7 @@ from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 import pandas as pd
+import yaml
 import zstandard
 
 from kerple.base.atomic import write
@@ -33,7 +33,6 @@ from kerple.config.user_code_digests import package_digest
 from kerple.measure import results_table
 
 PRECISION = "trainer.precision"
-BEGUN = ".begun.json"  # suffix of a file next to a run's folder; the file has the digests of the fit's inputs and code
 OF_TEST = "test "  # prefix of the names of inputs that only the test reads
 MOST_ROWS = 10_000  # a record leaves out the table of an analysis if the table, after `condensed`, has more rows
 # errors on reading a record, which may be damaged or come from an untrusted person
@@ -113,19 +112,22 @@ def changes(job: PlannedRun) -> list[str]:
 
 
 def begin(job: PlannedRun, resumed: bool) -> None:
-    """Write the digests of inputs and code of a fit to a file next to the run's folder, before the fit starts.
+    """Write the description of a run into its folder, with the digests of the code of all processes that work on it.
 
     Args:
         job: The run.
-        resumed: Whether the fit resumes. The digest of the code is then added to those of the earlier processes.
+        resumed: Whether the run has a checkpoint of an earlier process.
     """
-    begun = _begun(job) if resumed else {"inputs": job.inputs}
-    write(job.sidecar(BEGUN), json.dumps(begun | {"code": sorted({*begun.get("code", []), package_digest()})}))
+    earlier = _begun(job).get("code", []) if resumed else []
+    code = yaml.safe_dump({"code": sorted({*earlier, package_digest()})})
+    write(job.run_file, job.description() + code)
 
 
 def _begun(job: PlannedRun) -> dict[str, Any]:
     """The content of the file that `begin` wrote; empty if there is none."""
-    return read_mapping(job.sidecar(BEGUN)) if job.sidecar(BEGUN).is_file() else {}
+    # runs of earlier code have a file next to the folder, with only the entries inputs and code
+    files = (job.run_file, job.sidecar(".begun.json"))
+    return next((read_mapping(path) for path in files if path.is_file()), {})
 
 
 def complete(job: PlannedRun) -> None:
@@ -147,7 +149,7 @@ def complete(job: PlannedRun) -> None:
         "inputs": job.inputs,
         "test": flat(job.test),
         "plan": job.plan,
-        "code": sorted({*_begun(job).get("code", []), package_digest()}),
+        "code": sorted({*_begun(job)["code"], package_digest()}),
     }
     results_table.write_about(job.test_folder, about)
 

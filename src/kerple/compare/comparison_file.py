@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import FOLDER_NAME, is_folder_name, record_folders
 from kerple.config.files import config_path, with_shipped_configs
+from kerple.config.parsing import command_parser, parse
 
 SET_BY_COMPARE = {  # flags that a comparison sets for every run, and advice for users who set them
     "output": "use runs and test_folder",
@@ -108,33 +109,44 @@ class Comparison:
     seeds_seen_before_plan: list[int] = field(default_factory=list)
     looked_at: list[int] = field(default_factory=list)
 
+    @classmethod
+    def from_options(cls, options: Namespace) -> "Comparison":
+        """Return the comparison with the options of a parser that has the arguments of this class.
+
+        The parser cannot build it, because it would also build objects in ``test`` and ``flags``, such as a user's own
+        callback.
+        """
+        values = options.as_dict()
+        strategies = {label: None if each is None else Strategy(**each) for label, each in values["strategies"].items()}
+        return cls(**{each.name: values[each.name] for each in fields(cls)} | {"strategies": strategies})
+
     def __post_init__(self) -> None:
         fitted = any(strategy.hf is None for strategy in self._strategies.values())
         for key in ("strategies", "seeds", "seeded", *(["base"] if fitted else [])):
-            if not getattr(self, key):
-                raise UserError(f"compare: {key}: got none, expected at least one")
-        if len(set(self.seeds)) < len(self.seeds) or not all(0 <= seed < 1 << 32 for seed in self.seeds):
-            raise UserError(f"compare: seeds: got {self.seeds}, expected numbers from 0 to 2^32 - 1, each once")
+            require(bool(getattr(self, key)), f"compare: {key}", "none", "at least one")
+        valid = len(set(self.seeds)) == len(self.seeds) and all(0 <= seed < 1 << 32 for seed in self.seeds)
+        require(valid, "compare: seeds", self.seeds, "numbers from 0 to 2^32 - 1, each once")
         for label, strategy in self._strategies.items():
-            if strategy.seeds is not None and not 1 <= strategy.seeds <= len(self.seeds):
-                expected = f"a number from 1 to {len(self.seeds)}, the number of the comparison's seeds"
-                raise UserError(f"compare: strategies: {label}: seeds: got {strategy.seeds}, expected {expected}")
-        if self.baseline not in self.strategies:
-            raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of {', '.join(self.strategies)}")
+            expected = f"a number from 1 to {len(self.seeds)}, the number of the comparison's seeds"
+            valid = strategy.seeds is None or 1 <= strategy.seeds <= len(self.seeds)
+            require(valid, f"compare: strategies: {label}: seeds", strategy.seeds, expected)
+        expected = f"one of {', '.join(self.strategies)}"
+        require(self.baseline in self.strategies, "compare: baseline", repr(self.baseline), expected)
         self._check_folders()
         self._check_flags()
 
     def _check_folders(self) -> None:
         """Raise a UserError if a name cannot be the name of a folder, or `runs_folder` is in the folder of records."""
         names = [*product(["strategies"], self.strategies), *product(["parts"], self.parts)]
-        for key, name in [("name", self.name), *names, ("test_folder", self.test_folder)]:
-            reserved = RESERVED if key == "test_folder" else ()
-            if not is_folder_name(name) or name in reserved:
-                other = f", other than {', '.join(reserved)}" if reserved else ""
-                raise UserError(f"compare: {key}: got {name!r}, expected {FOLDER_NAME}{other}")
-        if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
-            expected = f"a folder outside of {self.report_folder / 'runs'}, where the report keeps its records"
-            raise UserError(f"compare: runs: got {self.runs_folder}, expected {expected}")
+        for key, name in [("name", self.name), *names]:
+            require(is_folder_name(name), f"compare: {key}", repr(name), FOLDER_NAME)
+        valid = is_folder_name(self.test_folder) and self.test_folder not in RESERVED
+        expected = f"{FOLDER_NAME}, other than {', '.join(RESERVED)}"
+        require(valid, "compare: test_folder", repr(self.test_folder), expected)
+        records = self.report_folder / "runs"
+        valid = not self.runs_folder.resolve().is_relative_to(records.resolve())
+        expected = f"a folder outside of {records}, where the report keeps its records"
+        require(valid, "compare: runs", self.runs_folder, expected)
 
     def _check_flags(self) -> None:
         """Raise a UserError if flags set an option that the comparison sets, or a configuration does not exist."""
@@ -150,9 +162,8 @@ class Comparison:
         configs = [(f"{where}: config", values["config"]) for where, values in flags.items() if "config" in values]
         configs += [(name, path) for name in ("plan", "plan_page") if (path := getattr(self, name)) is not None]
         for where, path in [*product(["base"], self.base), *configs]:
-            if not isinstance(path, str) or not Path(config_path(path)).is_file():
-                expected = f"the path of a file, relative to {Path.cwd()}"
-                raise UserError(f"compare: {where}: got {path!r}, expected {expected}")
+            valid = isinstance(path, str) and Path(config_path(path)).is_file()
+            require(valid, f"compare: {where}", repr(path), f"the path of a file, relative to {Path.cwd()}")
 
     @property
     def _strategies(self) -> dict[str, Strategy]:
@@ -175,20 +186,20 @@ class Comparison:
         """Folder of the runs."""
         return Path(self.runs or f"logs/compare/{self.name}")
 
-    def jobs(self) -> list[PlannedRun]:
+    def planned_runs(self) -> list[PlannedRun]:
         """All runs, ordered by the number of seeds of their strategy (largest first), seed, part and strategy."""
         strategies = self._strategies
         seeds = {label: 1 if s.hf else s.seeds or len(self.seeds) for label, s in strategies.items()}
-        jobs = [
-            self._job(part, label, strategy, seed)
+        runs = [
+            self._planned_run(part, label, strategy, seed)
             for i, seed in enumerate(self.seeds)
             for part in self.parts or [""]
             for label, strategy in strategies.items()
             if i < seeds[label]
         ]
-        return sorted(jobs, key=lambda job: -seeds[job.label])
+        return sorted(runs, key=lambda run: -seeds[run.label])
 
-    def _job(self, part: str, label: str, strategy: Strategy, seed: int) -> PlannedRun:
+    def _planned_run(self, part: str, label: str, strategy: Strategy, seed: int) -> PlannedRun:
         directory = self.runs_folder / part / label / f"seed-{seed}"
         run = (label, seed, part, directory, directory / self.test_folder)
         test = as_flags(self.test)
@@ -201,6 +212,14 @@ class Comparison:
         fit += as_flags(dict.fromkeys(self.seeded, seed))
         options = {f"model.position.{key}": value for key, value in strategy.options.items()}
         return PlannedRun(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
+
+
+def read_comparison(path: str) -> Comparison:
+    """Read a comparison's configuration file."""
+    parser = command_parser("compare")
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(Comparison)
+    return Comparison.from_options(parse(parser, ["--config", config_path(path)]))
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:

@@ -1,10 +1,13 @@
 """`PlannedRun`: a run of a comparison, with the flags, configurations and folders for its execution."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from kerple.base.run_folder import RUN_FILE
 from kerple.compare.finished_runs import FinishedRun
 from kerple.config.flat_configuration import flat
 
@@ -12,6 +15,8 @@ from kerple.config.flat_configuration import flat
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
     """A fit and its test. `kerple.compare.finished_runs.FinishedRun` describes the results of both.
+
+    The flags describe the run before `kerple.compare.resolution.resolve`, and the configurations after it.
 
     Args:
         label: Label of the strategy.
@@ -22,14 +27,14 @@ class PlannedRun:
         test_flags: Arguments of ``run.py test``, except checkpoint and folder.
         fit_flags: Arguments of ``run.py fit``, except strategy and folder; empty for a pretrained model.
         position_flags: Arguments of ``run.py fit`` that set the strategy and its options.
-        config: Resolved configuration of the fit, nested. Empty before `kerple.compare.config_resolution.resolve`, and
-            for a pretrained model.
-        test_config: Resolved configuration of the test, nested. Empty before `resolve`.
+        config: Resolved configuration of the fit, nested; empty for a pretrained model.
+        test_config: Resolved configuration of the test, nested.
         data: Checksum of the data; None if it is not known or the run reads no data.
         inputs: Digests of models by path or name, and of the source code of the user's own classes by import path.
             The keys of classes that only the test uses begin with ``test`` and a space.
         plan: Digests of the files of the comparison's plan, by path.
         parallel: Number of runs that are executed at a time.
+        parent: Name of the run from which this run starts; None if it starts from none.
     """
 
     label: str
@@ -37,7 +42,7 @@ class PlannedRun:
     part: str
     directory: Path
     test_folder: Path
-    test_flags: list[str]
+    test_flags: list[str] = field(default_factory=list)
     fit_flags: list[str] = field(default_factory=list)
     position_flags: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
@@ -46,6 +51,20 @@ class PlannedRun:
     inputs: dict[str, str] = field(default_factory=dict)
     plan: dict[str, str] = field(default_factory=dict)
     parallel: int = 1
+    parent: str | None = None
+
+    @classmethod
+    def read(cls, description: str) -> "PlannedRun":
+        """Return the run with a `description`."""
+        content = yaml.safe_load(description)
+        content |= {name: Path(content[name]) for name in ("directory", "test_folder")}
+        return cls(**{name: value for name, value in content.items() if name in cls.__dataclass_fields__})
+
+    def description(self) -> str:
+        """The run as YAML, without flags. A process that executes the run reads it, and stores it in `run_file`."""
+        content = {name: value for name, value in asdict(self).items() if not name.endswith("_flags")}
+        content |= {"directory": str(self.directory), "test_folder": str(self.test_folder)}
+        return yaml.safe_dump(content, sort_keys=False)
 
     @cached_property
     def training(self) -> dict[str, Any]:
@@ -58,6 +77,11 @@ class PlannedRun:
         return _changed(self.config, self.test_config)
 
     @property
+    def data_options(self) -> dict[str, Any] | None:
+        """The section ``data`` of the configuration: ``class_path`` and ``init_args``."""
+        return (self.config or self.test_config).get("data")
+
+    @property
     def name(self) -> str:
         """Name of the run in messages: part, label and seed."""
         return f"{self.part} {self.label} seed {self.seed}".strip()
@@ -66,6 +90,11 @@ class PlannedRun:
     def checkpoint(self) -> Path:
         """Path of the last checkpoint, from which a stopped fit resumes and which the test reads."""
         return self.directory / "checkpoints" / "last.ckpt"
+
+    @property
+    def run_file(self) -> Path:
+        """Path of the file with the run's `description` and the digests of the code that has worked on the run."""
+        return self.directory / RUN_FILE
 
     @property
     def finished_run(self) -> FinishedRun:

@@ -1,164 +1,87 @@
-"""The process of one run of a comparison, which calls `fit` and then `test`.
+"""The process of one run of a comparison, which calls the commands `fit` and `test`.
 
 The content of a run's folder determines the next step: a fit with a checkpoint is resumed, a finished fit is tested,
 and a finished run is not changed. The process holds the run's lock. If the process outlives the command that started
 it, the next command waits until the process ends.
+
+``python -m kerple.compare.run_process < FOLDER/run.yaml`` repeats the process of a run.
 """
 
 import contextlib
-import json
-import os
+import runpy
 import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import kerple
-from kerple.base.atomic import no_follow, write
 from kerple.base.errors import UserError
-from kerple.base.processor_cores import CHOSEN
 from kerple.base.run_folder import lock
 from kerple.compare import committed_records
 from kerple.compare.planned_run import PlannedRun
-from kerple.config.files import read_mapping
 from kerple.config.user_code_digests import own_classes, source_digests
 from kerple.measure import results_table
 
-SOURCES = Path(kerple.__file__).parents[1]
-# program of the commands `fit` and `test`: run.py in a checkout, __main__.py in an installed package
-CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name("__main__.py")
-STOP_TIMEOUT = 60.0  # seconds in which a terminated run can save its checkpoint
-signals: list[int] = []  # signals that the comparison has received; after the second one, `stop` kills the runs
+# the program with the commands `fit` and `test`: run.py in a checkout, __main__.py in an installed package
+CHECKOUT, INSTALLED = Path(kerple.__file__).parents[2] / "run.py", Path(kerple.__file__).with_name("__main__.py")
+PROGRAM = CHECKOUT if CHECKOUT.is_file() else INSTALLED
 
 
-def start(job: PlannedRun, threads: int, program: list[str]) -> "subprocess.Popen[bytes]":
-    """Start the process of a run. The output of the process is appended to the run's log.
-
-    If another process holds the run's lock, the new process waits for it, and a message says so.
-
-    Args:
-        job: The run.
-        threads: Number of CPU threads. The environment variable OMP_NUM_THREADS replaces it.
-        program: Arguments of Python for a program that calls `work`.
-    """
-    try:
-        with locked(job, patient=False):
-            pass
-    except UserError as busy:
-        print(f"{job.name} waits: {busy}", flush=True)
-    log, task = job.sidecar(".log"), job.sidecar(f".{job.test_folder.name}.task.json")
-    write(task, json.dumps(asdict(job), default=str))
-    paths = filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])
-    environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-    if "OMP_NUM_THREADS" not in os.environ:
-        environment[CHOSEN] = "1"
-    environment |= os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-    with open(log, "ab", opener=no_follow) as output:
-        return subprocess.Popen(
-            [sys.executable, *program, str(task)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            process_group=0,  # Ctrl-C reaches only the parent, which then terminates this process
-        )
-
-
-def wait(job: PlannedRun, process: "subprocess.Popen[bytes]") -> str | None:
-    """Wait for the end of a run's process.
-
-    Returns:
-        None if the run is finished, otherwise an error message with the last lines of its output.
-    """
-    status, log = process.wait(), job.sidecar(".log")
-    if not status and committed_records.finished(job):
-        return None
-    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-    return f"{job.name}: ended with status {status}, see {log}:\n{tail}"
-
-
-def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
-    """Terminate processes of runs and wait for their end. Runs save a checkpoint when they are terminated.
-
-    The processes are killed after `STOP_TIMEOUT` seconds, or after a second signal.
-    """
-    for process in processes:
-        process.terminate()
-    end = time.monotonic() + STOP_TIMEOUT
-    while any(process.poll() is None for process in processes):
-        time.sleep(0.05)
-        if len(signals) > 1 or time.monotonic() > end:
-            for process in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with its data workers
-                process.wait()
-
-
-def work(main: Callable[[list[str]], None]) -> None:
-    """Finish the run whose `PlannedRun` is in the JSON file ``sys.argv[1]``, from any state of the run's folder.
-
-    Args:
-        main: Function that runs one command of ``run.py``, such as `fit`, with a list of arguments.
-    """
-    content = read_mapping(Path(sys.argv[1]))
-    job = PlannedRun(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
-    with locked(job):
+def main() -> None:
+    """Finish the run that standard input describes, see `PlannedRun.description`, from any state of its folder."""
+    run = PlannedRun.read(sys.stdin.read())
+    with locked(run):
         # another comparison may have finished the run while this process waited for the lock
-        if not committed_records.finished(job):
-            if changes := committed_records.changes(job):
+        if not committed_records.finished(run):
+            if changes := committed_records.changes(run):
                 sys.exit(f"another command has made this run with another configuration: {'; '.join(changes)}")
-            for name, digest in source_digests(job.training).items():
-                if job.inputs.get(name, digest) != digest:
+            for name, digest in source_digests(run.training).items():
+                if run.inputs.get(name, digest) != digest:
                     sys.exit(f"{name} has changed since the comparison was started; run the command again")
-            _finish(job, main)
+            _finish(run)
 
 
-def _call(main: Callable[[list[str]], None], *arguments: str) -> None:
-    """Print and run one command of ``run.py``."""
-    # Lightning starts the other ranks of a run with the command line in sys.argv
-    sys.argv = [str(CHECKOUT if CHECKOUT.is_file() else INSTALLED), *arguments]
-    print("$", *sys.argv, flush=True)
-    main([*arguments])
-
-
-def _finish(job: PlannedRun, main: Callable[[list[str]], None]) -> None:
+def _finish(run: PlannedRun) -> None:
     """Fit and test a run, and add the entry ``run`` to its results. The fit is skipped if a test of it is complete."""
-    resumed = job.checkpoint.is_file()
+    resumed = run.checkpoint.is_file()
     # without a complete test, even a finished fit is resumed; it then ends immediately
-    tests = job.directory.glob(f"*/{results_table.ABOUT}")
-    tested_before = resumed and any(committed_records.read_run_entry(path.parent) for path in tests)
-    if job.config and not tested_before:
-        if not resumed:
-            remove(job.directory)
-        committed_records.begin(job, resumed)
+    tests = run.directory.glob(f"*/{results_table.ABOUT}")
+    is_tested = resumed and any(committed_records.read_run_entry(path.parent) for path in tests)
+    if run.config and not resumed:
+        remove(run.directory)
+    committed_records.begin(run, resumed)
+    if run.config and not is_tested:
         # not --ckpt_path=last, which prefers the newest numbered sibling folder, such as seed-1_v1 of a user's own fit
-        checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
-        _call(main, "fit", _file(job, ".fit.yaml", job.config), f"--output={job.directory}", *checkpoint)
+        checkpoint = [f"--ckpt_path={run.checkpoint}"] if resumed else []
+        _call("fit", f"--output={run.directory}", *checkpoint, config=run.config)
     # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
-    if (job.test_folder / results_table.ABOUT).exists() and committed_records.read_run_entry(job.test_folder) is None:
-        job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
-    remove(job.test_folder)
-    model, options = f"--ckpt_path={job.checkpoint}", job.test
-    if not job.config:
-        model = f"--hf={job.training['model.path']}"
+    if (run.test_folder / results_table.ABOUT).exists() and committed_records.read_run_entry(run.test_folder) is None:
+        run.test_folder.rename(f"{run.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
+    remove(run.test_folder)
+    model, options = f"--ckpt_path={run.checkpoint}", run.test
+    if not run.config:
+        model = f"--hf={run.training['model.path']}"
         options = options | {"model": {key: value for key, value in options["model"].items() if key != "path"}}
-    file = _file(job, f".{job.test_folder.name}.test.yaml", options)
-    _call(main, "test", model, *_trust(job.training), file, f"--output={job.test_folder}")
-    committed_records.complete(job)
+    _call("test", model, *_trust(run.training), f"--output={run.test_folder}", config=options)
+    committed_records.complete(run)
 
 
-def _file(job: PlannedRun, suffix: str, config: dict[str, Any]) -> str:
-    """Write a configuration to a file next to the run's folder, and return the flag that reads it."""
-    path = job.sidecar(suffix)
-    write(path, yaml.safe_dump(config, sort_keys=False))
-    return f"--config={path}"
+def _call(command: str, *flags: str, config: dict[str, Any]) -> None:
+    """Print and run one command of the program in this process, so that torch is imported once.
+
+    Args:
+        command: The command.
+        *flags: Its flags other than ``--config``.
+        config: Configuration of the command, which is a part of run.yaml.
+    """
+    print("$", PROGRAM, command, *flags, flush=True)
+    # Lightning starts the other ranks of a run with this command line
+    sys.argv = [str(PROGRAM), command, f"--config={yaml.safe_dump(config, sort_keys=False)}", *flags]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def _trust(config: dict[str, Any]) -> list[str]:
@@ -177,31 +100,35 @@ def remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def delete_run(job: PlannedRun) -> None:
+def delete_run(run: PlannedRun) -> None:
     """Remove the folder of a run, so that it is trained again.
 
     Raises:
         UserError: If another process works on the run.
     """
-    with locked(job, patient=False):
-        remove(job.directory)
+    with locked(run, wait=False):
+        remove(run.directory)
 
 
 @contextlib.contextmanager
-def locked(job: PlannedRun, patient: bool = True) -> Iterator[None]:
+def locked(run: PlannedRun, wait: bool = True) -> Iterator[None]:
     """Return a context that holds the lock of a run, so that no other process works on the run.
 
     Args:
-        job: The run.
-        patient: Whether to wait until another process releases the lock, instead of raising an error.
+        run: The run.
+        wait: Whether to wait until another process releases the lock, instead of raising an error.
 
     Raises:
-        UserError: If another process holds the lock and ``patient`` is false.
+        UserError: If another process holds the lock and ``wait`` is false.
     """
-    path = job.sidecar(".lock")
+    path = run.sidecar(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = lock(path, wait=patient)
+    file = lock(path, wait)
     if isinstance(file, str):  # the description of the process that holds the lock
-        raise UserError(f"{job.directory} is in use by {file}; wait until this process ends, or stop it")
+        raise UserError(f"{run.directory} is in use by {file}; wait until this process ends, or stop it")
     with file:
         yield
+
+
+if __name__ == "__main__":
+    main()

@@ -62,6 +62,13 @@ def add_model_and_data(parser: LightningArgumentParser) -> None:
     link_model_to_data(parser)
 
 
+def build_model(options: dict[str, Any]) -> LanguageModel:
+    """Build a model with these options on torch's default device."""
+    parser = ArgumentParser()
+    parser.add_class_arguments(LanguageModel, "model")
+    return parser.instantiate_classes(parser.parse_object({"model": options})).model
+
+
 def link_model_to_data(parser: LightningArgumentParser) -> None:
     """Let the parser set the vocabulary and training length of the model to those of the data."""
     parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")

@@ -1,7 +1,7 @@
 """Options and weights that a stored model determines: a checkpoint of a test, or the initial weights of a fit."""
 
 from functools import lru_cache
-from os.path import abspath, realpath
+from os.path import abspath, isfile, realpath
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -76,7 +76,8 @@ def _with_present_folder(arguments: list[str], files: list[str], ckpt_path: str 
     for file in files if ckpt_path else ():
         folder = Path(abspath(file)).parent
         continues = ckpt_path == "last" or folder in Path(abspath(str(ckpt_path))).parents
-        if continues and Path(file).is_file() and (folder / LAST.parent).is_dir():
+        # isfile returns False for a text, which --config accepts too
+        if continues and isfile(file) and (folder / LAST.parent).is_dir():
             config = read_mapping(Path(file))
             stored = flat(config).get("trainer.default_root_dir")
             if isinstance(stored, str) and realpath(stored) != realpath(folder):

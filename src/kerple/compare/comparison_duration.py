@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from kerple.base.auto_precision import choose_precision
-from kerple.cli.plan import build_model
 from kerple.model.cost import flops
+from kerple.training.fit_options import build_model
 
 # speed of a fit relative to a matrix product: 0.2 to 0.5 at width 64 and 128 (fp32 and bf16, a core of an AMD EPYC)
 EFFICIENCY = 0.33

@@ -1,0 +1,175 @@
+"""Engines, which execute the runs of a comparison. `LocalProcesses` executes them on this machine."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Generic, TypeVar
+
+import kerple
+from kerple.base.atomic import no_follow
+from kerple.base.errors import UserError
+from kerple.base.processor_cores import CHOSEN, free_cores
+from kerple.compare import committed_records, run_process
+from kerple.compare.planned_run import PlannedRun
+
+Handle = TypeVar("Handle")
+TICK = 0.1  # seconds between two checks whether a run has ended
+STOP_TIMEOUT = 60.0  # seconds in which a terminated run can save its checkpoint
+PROCESS = ["-m", run_process.__name__]  # arguments of Python for the process of a run
+signals: list[int] = []  # signals that the comparison has received; after the second one, active runs are killed
+
+
+class Engine(ABC, Generic[Handle]):
+    """Executes runs, several at a time. A subclass defines how a run is started, observed and stopped.
+
+    A run with a parent starts when the parent is finished. If the parent fails, the run is not started and fails too.
+
+    Args:
+        parallel: Number of runs at a time.
+    """
+
+    def __init__(self, parallel: int) -> None:
+        self.parallel = parallel
+
+    @abstractmethod
+    def start(self, run: PlannedRun) -> Handle:
+        """Start a run, and return an object with which it is observed and stopped."""
+
+    @abstractmethod
+    def has_ended(self, handle: Handle) -> bool:
+        """Whether a run has ended."""
+
+    @abstractmethod
+    def error(self, run: PlannedRun, handle: Handle) -> str | None:
+        """The error message of a run that has ended; None if it is finished."""
+
+    @abstractmethod
+    def stop(self, handles: list[Handle]) -> None:
+        """Let active runs save and end, and wait for them."""
+
+    def run(self, runs: Sequence[PlannedRun]) -> Generator[tuple[PlannedRun, str | None] | None]:
+        """Execute runs. If the generator is closed or raises an error, active runs are stopped.
+
+        Args:
+            runs: The runs. A parent that is not among them counts as finished.
+
+        Yields:
+            For each run that has ended, a pair: the run, and an error message (None if it is finished). While no run
+            ends, None every `TICK` seconds.
+
+        Raises:
+            KeyboardInterrupt: After a signal that the context `interruptible` has received.
+        """
+        waiting, active, failed = list(runs), dict[PlannedRun, Handle](), set[str]()
+        try:
+            while waiting or active:
+                if signals:
+                    raise KeyboardInterrupt
+                while lost := next((run for run in waiting if run.parent in failed), None):
+                    waiting.remove(lost)
+                    failed.add(lost.name)
+                    yield lost, f"{lost.name}: not started, because it starts from {lost.parent}, which has failed"
+                unfinished = {run.name for run in (*waiting, *active)}
+                ready = [run for run in waiting if run.parent not in unfinished]
+                assert ready or active or not waiting, f"these runs start from each other: {unfinished}"
+                for run in ready[: self.parallel - len(active)]:
+                    waiting.remove(run)
+                    active[run] = self.start(run)
+                ended = [run for run, handle in active.items() if self.has_ended(handle)]
+                for run in ended:
+                    error = self.error(run, active.pop(run))
+                    failed |= {run.name} if error else set()
+                    yield run, error
+                if not ended:
+                    time.sleep(TICK)
+                    yield None
+        finally:
+            self.stop(list(active.values()))
+
+
+class LocalProcesses(Engine["subprocess.Popen[bytes]"]):
+    """Executes each run in a process of this machine, see `kerple.compare.run_process`. They share the free cores."""
+
+    def __init__(self, parallel: int) -> None:
+        super().__init__(parallel)
+        self.threads = max(1, free_cores() // parallel)
+
+    def start(self, run: PlannedRun) -> "subprocess.Popen[bytes]":
+        """Start the process of a run. Its output is appended to the run's log.
+
+        If another process holds the run's lock, the new process waits for it, and a message says so. An environment
+        variable OMP_NUM_THREADS of the user replaces the number of threads.
+        """
+        try:
+            with run_process.locked(run, wait=False):
+                pass
+        except UserError as busy:
+            print(f"{run.name} waits: {busy}", flush=True)
+        threads = str(self.threads)
+        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+        if "OMP_NUM_THREADS" not in os.environ:
+            environment[CHOSEN] = "1"
+        paths = filter(None, [str(Path(kerple.__file__).parents[1]), os.environ.get("PYTHONPATH")])
+        environment |= os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        # a file, because a pipe would block if the description is long
+        with TemporaryFile() as description, open(run.sidecar(".log"), "ab", opener=no_follow) as log:
+            description.write(run.description().encode())
+            description.seek(0)
+            return subprocess.Popen(
+                [sys.executable, *PROCESS],
+                stdin=description,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                process_group=0,  # Ctrl-C reaches only this process, which then terminates the run's process
+            )
+
+    def has_ended(self, handle: "subprocess.Popen[bytes]") -> bool:
+        return handle.poll() is not None
+
+    def error(self, run: PlannedRun, handle: "subprocess.Popen[bytes]") -> str | None:
+        """The exit status and the last lines of the log of a run that has failed; None if it is finished."""
+        status, log = handle.wait(), run.sidecar(".log")
+        if not status and committed_records.finished(run):
+            return None
+        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+        return f"{run.name}: ended with status {status}, see {log}:\n{tail}"
+
+    def stop(self, handles: "list[subprocess.Popen[bytes]]") -> None:
+        """Terminate processes, and wait for their end. They are killed after `STOP_TIMEOUT` or a second signal."""
+        for process in handles:
+            process.terminate()
+        end = time.monotonic() + STOP_TIMEOUT
+        while any(process.poll() is None for process in handles):
+            time.sleep(0.05)
+            if len(signals) > 1 or time.monotonic() > end:
+                for process in handles:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)  # with its data workers
+                    process.wait()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Return a context in which SIGINT, SIGTERM and SIGHUP are only appended to `signals`.
+
+    An exception in the handler could come between the start of a process and its entry in the dict ``active`` of
+    `Engine.run`, which would then not stop the process. An ignored signal, such as SIGHUP under nohup, stays ignored.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signals.clear()
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda received, _: signals.append(received))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

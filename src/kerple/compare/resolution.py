@@ -1,0 +1,240 @@
+"""`plan_runs`: resolves the configurations of a comparison's runs, prepares their data, and reuses records.
+
+A record is a copy of a finished run's results that is committed with a report.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+from rich.console import Console
+
+from kerple.base.errors import UserError
+from kerple.compare import committed_records
+from kerple.compare.comparison_file import Comparison
+from kerple.compare.plan_deviations import digests
+from kerple.compare.planned_run import PlannedRun
+from kerple.compare.run_process import delete_run
+from kerple.config.flat_configuration import differences, flat
+from kerple.config.parsing import parse
+from kerple.config.user_code_digests import source_digests
+
+POSITION = "--model.position"
+
+
+def plan_runs(
+    comparison: Comparison, parallel: int, report_only: bool, rerun_changed: bool
+) -> tuple[list[PlannedRun], dict[str, str]]:
+    """Resolve the configurations of all runs, prepare their data, and reuse records of equal runs.
+
+    Args:
+        comparison: The comparison.
+        parallel: Number of runs at a time.
+        report_only: Whether nothing is trained. Data is then not prepared, and existing runs with another configuration
+            are left out of the report.
+        rerun_changed: Whether existing runs with another configuration are removed, so that they are trained again.
+
+    Returns:
+        The runs, and the reasons why existing runs and records were refused, by the name of the run.
+
+    Raises:
+        UserError: If an option is wrong. With neither ``report_only`` nor ``rerun_changed``, also if runs with another
+            configuration exist.
+    """
+    with Console(stderr=True).status(f"reading the options of {comparison.name}'s runs"):
+        plan = digests(comparison)
+        runs = [with_inputs(resolve(run)) for run in comparison.planned_runs()]
+    folders = comparison.records  # unpacks archives of records
+    checksums = _recorded_checksums(runs, folders) if report_only else _prepared_checksums(runs)
+    runs = [replace(run, data=checksums.get(str(run.data_options)), plan=plan, parallel=parallel) for run in runs]
+    refused = _handle_changed_runs(runs, report_only, rerun_changed)
+    return runs, refused | _reuse_records(runs, folders, report_only)
+
+
+def resolve(run: PlannedRun) -> PlannedRun:
+    """Return the run with the resolved configurations of its fit and test. A pretrained model has no fit.
+
+    Raises:
+        UserError: If an argument of the run is wrong.
+    """
+    try:
+        if not run.fit_flags:
+            pretrained = import_module("kerple.cli.measure_pretrained")  # needs optional packages
+            return replace(run, test_config=_of_run(pretrained.configuration(run.test_flags)))
+        config, test_config, position = _shared(tuple(run.fit_flags), tuple(run.test_flags))
+        strategy = {"position": _position(position, *run.position_flags)}
+        if test_config["model"]["position"] == config["model"]["position"]:  # unless the test replaces the strategy
+            test_config = test_config | {"model": test_config["model"] | strategy}
+        return replace(run, config=config | {"model": config["model"] | strategy}, test_config=test_config)
+    except (ArgumentError, UserError) as error:
+        raise UserError(f"compare: {run.name}: {error}") from error
+
+
+@cache
+def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Return the configurations of fit and test with these flags, and the strategy that the flags set, as one flag.
+
+    The flags do not include `PlannedRun.position_flags`, so runs that differ only in strategy share one cached result.
+    """
+    from kerple.training.fit_options import fit_parser  # imports Lightning, which takes seconds
+    from kerple.training.stored_options import insert_stored_config
+
+    parser = fit_parser()
+    _, *arguments = insert_stored_config(["fit", f"{POSITION}=NoPE", *fit])  # NoPE if no file sets a strategy
+    config = _of_run(parser.dump(parse(parser, arguments), skip_none=False))
+    position = parser.parse_args(arguments, defaults=False).model.position
+    try:
+        test_options = parse(parser, ["--config", yaml.safe_dump(config), *test]) if test else None
+    except UserError as error:
+        raise UserError(f"test: {error}") from error
+    test_config = _of_run(parser.dump(test_options, skip_none=False)) if test_options else config
+    return config, test_config, f"{POSITION}={json.dumps(position.as_dict())}"
+
+
+@cache
+def _position(*flags: str) -> dict[str, Any]:
+    """Return the resolved strategy of these flags. To resolve a whole configuration takes ten times as long."""
+    from kerple.positions import StrategyBuilder  # imports torch, which takes seconds
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument(POSITION, type=StrategyBuilder)
+    resolved: dict[str, Any] = yaml.safe_load(parser.dump(parse(parser, [*flags]), skip_none=False))
+    return resolved["model"]["position"]
+
+
+def _of_run(text: str) -> dict[str, Any]:
+    """Read a configuration from YAML, and leave out the options for folders and files of a run."""
+    from kerple.config.checkpoint_agreement import LOCATION  # imports Lightning, which takes seconds
+
+    return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in LOCATION}
+
+
+def with_inputs(run: PlannedRun) -> PlannedRun:
+    """Return the run with digests of the models and of the user's own classes that its configuration names."""
+    models = {str(run.training[key]) for key in ("weights", "model.path") if run.training.get(key)}
+    of_test = {f"{committed_records.OF_TEST}{name}": digest for name, digest in source_digests(flat(run.test)).items()}
+    return replace(run, inputs={path: _digest(path) for path in models} | source_digests(run.training) | of_test)
+
+
+@cache
+def _digest(path: str) -> str:
+    """Return the sha256 of a checkpoint, or of a model that `kerple.hf.pretrained_files.find_model` finds."""
+    if is_zipfile(path):  # a checkpoint of `fit`
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    from kerple.hf.pretrained_files import find_model, source_digest  # needs optional packages
+
+    return source_digest(find_model(path))
+
+
+def _recorded_checksums(runs: list[PlannedRun], folders: Mapping[Path, Path]) -> dict[str, str | None]:
+    """Return the checksum of the data in finished runs and records, by the options of the data. Data is not read.
+
+    Of finished runs and records with the configuration of a run, the first determines the checksum.
+    """
+    checksums: dict[str, str | None] = {}
+    for run in runs:
+        entries = map(committed_records.read_run_entry, [run.test_folder, *map(run.record, folders)])
+        equal = (entry.get("data") for entry in entries if entry and not differences(entry["config"], run.training))
+        checksums[str(run.data_options)] = checksums.get(str(run.data_options)) or next(equal, None)
+    return checksums
+
+
+def _prepared_checksums(runs: list[PlannedRun]) -> dict[str, str | None]:
+    """Prepare the data of unfinished runs, before several runs read it. Return its checksum by the options of the data.
+
+    The checksum is None for a data module without a checksum, as for a task.
+    """
+    unfinished = {str(run.data_options): run.data_options for run in runs if not committed_records.finished(run)}
+    return {key: prepare_and_checksum(options) for key, options in unfinished.items()}
+
+
+def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
+    """Prepare the data of a configuration, before several runs read it.
+
+    Args:
+        data: The section ``data`` of a configuration: ``class_path`` and ``init_args``.
+
+    Returns:
+        The checksum of the data, or None if the data module has no checksum, as for a task.
+
+    Raises:
+        UserError: If the data module cannot be built, or its data cannot be prepared.
+    """
+    from pytorch_lightning import LightningDataModule  # takes seconds
+
+    from kerple.training.fit_options import original_errors
+
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    with original_errors(parser):
+        module = parser.instantiate_classes(parser.parse_object({"data": data})).data
+    module.prepare_data()
+    module.setup("fit")
+    return module.checksum() if hasattr(module, "checksum") else None
+
+
+def _handle_changed_runs(runs: list[PlannedRun], report_only: bool, rerun_changed: bool) -> dict[str, str]:
+    """Report, remove or refuse existing runs with another configuration. Return their differences by name."""
+    changed = {run: "; ".join(changes) for run in runs if (changes := committed_records.changes(run))}
+    text = "\n".join(f"  {run.name}: {changes}" for run, changes in changed.items())
+    if changed and report_only:
+        print(f"warning: these runs have another configuration and are not in the report:\n{text}")
+    elif changed and not rerun_changed:
+        advice = "add --rerun_changed to train them again, or choose another folder with --runs"
+        raise UserError(f"compare: runs: existing runs have another configuration; {advice}\n{text}")
+    elif changed:
+        for run in changed:
+            delete_run(run)
+    return {run.name: changes for run, changes in changed.items()}
+
+
+def _reuse_records(runs: list[PlannedRun], folders: Mapping[Path, Path], report_only: bool) -> dict[str, str]:
+    """Copy the records of runs that are not started, write missing records, and print which were reused or refused.
+
+    Args:
+        runs: The runs.
+        folders: Folders of records, each with the folder of its report.
+        report_only: Whether a run with the precision ``auto`` accepts records of any precision. If runs are trained,
+            ``auto`` is the precision of this machine, and the precision of a record must be the same.
+
+    Returns:
+        The reason why the last record of a run was refused, by the name of the run.
+    """
+    refused: dict[str, str] = {}
+    runs_by_outcome: dict[str, list[str]] = {}
+    for run in runs:
+        is_new = not committed_records.finished(run) and not run.checkpoint.parent.exists()
+        for folder, report in folders.items() if is_new else ():
+            if (record := run.record(folder)).is_dir():
+                objection = committed_records.reuse(run if report_only else with_precision(run), record)
+                outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
+                runs_by_outcome.setdefault(outcome, []).append(run.name)
+                if objection is None:
+                    break
+                refused[run.name] = objection
+        if committed_records.finished(run):
+            committed_records.write_record(run, folders)
+    for outcome, (first, *others) in runs_by_outcome.items():
+        number = f" and {len(others)} other run{'s' * (len(others) > 1)}" if others else ""
+        print(f"{first}{number}: {outcome}")
+    return refused
+
+
+def with_precision(run: PlannedRun) -> PlannedRun:
+    """Return the run with the precision that ``auto`` selects on this machine in place of ``auto``."""
+    from kerple.base.auto_precision import choose_precision  # imports torch, which takes seconds
+
+    trainer = run.config.get("trainer", {})
+    if trainer.get("precision") != "auto":
+        return run
+    precision = choose_precision(trainer["accelerator"])[0]
+    return replace(run, config=run.config | {"trainer": trainer | {"precision": precision}})

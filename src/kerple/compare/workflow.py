@@ -1,0 +1,167 @@
+"""`compare_strategies`: resolves the runs of a comparison, executes the missing ones, and reports all."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kerple.base.atomic import refuse_links_out
+from kerple.base.errors import UserError, require
+from kerple.base.run_progress import duration
+from kerple.compare import committed_records
+from kerple.compare.comparison_file import Comparison, read_comparison
+from kerple.compare.comparison_report import write_comparison
+from kerple.compare.engines import LocalProcesses, interruptible
+from kerple.compare.finished_runs import FinishedRun, read_runs
+from kerple.compare.inconsistencies import inconsistencies
+from kerple.compare.plan_deviations import deviations
+from kerple.compare.planned_run import PlannedRun
+from kerple.compare.progress_board import Board
+from kerple.compare.resolution import plan_runs, resolve
+
+ASK_ABOVE = 1800.0  # seconds of training above which `compare_strategies` asks whether to start
+
+
+def compare_strategies(
+    comparison: Comparison,
+    parallel: int = 1,
+    report_only: bool = False,
+    rerun_changed: bool = False,
+    yes: bool = False,
+    printed: Sequence[str] | None = None,
+) -> None:
+    """Fit and test the missing runs of a comparison, and write a report of all runs.
+
+    Args:
+        comparison: The comparison.
+        parallel: Number of runs at a time.
+        report_only: Whether to train nothing, and to report only the finished runs.
+        rerun_changed: Whether to train runs again whose configuration has changed.
+        yes: Whether to start without a question if the training takes more than `ASK_ABOVE` seconds.
+        printed: See `kerple.compare.comparison_report.write_comparison`.
+
+    Raises:
+        UserError: If an option or a configuration is wrong, or no run is finished. The options of all runs are checked
+            before any run is started.
+        SystemExit: With status 1 if runs failed, with status 130 after a signal. Finished runs are kept.
+    """
+    require(parallel > 0, "compare: parallel", parallel, "at least 1 run at a time")
+    runs, refused = plan_runs(comparison, parallel, report_only, rerun_changed)
+    missing = [run for run in runs if not committed_records.finished(run)]
+    to_do = [] if report_only else missing
+    _check_writable("output", comparison.report_folder)
+    refuse_links_out("output", comparison.report_folder)  # of the records, which are written before the report
+    if to_do:
+        _check_writable("runs", comparison.runs_folder)
+        for run in to_do:
+            refuse_links_out("runs", run.directory)
+    fits = [run.config for run in to_do if run.config]
+    seconds = _training_seconds(fits, parallel) if fits else None
+    time = "" if seconds is None else f"; to train {len(fits)} of them takes about {duration(seconds)}"
+    print(f"{len(runs)} runs: {len(runs) - len(missing)} finished, {len(missing)} to do{time}", flush=True)
+    if report_only and missing:
+        print(f"missing: {', '.join(run.name for run in missing)}")
+    ask = (seconds or 0) > ASK_ABOVE and sys.stdin.isatty() and not yes
+    if ask and input("start? [y/N] ").strip().lower() not in ("y", "yes"):
+        return
+    if to_do:
+        print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
+        _execute(comparison, to_do, len(runs), parallel)
+    _report_comparison(comparison, runs, refused, printed)
+
+
+def _check_writable(key: str, folder: Path) -> None:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(f"compare: {key}: got {folder}, but {existing} is not a folder that can be written to")
+
+
+def _training_seconds(fits: list[dict[str, Any]], parallel: int) -> float | None:
+    from kerple.compare.comparison_duration import training_seconds  # imports torch, which takes seconds
+
+    return training_seconds(fits, parallel)
+
+
+def _execute(comparison: Comparison, to_do: list[PlannedRun], total: int, parallel: int) -> None:
+    """Fit and test the runs ``to_do`` of ``total`` runs, and show their progress.
+
+    Raises:
+        SystemExit: If runs failed, or after a signal.
+    """
+    board = Board(total, to_do, parallel, Console(soft_wrap=True, highlight=False))
+    failed = 0
+    try:
+        with interruptible(), board, contextlib.closing(LocalProcesses(parallel).run(to_do)) as running:
+            for ended in running:
+                board.tick()
+                if ended is not None:
+                    run, error = ended
+                    board.unfinished.remove(run)
+                    board.print(error or f"{run.name}: {_first_results(run.finished_run)}")
+                    failed += error is not None
+                    if error is None:
+                        committed_records.write_record(run, comparison.records)
+    except KeyboardInterrupt:
+        left = [run for run in to_do if not committed_records.finished(run)]
+        print(f"stopped: {total - len(left)} of {total} runs are done; to continue, run the command again")
+        raise SystemExit(130) from None
+    if failed:
+        print(f"{failed} of {len(to_do)} runs failed; --report_only writes the report without them")
+        raise SystemExit(1)
+
+
+def _first_results(run: FinishedRun) -> str:
+    """Return one line with the results of a run for its first metric and protocol, a number for each length."""
+    results = read_runs([run]).results
+    metric, protocol = results[["metric", "protocol"]].iloc[0]
+    first = results[(results["metric"] == metric) & (results["protocol"] == protocol)].sort_values("length")
+    cells = zip(first["value"], first["length"], strict=True)
+    return f"{metric} ({protocol}) {', '.join(f'{value:.4g} at {length:,}' for value, length in cells)}"
+
+
+def _report_comparison(
+    comparison: Comparison, runs: list[PlannedRun], refused: dict[str, str], printed: Sequence[str] | None
+) -> None:
+    """Report the finished runs of a comparison. If none is missing, pack their records.
+
+    With a plan, the report contains only the strategies whose runs are all finished, to prevent interim looks.
+    """
+    finished = {run.name: run for run in runs if committed_records.finished(run)}
+    incomplete = {run.label for run in runs if comparison.plan and run.name not in finished}
+    order = list(comparison.strategies)
+    reported = [run for run in finished.values() if run.label not in incomplete]
+    reported = sorted(reported, key=lambda run: (order.index(run.label), run.seed))
+    if not reported:
+        what = "strategy with all its runs" if comparison.plan else "finished run"
+        raise UserError(f"compare: runs: got no {what} of {comparison.name}; run it first, without --report_only")
+    # until a run of the baseline is finished, the first strategy with a finished run takes its place
+    baseline = comparison.baseline if comparison.baseline in (run.label for run in reported) else reported[0].label
+    texts = {"missing": [run.name for run in runs if run.name not in finished]}
+    if comparison.plan:
+        plan = read_comparison(comparison.plan)
+        planned = {run.name: resolve(run) for run in plan.planned_runs()}
+        texts["deviations"] = deviations(plan, planned, finished, refused)
+    options = {"name": comparison.name, "baseline": baseline, "printed": printed} | texts
+    report_runs([run.finished_run for run in reported], comparison.report_folder, **options)
+    if not texts["missing"]:
+        committed_records.pack(comparison.report_folder)
+
+
+def report_runs(finished: list[FinishedRun], folder: Path, **options: Any) -> None:
+    """Warn of inconsistencies between finished runs, write their report, and print its first table.
+
+    Args:
+        finished: The finished runs.
+        folder: Folder of the report.
+        **options: Other arguments of `kerple.compare.comparison_report.write_comparison`.
+    """
+    runs = read_runs(finished)
+    for difference in inconsistencies(runs):
+        print(f"warning: runs differ in more than strategy and seed: {difference}")
+    report = write_comparison(runs, folder, **options)
+    title, first, *_ = (folder / "table.md").read_text(encoding="utf-8").split("### ")
+    print(f"{title}### {first}\nreport: {report}")
