@@ -21,7 +21,7 @@ from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model import Transformer
 from kerple.positions import Position, Temperature
-from kerple.positions.query_key_positions import TokenPositions
+from kerple.positions.token_positions import TokenPositions
 from kerple.positions.wrapper import Wrapper
 
 

@@ -14,7 +14,7 @@ from kerple.model.architecture import Architecture
 from kerple.model.generation import generate
 from kerple.model.self_attention import SelfAttention, prepare_context
 from kerple.positions import T5, ALiBi, Combined, KerpleLog, NoPE, PoPE, Position, RoPE, Shape, Sink, SSMax, XPos
-from kerple.positions.query_key_positions import TokenPositions
+from kerple.positions.token_positions import TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 LENGTH, WINDOW, FIRST, SHAPE = 23, 5, 3, Shape(12, 2, 8)

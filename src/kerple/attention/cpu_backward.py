@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kerple.attention.hankel import hankel_line
-from kerple.positions.query_key_positions import shift_rows
+from kerple.positions.token_positions import shift_rows
 
 MIN_EXPONENT = -80  # smaller exponents are clamped: exp is many times slower near underflow, and e^-80 changes no sum
 

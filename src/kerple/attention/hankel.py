@@ -2,7 +2,7 @@
 
 The table (H, T) has one row per head. Query m and key n have the distance d = m - n. If the order of the queries is
 reversed, the distance is constant along the anti-diagonals of the matrix. A matrix with this property is called a
-Hankel matrix. It is a view with strides (1, 1) of a vector. `kerple.positions.query_key_positions.table_block` returns
+Hankel matrix. It is a view with strides (1, 1) of a vector. `kerple.positions.token_positions.table_block` returns
 the same matrix with the queries in their usual order.
 """
 

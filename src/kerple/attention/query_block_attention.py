@@ -19,8 +19,8 @@ from kerple.attention.spec import (
     sink_of_queries,
     visible_keys,
 )
-from kerple.positions.precise_products import precise, product
-from kerple.positions.query_key_positions import AttentionWeights, table_block
+from kerple.positions.fp32_matmul import precise, product
+from kerple.positions.token_positions import AttentionWeights, table_block
 
 QUERIES_AT_ONCE = 128
 LARGEST_STORED = 2**22  # largest number of scores of a call (16 MiB in fp32) that is stored for the backward pass

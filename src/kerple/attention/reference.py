@@ -11,7 +11,7 @@ from kerple.attention.spec import (
     sink_of_queries,
     visible_keys,
 )
-from kerple.positions.query_key_positions import AttentionWeights
+from kerple.positions.token_positions import AttentionWeights
 
 
 def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kerple.positions.query_key_positions import ModifiedScores, QueryKeyBlock, TokenPositions
+from kerple.positions.token_positions import ModifiedScores, QueryKeyBlock, TokenPositions
 
 ModifyScores = Callable[[Tensor, Tensor, Tensor, QueryKeyBlock], ModifiedScores]
 AddToOutput = Callable[[Tensor, Tensor, QueryKeyBlock], Tensor]

@@ -16,7 +16,7 @@ from kerple.hf.rope import strategy_name
 from kerple.hf.windowed_attention import limited_attention, local_layer_positions
 from kerple.model.loss import logit_losses, target_losses
 from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
-from kerple.positions.precise_products import precise
+from kerple.positions.fp32_matmul import precise
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 ADVICE = "use another model"

@@ -17,7 +17,7 @@ from kerple.base.errors import require
 from kerple.model.cache import LayerCache
 from kerple.positions import Position, QueryKeyBlock, TokenPositions
 from kerple.positions.base import HOOKS
-from kerple.positions.precise_products import precise, product
+from kerple.positions.fp32_matmul import precise, product
 from kerple.positions.visibility import Visibility
 
 # hooks that accept changed distances, or use no distance to a key; all other hooks need the true distances

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from kerple.positions.precise_products import precise
+from kerple.positions.fp32_matmul import precise
 
 
 @dataclass(frozen=True)

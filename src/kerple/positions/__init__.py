@@ -11,7 +11,7 @@ from typing import Any
 
 from kerple.base.errors import unknown
 from kerple.positions.base import Position, Shape, StrategyBuilder
-from kerple.positions.query_key_positions import AttentionWeights, QueryKeyBlock, TokenPositions
+from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
 __all__ = [
     "AttentionWeights",

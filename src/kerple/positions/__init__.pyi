@@ -9,7 +9,7 @@ from pkgutil import walk_packages
 from typing import Any
 from kerple.base.errors import unknown
 from kerple.positions.base import Position, Shape, StrategyBuilder
-from kerple.positions.query_key_positions import AttentionWeights, QueryKeyBlock, TokenPositions
+from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 from kerple.positions.alibi_and_sandwich import ALiBi
 from kerple.positions.position_coupling import Abacus
 from kerple.positions.cope import CoPE

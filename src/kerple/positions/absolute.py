@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from kerple.positions.angles import angles, exact_dtype
 from kerple.positions.base import Position, Shape
-from kerple.positions.precise_products import precise
-from kerple.positions.query_key_positions import TokenPositions
+from kerple.positions.fp32_matmul import precise
+from kerple.positions.token_positions import TokenPositions
 
 
 class NoPE(Position):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kerple.base.errors import require
 from kerple.positions.constrained_parameters import Constrained
-from kerple.positions.query_key_positions import ModifiedScores, QueryKeyBlock, TokenPositions
+from kerple.positions.token_positions import ModifiedScores, QueryKeyBlock, TokenPositions
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Position(Constrained, ABC):
 
     The first argument of a subclass is a `Shape`; its other arguments are the options of the strategy. Positions are
     int64. Biases, angles and parameters are fp32 or fp64, even if other weights or autocast are bf16 (`Constrained`).
-    Strategies multiply matrices by calling `kerple.positions.precise_products.product`. The docstring of a strategy has
+    Strategies multiply matrices by calling `kerple.positions.fp32_matmul.product`. The docstring of a strategy has
     a line ``Parameters: `formula```, which the tests compare with the number of parameters. The formula may use D,
     H, δ, L (training length) and the options of the strategy.
 

@@ -12,8 +12,8 @@ from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape, StrategyBuilder
 from kerple.positions.combination_check import check_combination
 from kerple.positions.kerple import KerpleLog
-from kerple.positions.query_key_positions import AttentionWeights, ModifiedScores, QueryKeyBlock, TokenPositions
 from kerple.positions.temperature import SSMax
+from kerple.positions.token_positions import AttentionWeights, ModifiedScores, QueryKeyBlock, TokenPositions
 
 
 class Combined(Position):

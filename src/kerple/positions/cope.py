@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.precise_products import product
-from kerple.positions.query_key_positions import QueryKeyBlock
+from kerple.positions.fp32_matmul import product
+from kerple.positions.token_positions import QueryKeyBlock
 
 
 class CoPE(Position):

@@ -5,10 +5,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kerple.positions.base import Position, Shape, StrategyBuilder, is_distance_bias
+from kerple.positions.fp32_matmul import product
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.pair_network import pair_network
-from kerple.positions.precise_products import product
-from kerple.positions.query_key_positions import QueryKeyBlock
+from kerple.positions.token_positions import QueryKeyBlock
 
 
 class DAPE(Position):

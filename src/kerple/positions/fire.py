@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.precise_products import precise, product
-from kerple.positions.query_key_positions import QueryKeyBlock, heads_after_batch
+from kerple.positions.fp32_matmul import precise, product
+from kerple.positions.token_positions import QueryKeyBlock, heads_after_batch
 
 
 class FIRE(Position):

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from kerple.positions.angles import exact_dtype
 from kerple.positions.base import Position, Shape
-from kerple.positions.precise_products import product
-from kerple.positions.query_key_positions import QueryKeyBlock, TokenPositions
+from kerple.positions.fp32_matmul import product
+from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 
 
 class FoX(Position):

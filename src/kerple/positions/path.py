@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.precise_products import precise, product
-from kerple.positions.query_key_positions import QueryKeyBlock, TokenPositions
+from kerple.positions.fp32_matmul import precise, product
+from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 
 KEYS_AT_ONCE = 64  # number of keys whose transformations are multiplied into one matrix
 

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
-from kerple.positions.precise_products import precise
-from kerple.positions.query_key_positions import TokenPositions
+from kerple.positions.fp32_matmul import precise
+from kerple.positions.token_positions import TokenPositions
 
 
 class PoPE(Position):

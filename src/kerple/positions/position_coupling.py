@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from kerple.positions.absolute import NoPE
 from kerple.positions.base import Shape, StrategyBuilder
-from kerple.positions.precise_products import precise
-from kerple.positions.query_key_positions import TokenPositions, readable
+from kerple.positions.fp32_matmul import precise
+from kerple.positions.token_positions import TokenPositions, readable
 from kerple.positions.wrapper import Resampled
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly between 0 and 1

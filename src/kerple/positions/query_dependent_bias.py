@@ -5,9 +5,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.precise_products import product
-from kerple.positions.query_key_positions import QueryKeyBlock, TokenPositions, shift_rows
+from kerple.positions.fp32_matmul import product
 from kerple.positions.temperature import Temperature
+from kerple.positions.token_positions import QueryKeyBlock, TokenPositions, shift_rows
 
 
 class LearnedRelativeBias(Position):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kerple.positions.base import Shape, StrategyBuilder
-from kerple.positions.query_key_positions import TokenPositions
 from kerple.positions.rotary import RoPE
+from kerple.positions.token_positions import TokenPositions
 from kerple.positions.wrapper import Resampled
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.precise_products import precise
-from kerple.positions.query_key_positions import TokenPositions
+from kerple.positions.fp32_matmul import precise
 from kerple.positions.rotary_scaling import RotaryFrequencies, Scaling
+from kerple.positions.token_positions import TokenPositions
 
 Layout = Literal["half", "interleaved"]
 

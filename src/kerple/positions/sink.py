@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.query_key_positions import TokenPositions
+from kerple.positions.token_positions import TokenPositions
 
 
 class Sink(Position):

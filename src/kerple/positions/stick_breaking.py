@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.query_key_positions import AttentionWeights, QueryKeyBlock
+from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock
 
 SCORES_AT_ONCE = 2**17  # number of scores that fit the cache of a CPU
 HIDDEN_SCORE = -1e4  # its sigmoid is 0 in fp32 and fp64

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.precise_products import precise
-from kerple.positions.query_key_positions import TokenPositions
+from kerple.positions.fp32_matmul import precise
+from kerple.positions.token_positions import TokenPositions
 
 Rule = Literal["llama4", "ministral3", "beam", "inkling", "swan"]
 

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
-from kerple.positions.precise_products import precise, product
-from kerple.positions.query_key_positions import QueryKeyBlock, shift_rows
+from kerple.positions.fp32_matmul import precise, product
+from kerple.positions.token_positions import QueryKeyBlock, shift_rows
 
 
 class TransformerXL(Position):

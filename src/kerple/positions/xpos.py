@@ -5,8 +5,8 @@ from torch import Tensor
 
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
-from kerple.positions.query_key_positions import TokenPositions
 from kerple.positions.rotary import Layout, apply_rotary, rotary_dim
+from kerple.positions.token_positions import TokenPositions
 
 
 class XPos(Position):

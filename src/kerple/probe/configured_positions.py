@@ -12,8 +12,8 @@ from kerple.hf.rope import NO_ROPE_IN_FULL_LAYERS, NO_ROPE_WITH_WINDOWS, layer_r
 from kerple.hf.windowed_attention import layer_kinds
 from kerple.model import Transformer
 from kerple.positions import LayerPattern, NoPE, RoPE, Shape
-from kerple.positions.query_key_positions import TokenPositions
 from kerple.positions.temperature import Temperature
+from kerple.positions.token_positions import TokenPositions
 
 ORIGINAL = "original_max_position_embeddings"
 KNOWN = {

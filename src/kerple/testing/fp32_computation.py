@@ -69,11 +69,11 @@ ROUNDED = "mm|bmm|addmm|addbmm|baddbmm|mv|addmv|addr|dot|vdot|linear|einsum|conv
 
 
 class _NoRoundedProducts(TorchDispatchMode):
-    """Mode in which torch's matrix products raise an error; `kerple.positions.precise_products.product` raises none."""
+    """Mode in which torch's matrix products raise an error; `kerple.positions.fp32_matmul.product` raises none."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         rounded = re.match(rf"aten\.({ROUNDED})_?(_backward\w*)?\.", str(function))
-        advice = "autocast or TF32 may round it; use kerple.positions.precise_products.product instead"
+        advice = "autocast or TF32 may round it; use kerple.positions.fp32_matmul.product instead"
         assert not rounded, f"{function}: {advice}"
         return function(*args, **(kwargs or {}))
 
