@@ -39,8 +39,8 @@ class Visibility:
 
     def narrow(self, window: int | None) -> "Visibility":
         """Return ``Visibility(window)`` if a layer's ``window`` is at most ``self.window``, else ``self``."""
-        changes_nothing = window is not None and (self.window is None or self.window >= window)
-        return Visibility(window) if changes_nothing else self
+        layer_window_is_narrower = window is not None and (self.window is None or window <= self.window)
+        return Visibility(window) if layer_window_is_narrower else self
 
     def with_bos(self) -> "Visibility":
         """Return this visibility for an input with an additional first token, which every query sees (see `narrow`)."""
