@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from kerple.base.errors import UserError
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.rope import scaled
-from kerple.model.network import Offset
+from kerple.model.network import SupportsOffset
 from kerple.positions import RoPE, Shape
 from kerple.positions.visibility import Visibility
 from tests.hf.tiny import CONFIGS, LENGTH, SIZES, configuration, hf, random_model, small, text, tiny
@@ -37,7 +37,7 @@ def test_losses_in_chunks_equal_the_cross_entropy_of_the_models_logits(family):
     model = random_model(kind(**SIZES | {"num_hidden_layers": 3} | options)) if kind else tiny(family)
     model, tokens = model.double(), text(2, 2 * LENGTH + 1)
     network = hugging_face_network(model, LENGTH)
-    assert isinstance(network, Offset) == (family != "bloom")  # transformers' BLOOM takes no position_ids
+    assert isinstance(network, SupportsOffset) == (family != "bloom")  # transformers' BLOOM takes no position_ids
     assert network.chunked_logits
     expected = F.cross_entropy(model(tokens[:, :-1]).logits.mT, tokens[:, 1:], reduction="none")
     torch.testing.assert_close(network.losses(tokens), expected, rtol=1e-9, atol=1e-9, check_dtype=False)
@@ -80,7 +80,7 @@ def test_attention_that_cannot_be_limited_to_a_window_is_an_error(family):
     model = build("llama4") if family == "llama4" else small({"falcon": hf.FalconConfig, "mpt": hf.MptConfig}[family])
     with pytest.raises(UserError, match=r"window: got 8, but .* can limit \d of \d layers only"):
         hugging_face_network(model)(text(1, 24), Visibility(8))
-    assert not isinstance(hugging_face_network(small(hf.FalconConfig, alibi=True)), Offset)
+    assert not isinstance(hugging_face_network(small(hf.FalconConfig, alibi=True)), SupportsOffset)
 
 
 GROUPED_SIZES = {"num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}

@@ -82,7 +82,7 @@ def test_the_table_has_the_loss_of_each_document_at_each_gap():
     assert GapCurve([10, 99], CONTEXT, K).fitting_gaps(limited) == [0, 10, 99]
     assert GapCurve([10, 101], CONTEXT, K).fitting_gaps(limited) == [0, 10]
     assert "fewer than 133 positions (context + k)" in GapCurve([1], 125, K, blocks=1).run(limited, text).skipped
-    with pytest.raises(UserError, match="expected one with Offset"):
+    with pytest.raises(UserError, match="expected one with SupportsOffset"):
         measure.run(hugging_face_network(tiny("bloom")), text)
 
 

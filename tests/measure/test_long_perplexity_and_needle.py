@@ -20,7 +20,7 @@ from kerple.hf.adapter import hugging_face_network
 from kerple.measure import results_table
 from kerple.measure.longppl import LongPerplexity, byte_spans, carry_over, key_targets, token_spelling
 from kerple.measure.needle import ANSWER, Needle, draw_problem, problem_tokens
-from kerple.model.network import Generation, Limited
+from kerple.model.network import HasLengthLimit, SupportsGeneration
 from tests.hf.tiny import hf, saved, text, tiny
 from tests.toy import small_model
 
@@ -171,7 +171,7 @@ def test_a_token_is_key_if_it_shares_a_byte_with_a_key_token() -> None:
 # Needle
 
 
-class Reader(Generation, Limited):
+class Reader(SupportsGeneration, HasLengthLimit):
     """A network that answers from the last ``memory`` tokens."""
 
     name, training_length, max_length = "Reader", 64, 800

@@ -15,7 +15,7 @@ from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.loss_metrics import TokenLoss
 from kerple.measure.protocols import Protocol, full, sliding, windowed
 from kerple.model import Transformer
-from kerple.model.network import Windows
+from kerple.model.network import SupportsWindows
 from kerple.positions import T5, KerpleLog, NoPE, Position, RoPE, Shape
 from kerple.positions.visibility import EVERYTHING, Visibility
 
@@ -40,7 +40,7 @@ def loss_of_one(network: Transformer, tokens: Tensor, start: int, target: int, w
     return -float(logits[tokens[target + 1]] - logits.exp().sum().log())
 
 
-class Counter(Windows):
+class Counter(SupportsWindows):
     """A network whose loss of a target is the target itself, so that losses show which targets were scored."""
 
     name, training_length = "Counter", None

@@ -48,11 +48,11 @@ def test_a_text_of_strings_is_measured() -> None:
 @pytest.mark.parametrize(
     ("measure", "capability"),
     [
-        (Extrapolation([8], ["full", "windowed"], window=4), "Windows"),
-        (ShiftTest(), "Offset"),
-        (Needle(lengths=[100]), "Generation"),
-        (ReceptiveField(), "Embedding, Windows"),
-        (AttentionStatistics(), "AttentionInside"),
+        (Extrapolation([8], ["full", "windowed"], window=4), "SupportsWindows"),
+        (ShiftTest(), "SupportsOffset"),
+        (Needle(lengths=[100]), "SupportsGeneration"),
+        (ReceptiveField(), "HasEmbedding, SupportsWindows"),
+        (AttentionStatistics(), "SupportsAttentionProbabilities"),
     ],
 )
 def test_the_error_for_a_network_names_its_missing_capabilities(measure, capability) -> None:

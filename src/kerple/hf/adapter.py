@@ -15,7 +15,7 @@ from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.rope import strategy_name
 from kerple.hf.windowed_attention import limited_attention, local_layer_positions
 from kerple.model.loss import logit_losses, target_losses
-from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
+from kerple.model.network import HasEmbedding, HasLengthLimit, SupportsGeneration, SupportsOffset, SupportsWindows
 from kerple.positions.fp32_matmul import precise
 from kerple.positions.visibility import EVERYTHING, Visibility
 
@@ -27,7 +27,7 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 def hugging_face_network(
     model: Any, length: int | None = None, name: str | None = None, bos: int | None = None
 ) -> "HuggingFaceNetwork":
-    """Wrap a model of transformers. The result has the base class `Offset` if the model takes ``position_ids``.
+    """Wrap a model of transformers. The result has the base class `SupportsOffset` if the model takes ``position_ids``.
 
     The arguments and errors are those of `HuggingFaceNetwork`.
     """
@@ -35,7 +35,7 @@ def hugging_face_network(
     return kind(model, length, name, bos)
 
 
-class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
+class HuggingFaceNetwork(nn.Module, HasLengthLimit, SupportsWindows, SupportsGeneration, HasEmbedding):
     """A `kerple.model.network.Network` that wraps a model of transformers.
 
     Losses are computed from the hidden states in chunks, so that the logits of a long input are never in memory at
@@ -80,7 +80,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
-        """Return the losses of the targets, see `kerple.model.network.Offset`; the errors are those of `forward`."""
+        """Return the losses of the targets, see `kerple.model.network.SupportsOffset`. Errors are as in `forward`."""
         first = 0 if last is None else -last
         inputs, targets = tokens[:, :-1], tokens[:, 1:][:, first:]
         if not self.chunked_logits:
@@ -148,7 +148,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
                 # without a mask, transformers interprets a jump in the positions as the start of another text
                 options["attention_mask"] = torch.ones_like(inputs)
                 contexts.enter_context(local_layer_positions(self.model, rows))
-            if isinstance(self, Offset):
+            if isinstance(self, SupportsOffset):
                 options["position_ids"] = rows + offset
             if visibility.window is not None:
                 visibility = visibility if self.bos is None else visibility.with_bos()
@@ -218,7 +218,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         self.chunked_logits &= same
 
 
-class ShiftableHuggingFaceNetwork(HuggingFaceNetwork, Offset):
+class ShiftableHuggingFaceNetwork(HuggingFaceNetwork, SupportsOffset):
     """A `HuggingFaceNetwork` whose model takes ``position_ids``."""
 
 

@@ -15,7 +15,7 @@ from kerple.measure.measure import BlockMeasure
 from kerple.measure.plotting import grid, heat_map
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
-from kerple.model.network import AttentionInside
+from kerple.model.network import SupportsAttentionProbabilities
 
 MAX_TOKENS = 512  # in a block, because a layer has heads × tokens² probabilities
 
@@ -47,7 +47,7 @@ class AttentionStatistics(BlockMeasure):
     """
 
     name: ClassVar[str] = "attention_statistics"
-    needs: ClassVar[tuple[type, ...]] = (AttentionInside,)
+    needs: ClassVar[tuple[type, ...]] = (SupportsAttentionProbabilities,)
     max_length: ClassVar[int | None] = MAX_TOKENS
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
@@ -89,7 +89,7 @@ class AttentionMaps(BlockMeasure):
     blocks: int | None = field(default=1, init=False)
 
     name: ClassVar[str] = "attention_maps"
-    needs: ClassVar[tuple[type, ...]] = (AttentionInside,)
+    needs: ClassVar[tuple[type, ...]] = (SupportsAttentionProbabilities,)
     max_length: ClassVar[int | None] = MAX_TOKENS
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:

@@ -24,7 +24,7 @@ from kerple.measure.protocol_result import ProtocolLosses
 from kerple.measure.protocols import Protocol, ProtocolName, full
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
-from kerple.model.network import Network, Windows
+from kerple.model.network import Network, SupportsWindows
 from kerple.positions.visibility import EVERYTHING, Distances, Visibility
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Extrapolation(Measure):
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
         if any(p.visibility != EVERYTHING for p in self._protocols(known_training_length(network))):
-            require_capabilities(self, network, [Windows], "leave windowed and keep_first out of protocols")
+            require_capabilities(self, network, [SupportsWindows], "leave windowed and keep_first out of protocols")
         self._blocks(text)
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:

@@ -15,7 +15,7 @@ from kerple.measure.measure import Measure, known_training_length, length_limit,
 from kerple.measure.plotting import label_axes, panel
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
-from kerple.model.network import Network, Offset
+from kerple.model.network import Network, SupportsOffset
 
 NO_CONTEXT = "no context"
 
@@ -30,7 +30,7 @@ class GapCurve(Measure):
 
     The inputs are short at every gap. The measurement therefore tests the positional encoding at large distances, but
     not retrieval from a long text. Layers with a window use positions without the gap, see
-    `kerple.model.network.Offset`.
+    `kerple.model.network.SupportsOffset`.
 
     The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. The intervals of the fractions
     are 95% intervals over documents by the jackknife.
@@ -52,7 +52,7 @@ class GapCurve(Measure):
     blocks: int = 12
 
     name: ClassVar[str] = "gap"
-    needs: ClassVar[tuple[type, ...]] = (Offset,)
+    needs: ClassVar[tuple[type, ...]] = (SupportsOffset,)
 
     def __post_init__(self) -> None:
         require_positive(self, "context", "k", "blocks")

@@ -12,7 +12,7 @@ from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text, TextBlocks
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
-from kerple.model.network import Limited, Network
+from kerple.model.network import HasLengthLimit, Network
 
 
 class Measure(ABC):
@@ -195,7 +195,7 @@ def known_training_length(network: Network, option: str = "model.length") -> int
 
 def length_limit(network: Network) -> float:
     """Return the largest number of input tokens of a network; infinite if there is no limit."""
-    limit = network.max_length if isinstance(network, Limited) else None
+    limit = network.max_length if isinstance(network, HasLengthLimit) else None
     return math.inf if limit is None else limit
 
 

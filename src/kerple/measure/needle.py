@@ -20,7 +20,7 @@ from kerple.measure.plotting import heat_map, panel
 from kerple.measure.result import Result
 from kerple.measure.results_table import Row
 from kerple.measure.runner import Runner
-from kerple.model.network import Generation, Network
+from kerple.model.network import Network, SupportsGeneration
 
 Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue"]
 NOISE_SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
@@ -131,7 +131,7 @@ class Needle(Measure):
     problems: int = 4
     seed: int = 1235
 
-    needs: ClassVar[tuple[type, ...]] = (Generation,)
+    needs: ClassVar[tuple[type, ...]] = (SupportsGeneration,)
 
     def __post_init__(self) -> None:
         require_positive(self, "problems")

@@ -47,7 +47,7 @@ def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibili
     distant text is not used. To measure the gain from distant text, let ``visibility`` include the first four tokens.
 
     Args:
-        network: The model. It must be an instance of `kerple.model.network.Windows`, unless every key is visible.
+        network: The model. It must be a `kerple.model.network.SupportsWindows`, unless every key is visible.
         tokens: Blocks of text, (B, N+1) int64.
         length: Targets in a segment, 1..N. If it does not divide N, the last segment is shorter.
         visibility: The keys that a query sees.
@@ -175,7 +175,7 @@ def _losses(network: Any, segments: Tensor, last: int | None = None, visibility:
     """
     rows = segments.flatten(0, 1)  # (B·S, L+1)
     batch_size = max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1))
-    # only networks with the capability `Windows` have this argument
+    # only networks with the capability `SupportsWindows` have this argument
     options = {} if visibility == EVERYTHING else {"visibility": visibility}
     losses = [network.losses(batch, last, **options) for batch in rows.split(batch_size)]
     return torch.cat(losses).reshape(len(segments), -1)

@@ -17,7 +17,7 @@ from kerple.measure.measure import BlockMeasure
 from kerple.measure.plotting import label_axes
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
-from kerple.model.network import Embedding, Windows
+from kerple.model.network import HasEmbedding, SupportsWindows
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 TOLERANCE = 0.01  # a window is sufficient if it increases the perplexity of full attention by at most this fraction
@@ -30,8 +30,8 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
     input has the distance 0.
 
     Args:
-        network: A network with a layer of token embeddings (`kerple.model.network.Embedding`), in evaluation mode. It
-            runs in the precision of its weights, without autocast.
+        network: A network with a layer of token embeddings (`kerple.model.network.HasEmbedding`), in evaluation mode.
+            It runs in the precision of its weights, without autocast.
         tokens: Blocks of text, (B, L+1) int64.
 
     Returns:
@@ -91,7 +91,7 @@ class ReceptiveField(BlockMeasure):
     """
 
     name: ClassVar[str] = "receptive_field"
-    needs: ClassVar[tuple[type, ...]] = (Embedding, Windows)
+    needs: ClassVar[tuple[type, ...]] = (HasEmbedding, SupportsWindows)
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         length, blocks = self.targets(network), self.text_blocks(network, text)

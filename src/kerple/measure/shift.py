@@ -12,7 +12,7 @@ from kerple.measure.measure import BlockMeasure, length_limit
 from kerple.measure.plotting import label_axes, panel
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
-from kerple.model.network import Offset
+from kerple.model.network import SupportsOffset
 
 
 @dataclass
@@ -36,7 +36,7 @@ class ShiftTest(BlockMeasure):
     blocks: int | None = 64
 
     name: ClassVar[str] = "shift"
-    needs: ClassVar[tuple[type, ...]] = (Offset,)
+    needs: ClassVar[tuple[type, ...]] = (SupportsOffset,)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
-"""`Network`, the protocol of models that can be measured, and optional capabilities that some measurements need.
+"""`Batch`, the batches of data modules, `Network`, the protocol of models that can be measured, and their capabilities.
 
-Any object with the three members of `Network` can be measured. A capability is a base class, so that a measurement can
-test for it with `isinstance`. B is the batch size and T the number of tokens.
+Any object with the three members of `Network` can be measured. Some measurements need a capability. It is a base class,
+so that a measurement can test for it with `isinstance`. B is the batch size and T the number of tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -11,6 +11,14 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from kerple.positions.visibility import EVERYTHING, Visibility
+
+Batch = dict[str, Tensor]
+"""Tensors by name. Only ``tokens`` is always present.
+
+- ``tokens`` (B, T + 1) int64: inputs are all tokens except the last, and targets are all tokens except the first.
+- ``scored`` (B, T) bool: which targets contribute to the loss; without it all targets do.
+- ``index`` (B,) int64: in evaluation, the index of each block of text or problem of a task; -1 for padding rows.
+"""
 
 
 class Network(Protocol):
@@ -33,7 +41,7 @@ class Network(Protocol):
         """
 
 
-class Limited(ABC):
+class HasLengthLimit(ABC):
     """Network with a largest input length."""
 
     @property
@@ -42,7 +50,7 @@ class Limited(ABC):
         """Largest number of input tokens, or None if there is no limit."""
 
 
-class Windows(ABC):
+class SupportsWindows(ABC):
     """Network whose queries can be limited to some keys, for example to a window."""
 
     @abstractmethod
@@ -50,21 +58,21 @@ class Windows(ABC):
         """Return the losses of `Network.losses` if each query sees only the keys of ``visibility``."""
 
 
-class Offset(ABC):
+class SupportsOffset(ABC):
     """Network whose positions can be shifted."""
 
     @abstractmethod
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
-        """Return the losses of `Windows.losses` with ``offset`` added to every position.
+        """Return the losses of `SupportsWindows.losses` with ``offset`` added to every position.
 
         ``offset`` may also be a tensor (T,) int64 with one number per input token. Layers whose strategy has a window
         ignore such a tensor: a window counts keys, so gaps would give these keys distances unseen in training.
         """
 
 
-class Generation(ABC):
+class SupportsGeneration(ABC):
     """Network that can generate text."""
 
     @abstractmethod
@@ -72,7 +80,7 @@ class Generation(ABC):
         """Return the ids of at most ``steps`` tokens after ``tokens`` (1, T) int64, the most likely token each time."""
 
 
-class AttentionInside(ABC):
+class SupportsAttentionProbabilities(ABC):
     """Network that returns its attention probabilities."""
 
     @abstractmethod
@@ -83,7 +91,7 @@ class AttentionInside(ABC):
         """
 
 
-class Embedding:
+class HasEmbedding:
     """Network with a layer of token embeddings, for gradients with respect to the output of this layer.
 
     Attributes:
@@ -92,3 +100,9 @@ class Embedding:
     """
 
     embedding: nn.Embedding
+
+
+def __getattr__(name: str) -> type:
+    if name == "AttentionInside":  # the name in earlier versions, which analyses of users import
+        raise ImportError("kerple.model.network: AttentionInside is now SupportsAttentionProbabilities")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

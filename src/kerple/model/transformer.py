@@ -16,7 +16,14 @@ from kerple.model.cache import Cache, LayerCache
 from kerple.model.first_token_scores import new_layer_cache
 from kerple.model.generation import generate
 from kerple.model.loss import cap_logits, row_losses, target_losses
-from kerple.model.network import AttentionInside, Embedding, Generation, Limited, Offset, Windows
+from kerple.model.network import (
+    HasEmbedding,
+    HasLengthLimit,
+    SupportsAttentionProbabilities,
+    SupportsGeneration,
+    SupportsOffset,
+    SupportsWindows,
+)
 from kerple.model.self_attention import PositionContext, SelfAttention, prepare_context
 from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
@@ -27,7 +34,15 @@ if TYPE_CHECKING:
 GRAPHS = 64  # largest number of graphs of compiled blocks: one per kind of layer, length, window, and mode
 
 
-class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInside, Embedding):
+class Transformer(
+    nn.Module,
+    HasLengthLimit,
+    SupportsWindows,
+    SupportsOffset,
+    SupportsGeneration,
+    SupportsAttentionProbabilities,
+    HasEmbedding,
+):
     """Decoder with any positional strategy (Chi et al. 2022, arXiv 2205.09921, section 5).
 
     Initial weights of embedding and linear layers have the distribution N(0, init²). Linear layers whose outputs are
@@ -119,7 +134,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         """Return the input of the head, (B, T, D).
 
         The arguments are those of `forward`, but ``offset`` may also be a tensor with one number per token (see
-        `kerple.model.network.Offset`).
+        `SupportsOffset`).
         """
         if cache is not None:
             expected = f"{cache.visibility}, with which the cache was created; or create another cache"
@@ -164,7 +179,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             tokens: Token ids (B, T + 1) int64: the first T are inputs, and the last T are their targets.
             last: Number of last targets whose losses are returned; None for all.
             visibility: Keys that a query sees in every layer.
-            offset: Number added to every position, or one number per input token (see `kerple.model.network.Offset`).
+            offset: Number added to every position, or one number per input token, see `SupportsOffset`.
 
         Returns:
             Losses (B, T), or (B, last), fp32, or fp64 in an fp64 network.
