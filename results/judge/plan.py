@@ -6,9 +6,7 @@ strategies of the four questions are finished, and those of another strategy onl
 
 from pathlib import Path
 
-import yaml
-
-from kerple.compare.comparison_file import Comparison, Strategy
+from kerple.compare.comparison_file import read_comparison
 from kerple.compare.finished_runs import FinishedRun
 from kerple.compare.run_discovery import recorded_runs
 
@@ -19,10 +17,8 @@ IN_QUESTIONS = {"KerpleLog", "ALiBi", "RNoPE-SWA", "KerplePower"}
 
 def seeds(name: str) -> dict[str, list[int]]:
     """The seeds of a planned comparison by strategy."""
-    plan = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-    strategies = {label: Strategy(**(options or {})) for label, options in plan["strategies"].items()}
-    jobs = Comparison(**plan | {"strategies": strategies}).planned_runs()
-    return {label: [job.seed for job in jobs if job.label == label] for label in strategies}
+    plan = read_comparison(str(CONFIGS / f"{name}.yaml"))
+    return {label: [run.seed for run in plan.planned_runs() if run.label == label] for label in plan.strategies}
 
 
 def missing_seeds(root: Path, name: str) -> dict[str, list[int]]:

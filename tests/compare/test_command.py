@@ -24,7 +24,7 @@ from tests.compare.runs_on_disk import CURVES, write_run
 def test_each_run_is_trained_and_tested_once_and_reported(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(config, seeds=[1])
     with pytest.raises(ValueError, match="no finished run of small"):
-        run(config, "--report-only")
+        run(config, "--report_only", "true")
     assert fits(config) == {}
     before, table = run(config, "--parallel", "2"), pd.read_csv(config.parent / "report" / WHOLE_TABLE)
     assert len(runs_in(config.parent / "report")) == 2
@@ -54,12 +54,21 @@ def test_a_report_of_folders_needs_no_comparison_file_and_removes_no_file(tmp_pa
     figure.parent.mkdir()
     figure.write_text("mine")
     folders = [str(tmp_path / name) for name in ("runs/ALiBi", "runs/KerpleLog/seed-1235", "mine")]
-    arguments = ["--report-only", "--directories", *folders, "--baseline", "ALiBi", "--output", str(figure.parent)]
+    arguments = [
+        "--report_only",
+        "true",
+        "--directories",
+        *folders,
+        "--baseline",
+        "ALiBi",
+        "--output",
+        str(figure.parent),
+    ]
     compare.main(arguments)
     assert runs_in(figure.parent) == {("ALiBi", 1235), ("ALiBi", 1236), ("KerpleLog", 1235), ("mine", 0)}
     assert figure.read_text() == "mine"
     with pytest.raises(ValueError, match="test_folder: got '/a/test', expected the name of a folder"):
-        compare.main([*arguments, "--test-folder", "/a/test"])
+        compare.main([*arguments, "--test_folder", "/a/test"])
     with pytest.raises(ValueError, match=r"sliding/results\.json"):
         compare.main([*arguments, "--test_folder", "sliding"])
 
@@ -105,11 +114,11 @@ def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.Captur
         test = config.parent / f"runs/KerpleLog/seed-{seed}/test"
         results_table.write_table(test, results_table.read(test)[0].assign(sum=lambda table: table["sum"] * factor))  # noqa: B023
     (config.parent / "report" / PACKED).unlink()
-    run(config, "--report-only")
+    run(config, "--report_only", "true")
     assert "diverged, loss not finite or above 1.5 times the median: KerpleLog seed 3.\n" in capsys.readouterr().out
     shutil.rmtree(config.parent / "runs/KerpleLog/seed-3")
     (config.parent / "report" / PACKED).unlink()
-    run(config, "--report-only")
+    run(config, "--report_only", "true")
     printed = capsys.readouterr().out
     assert "missing: KerpleLog seed 3\n" in printed
     assert "Not as planned: missing: KerpleLog seed 3" in printed
@@ -117,7 +126,7 @@ def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.Captur
     for folder in ("runs/ALiBi", "report"):
         shutil.rmtree(config.parent / folder)
     with pytest.raises(ValueError, match="no strategy with all its runs"):
-        run(config, "--report-only")
+        run(config, "--report_only", "true")
 
 
 def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +140,7 @@ def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, mo
         run(config)
     assert "ALiBi" not in str(refused.value)
     assert sum(fits(config).values()) == 6
-    run(config, "--rerun-changed")
+    run(config, "--rerun_changed", "true")
     assert (fits(config)["T5 seed-1"], sum(fits(config).values())) == (2, 8)
     monkeypatch.setattr(resolution, "prepare_and_checksum", lambda data: "another")
     change(config, output=str(config.parent / "report" / "second"))  # without the records of the first report
@@ -188,7 +197,7 @@ def test_removed_folders_are_written_again_and_unfinished_runs_of_earlier_code_c
     (of_user / results_table.ABOUT).write_text(json.dumps({key: about[key] for key in about if key != "run"}))
     (of_user / "notes.txt").write_text("mine")
     shutil.rmtree(report)
-    run(config, "--report-only")
+    run(config, "--report_only", "true")
     assert runs_in(report) == {("KerpleLog", 1)}
     assert "KerpleLog seed 2, ALiBi seed 2" in (report / "report.html").read_text()
     assert run(config) == before

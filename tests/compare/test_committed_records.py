@@ -28,7 +28,7 @@ def test_records_replace_runs_whose_folders_are_missing(config, capsys, monkeypa
     shutil.rmtree(config.parent / "runs")
     with monkeypatch.context() as patch:
         patch.setattr(resolution, "prepare_and_checksum", lambda data: pytest.fail("a report reads no corpus"))
-        run(config, "--report-only")
+        run(config, "--report_only", "true")
     assert {name: (report / name).read_bytes() for name in names} == before
     shutil.rmtree(config.parent / "runs")
     shutil.copytree(record_folders(report)[1], report / "runs")

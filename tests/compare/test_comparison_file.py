@@ -90,9 +90,7 @@ def test_the_last_run_of_each_shipped_comparison_parses_and_folders_differ(monke
     monkeypatch.chdir(ROOT)  # paths in comparison files are relative to the current folder
     parsed = set()
     for path in sorted(Path("configs/compare").glob("*.yaml")):
-        content = yaml.safe_load(path.read_text())
-        strategies = {label: Strategy(**(of or {})) for label, of in content.get("strategies", {}).items()}
-        jobs = Comparison(**content | {"strategies": strategies}).planned_runs() if strategies else []
+        jobs = read_comparison(str(path)).planned_runs()
         assert len({job.directory for job in jobs}) == len(jobs)
         fitted = [job for job in jobs if job.fit_flags and not any("--weights" in flag for flag in job.fit_flags)]
         for job in fitted[-1:]:

@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.run_discovery import find_runs
 from kerple.compare.workflow import compare_strategies, report_runs
-from kerple.config.parsing import command_parser, parse
+from kerple.config.parsing import add_switch, command_parser, parse, rename_options
 
 
 def main(arguments: list[str]) -> None:
@@ -48,9 +48,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--config", action="config", help="file that defines the comparison; see configs/compare")
     parser.add_class_arguments(Comparison)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with an equal part of the cores")
-    parser.add_argument("--yes", action="store_true", help="do not ask before a training of more than half an hour")
-    changed = "train again the runs whose configuration has changed"
-    parser.add_argument("--rerun_changed", "--rerun-changed", action="store_true", help=changed)
+    add_switch(parser, "yes", False, "do not ask before a training of more than half an hour")
+    add_switch(parser, "rerun_changed", False, "train again the runs whose configuration has changed")
+    rename_options(parser, looked_at="seeds_seen_before_plan")  # the name in committed plans
     _add_report_arguments(parser)
     return parser
 
@@ -60,7 +60,7 @@ def _directories_parser() -> ArgumentParser:
     folders = "folders that are runs or contain runs; a run NAME/seed-<n> is named NAME, any other run like its folder"
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
     tests = "name of the folder with the results of a test, inside the folder of its run"
-    parser.add_argument("--test_folder", "--test-folder", type=str, default="test", help=tests)
+    parser.add_argument("--test_folder", type=str, default="test", help=tests)
     parser.add_argument("--baseline", type=str, required=True, help="strategy with which the others are compared")
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="title of the report")
@@ -69,8 +69,7 @@ def _directories_parser() -> ArgumentParser:
 
 
 def _add_report_arguments(parser: ArgumentParser) -> None:
-    report_only = "report the finished runs, train nothing; --directories implies it"
-    parser.add_argument("--report_only", "--report-only", action="store_true", help=report_only)
+    add_switch(parser, "report_only", False, "report the finished runs, train nothing; --directories implies it")
     parser.add_argument("--figure", type=Literal["paper"] | None, help="also write figures for print, as PDFs")
     names = "strategies in these PDFs; default: all"
-    parser.add_argument("--figure_strategies", "--figure-strategies", type=str, nargs="+", help=names)
+    parser.add_argument("--figure_strategies", type=str, nargs="+", help=names)

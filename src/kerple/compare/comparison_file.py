@@ -13,7 +13,7 @@ from kerple.base.errors import UserError, require
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import FOLDER_NAME, is_folder_name, record_folders
 from kerple.config.files import config_path, with_shipped_configs
-from kerple.config.parsing import command_parser, parse
+from kerple.config.parsing import command_parser, parse, rename_options
 
 SET_BY_COMPARE = {  # flags that a comparison sets for every run, and advice for users who set them
     "output": "use runs and test_folder",
@@ -76,7 +76,6 @@ class Comparison:
             null for any source.
         seeds_seen_before_plan: In a plan: seeds whose results were known before the plan was written. The report lists
             their runs as deviations.
-        looked_at: The former name of ``seeds_seen_before_plan``, for committed plans.
 
     Raises:
         UserError: If
@@ -107,7 +106,6 @@ class Comparison:
     planned_data: str | None = None
     planned_code: str | None = None
     seeds_seen_before_plan: list[int] = field(default_factory=list)
-    looked_at: list[int] = field(default_factory=list)
 
     @classmethod
     def from_options(cls, options: Namespace) -> "Comparison":
@@ -219,6 +217,7 @@ def read_comparison(path: str) -> Comparison:
     parser = command_parser("compare")
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(Comparison)
+    rename_options(parser, looked_at="seeds_seen_before_plan")  # the name in committed plans
     return Comparison.from_options(parse(parser, ["--config", config_path(path)]))
 
 

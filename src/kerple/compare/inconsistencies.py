@@ -11,13 +11,8 @@ from kerple.compare.statistics import CELL
 from kerple.config.flat_configuration import LOCATIONS
 
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # only pretrained models have scaling and factor
-PRIVATE = (
-    "seed_everything",
-    "output",
-    "run_dir",
-    "config",
-    "ckpt_path",
-)  # options whose values may differ between runs
+# options whose values may differ between runs; run_dir is the earlier name of output
+PRIVATE = ("seed_everything", "output", "run_dir", "config", "ckpt_path")
 
 
 def inconsistencies(runs: Runs) -> list[str]:

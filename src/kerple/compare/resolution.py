@@ -189,7 +189,7 @@ def _handle_changed_runs(runs: list[PlannedRun], report_only: bool, rerun_change
     if changed and report_only:
         print(f"warning: these runs have another configuration and are not in the report:\n{text}")
     elif changed and not rerun_changed:
-        advice = "add --rerun_changed to train them again, or choose another folder with --runs"
+        advice = "add --rerun_changed true to train them again, or choose another folder with --runs"
         raise UserError(f"compare: runs: existing runs have another configuration; {advice}\n{text}")
     elif changed:
         for run in changed:

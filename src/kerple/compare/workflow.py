@@ -110,7 +110,7 @@ def _execute(comparison: Comparison, to_do: list[PlannedRun], total: int, parall
         print(f"stopped: {total - len(left)} of {total} runs are done; to continue, run the command again")
         raise SystemExit(130) from None
     if failed:
-        print(f"{failed} of {len(to_do)} runs failed; --report_only writes the report without them")
+        print(f"{failed} of {len(to_do)} runs failed; --report_only true writes the report without them")
         raise SystemExit(1)
 
 
