@@ -4,8 +4,8 @@ import pytest
 from jsonargparse import capture_parser
 
 import tests.parsers  # noqa: F401
-from kerple.cli import lightning_commands
+from kerple.cli import lightning
 
 with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(lightning_commands, "configure_torch", lambda: None)  # threads do not survive a fork
-    capture_parser(lambda: lightning_commands.run(["fit"], ""))
+    patch.setattr(lightning, "configure_torch", lambda: None)  # threads do not survive a fork
+    capture_parser(lambda: lightning.run(["fit"], ""))

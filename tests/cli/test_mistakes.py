@@ -218,7 +218,8 @@ def test_a_damaged_settings_file_of_a_preparation(tmp_path, capsys):
 
 def test_a_missing_package_is_reported_with_its_install_command(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    monkeypatch.delitem(sys.modules, "kerple.cli.plan", raising=False)
+    for module in ("kerple.cli.plan", "kerple.training.fit_cost"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     assert complaint(capsys, "plan").endswith("pip install pandas")
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kerple.cli.main import main
-from kerple.cli.plan import NETWORK
+from kerple.training.fit_cost import NETWORK
 
 
 def plan_rows(capsys, *arguments):

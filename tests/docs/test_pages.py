@@ -95,5 +95,5 @@ def test_the_commands_of_the_task_run(my_task, capsys):
     main(test)
     assert len(list(Path("logs/tasks/Coupled/seed-1235").glob("**/results.csv.gz"))) == 1
     capsys.readouterr()
-    main([*predict, "--tokens", "5"])
+    main([*predict, "--length", "5"])
     assert capsys.readouterr().out.startswith("cab=")

@@ -185,7 +185,7 @@ def test_generate_and_predict_give_the_same_text(workdir, path, capsys):
     folder = workdir / "out"
     main(["export", "--ckpt_path", path, "--to", str(folder)])
     capsys.readouterr()
-    main(["predict", "--ckpt_path", path, "--prompt", "what was", "--tokens", "24", "--temperature", "0"])
+    main(["predict", "--ckpt_path", path, "--prompt", "what was", "--length", "24", "--temperature", "0"])
     predicted = capsys.readouterr().out.rstrip("\n")
     model, tokenizer = hf.AutoModelForCausalLM.from_pretrained(folder), hf.AutoTokenizer.from_pretrained(folder)
     tokens = model.generate(**tokenizer("what was", return_tensors="pt"), max_new_tokens=24, do_sample=False)
@@ -194,7 +194,7 @@ def test_generate_and_predict_give_the_same_text(workdir, path, capsys):
     assert stored["tokenizer_class"] == "PreTrainedTokenizerFast"  # transformers 4 has no TokenizersBackend
     samples = []
     for seed in "121":
-        main(["predict", "--ckpt_path", path, "--prompt=döc", "--tokens=40", "--temperature=1", f"--seed={seed}"])
+        main(["predict", "--ckpt_path", path, "--prompt=döc", "--length=40", "--temperature=1", f"--seed={seed}"])
         samples.append(capsys.readouterr().out)
     assert samples[0] == samples[2] != samples[1]
     assert samples[0].startswith("döc")

@@ -1,8 +1,9 @@
-"""`CLI`: LightningCLI for `fit`, `validate` and `test`, with a folder for each run and checks of checkpoints."""
+"""`python run.py fit`, `validate` and `test`: LightningCLI with a folder for each run and checks of checkpoints."""
 
 import shlex
 import sys
 import traceback
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from kerple.base.errors import UserError, machine_error
 from kerple.base.run_folder import LAST, fit_directory, last_checkpoint, test_directory, unlock
 from kerple.config import PROGRAM
 from kerple.config.checkpoint_agreement import check_resumption, check_tested_model
+from kerple.config.class_errors import as_user_error, original_errors
 from kerple.config.flat_configuration import flat
 from kerple.config.parsing import listed, parse
 from kerple.config.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
@@ -26,18 +28,41 @@ from kerple.config.user_code_digests import SOURCE_DIGESTS, own_classes, source_
 from kerple.data.datamodule import TokenShards
 from kerple.data.datamodule_options import ShardOptions
 from kerple.data.prepare.build import check_corpus
+from kerple.positions import names
 from kerple.training.checkpoint_io import AtomicCheckpointIO
 from kerple.training.config_callback import StoreConfig, samples_per_step
 from kerple.training.feasibility import check_memory, check_nodes, machine_memory
-from kerple.training.fit_options import SEED, add_run_arguments, as_user_error, link_model_to_data, original_errors
+from kerple.training.fit_options import SEED, add_run_arguments, link_model_to_data
+from kerple.training.language_model import LanguageModel
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.non_finite_guard import NonFiniteGuard
 from kerple.training.progress_lines import ProgressLines
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
 from kerple.training.slow_machine import SlowMachine
+from kerple.training.stored_options import insert_stored_config, load_initial_weights
+from kerple.training.torch_settings import configure_torch
 from kerple.training.trainer import AutoTrainer, print_once, resolve_auto
 from kerple.training.trainer_access import is_restoring, spawns_processes
+
+
+def run(arguments: list[str], description: str) -> None:
+    """Run `fit`, `validate` or `test`.
+
+    Args:
+        arguments: The command and its arguments.
+        description: Description of the program, for its help.
+
+    Raises:
+        UserError: If an option is wrong, so that the model, its data or the Trainer cannot be built.
+    """
+    configure_torch()
+    if arguments[0] != "fit":  # a test needs no callbacks of the fit; Lightning warns that they are missing
+        warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
+    classes = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
+    if (option := arguments[-1]) in classes:  # without a class, the parser would show no options
+        raise UserError(f"{option}: got no class, expected one of {', '.join(classes[option])}")
+    CLI(LanguageModel, insert_stored_config(arguments), description)
 
 
 class CLI(LightningCLI):
@@ -92,10 +117,10 @@ class CLI(LightningCLI):
         if self.subcommand == "fit":
             check_memory(config, machine_memory(), "this machine")
             strategy, seed = config.model.position.class_path.rpartition(".")[2], config.seed_everything
-            names = (config.output,) if config.output else (config.logs, config.experiment, strategy, f"seed-{seed}")
-            directory = fit_directory(Path(*names), config.ckpt_path)
+            preferred = Path(config.output or Path(config.logs, config.experiment, strategy, f"seed-{seed}"))
+            directory = fit_directory(preferred, config.ckpt_path)
             last = directory / LAST
-            if config.ckpt_path is None and (earlier := last_checkpoint(Path(*names))):
+            if config.ckpt_path is None and (earlier := last_checkpoint(preferred)):
                 _mention_earlier_fit(earlier)
             # "last" is not an error in a new run, so that a requeued job can always use it
             if config.ckpt_path == "last":
@@ -160,8 +185,6 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         config = self.config[self.subcommand]
         if config.weights is not None and config.ckpt_path is None:  # a resumed run has its own weights
-            from kerple.training.stored_options import load_initial_weights  # needs optional packages
-
             if self.trainer.precision == "64-true":  # Lightning converts the model later, and would round the weights
                 self.model.double()
             load_initial_weights(self.model.network, self.datamodule, config.weights, config.trust)

@@ -158,7 +158,7 @@ def _run_command(arguments: list[str]) -> None:
     if command == "test" and "--hf" in parts:
         import_module("kerple.cli.measure_pretrained").main(arguments[1:])
     elif command in ("fit", "test", "validate"):
-        import_module("kerple.cli.lightning_commands").run(arguments, DESCRIPTION)
+        import_module("kerple.cli.lightning").run(arguments, DESCRIPTION)
     elif command in COMMANDS:
         import_module(f"kerple.cli.{MODULES.get(command, command)}").main(arguments[1:])
     else:
@@ -178,7 +178,6 @@ def _user_message(error: Exception) -> str | None:
         return message
     if user_location(error):
         return describe(error)
-    if run_options := sys.modules.get("kerple.training.fit_options"):  # without it, no option has selected a class
-        foreign = run_options.foreign_error(error)
-        return str(foreign) if foreign else None
-    return None
+    class_errors = sys.modules.get("kerple.config.class_errors")  # without it, no option has selected a class
+    foreign = class_errors and class_errors.foreign_error(error)
+    return str(foreign) if foreign else None

@@ -1,26 +1,16 @@
 """`python run.py plan --config …`: computes the cost of a fit before it runs, from the options of `fit`."""
 
 import logging
-from typing import Any
 
-import pandas as pd
-import torch
-from jsonargparse import Namespace
-
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.config import PROGRAM
 from kerple.config.parsing import parse
-from kerple.model.cost import CHIPS, Chip, count_parameters, flops, memory
-from kerple.training.feasibility import check_memory
-from kerple.training.fit_options import build_model, fit_parser
-from kerple.training.language_model import LanguageModel
+from kerple.model.cost import CHIPS
+from kerple.training.fit_cost import NODE, cost_tables
+from kerple.training.fit_options import fit_parser
 from kerple.training.stored_options import insert_stored_config
 
 PEAK_FRACTION = 0.34  # fraction of the peak FLOP/s that KERPLE-log with 162M parameters reached on an H200
-NODE = 8  # devices per node
-NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s for each device
-AUTOCAST = dict.fromkeys(("auto", "bf16-mixed", "bf16"), torch.bfloat16)
-AUTOCAST |= dict.fromkeys(("16-mixed", "16"), torch.float16)
 
 
 def main(arguments: list[str]) -> None:
@@ -39,123 +29,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--efficiency", type=float, default=PEAK_FRACTION, help="fraction of the peak that is reached")
     _, *arguments = insert_stored_config(["fit", *arguments])  # inserts the architecture of --weights
     options = parse(parser, arguments)
-    if not 0 < options.efficiency <= 1:
-        raise UserError(f"efficiency: got {options.efficiency}, expected a fraction of peak FLOP/s in (0, 1]")
+    require(0 < options.efficiency <= 1, "efficiency", options.efficiency, "a fraction of peak FLOP/s in (0, 1]")
     chips = {chip.name: chip for chip in CHIPS}
-    if unknown := [name for name in options.chips.split(",") if name not in chips]:
-        raise UserError(f"chips: got {unknown[0]!r}, expected some of {', '.join(chips)}")
+    for name in options.chips.split(","):
+        require(name in chips, "chips", repr(name), f"some of {', '.join(chips)}")
     devices = [int(n) if n.isdecimal() else 0 for n in options.devices.split(",") if options.devices]
-    if 0 in devices:
-        raise UserError(f"devices: got {options.devices!r}, expected numbers such as 1,8")
+    require(0 not in devices, "devices", repr(options.devices), "numbers such as 1,8")
     logging.getLogger("kerple").setLevel(logging.WARNING)  # hides messages about the choice of attention
-    for table in tables(options, [chips[name] for name in options.chips.split(",")], devices, options.efficiency):
+    for table in cost_tables(options, [chips[name] for name in options.chips.split(",")], devices, options.efficiency):
         print(table, end="\n\n")
     quotient = f"FLOPs / ({options.efficiency:.2f} × peak of the data sheet)"
     exchange = "the part of the gradient exchange that does not overlap with the backward pass"
     print(f"Hours are computed, not measured: {quotient}, plus {exchange}.")
-
-
-def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency: float) -> list[str]:
-    """Return three tables: the work, the memory of a device, and the hours.
-
-    Args:
-        config: Resolved options of `fit`.
-        chips: Kinds of devices in the table of hours.
-        devices: Numbers of devices in the table of hours; empty for 1, 8 and 64, without those that are larger than
-            the number of sequences in a step.
-        efficiency: Fraction of a chip's peak FLOP/s that training reaches.
-
-    Raises:
-        UserError: If an option that `plan` needs is not a number, or a step has fewer sequences than devices.
-    """
-    data, trainer = config.data.init_args, config.trainer
-    for name in ("batch_size", "length"):
-        number = data.get(name)
-        if not isinstance(number, int) or number < 1:
-            raise UserError(f"data.{name}: got {number} in {config.data.class_path}, expected a number of 1 or more")
-    if trainer.max_steps < 1:
-        raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected 1 or more, the number of steps to plan")
-    largest = max(chip.memory for chip in chips) * max([*devices, 8 * NODE])
-    check_memory(config, largest, "the largest number of devices")  # a model that is too large takes too long to build
-    with torch.device("meta"):
-        model = build_model(config.model.as_dict())
-    count = count_parameters(model.network)
-    work = flops(model.network, data.length)
-    planned_devices = device_count(trainer.devices) * trainer.num_nodes
-    segments = data.batch_size * trainer.accumulate_grad_batches * planned_devices
-    micro, step = data.batch_size * data.length, segments * data.length  # tokens of a micro-batch, and of a step
-    if max(devices, default=1) > segments:
-        expected = f"expected at most {segments}, the number of sequences in a step"
-        raise UserError(f"devices: got {max(devices)}, {expected}; use fewer, or increase data.batch_size")
-    devices = devices or [n for n in (1, NODE, 8 * NODE) if n <= segments]
-    tokens = step * trainer.max_steps
-    total = work.training * tokens
-    rows = {
-        "parameters": f"{sum(count.values()):,}",
-        **{f"  {part}": f"{n:,}" for part, n in count.items()},
-        "steps": f"{trainer.max_steps:,}",
-        "tokens a step": f"{step:,} = {data.batch_size} × {data.length} × {trainer.accumulate_grad_batches} "
-        f"accumulated × {planned_devices} devices",
-        "tokens": f"{tokens:,}",
-        "FLOPs a token": f"{work.training:,} = 3 × (linear layers {work.products:,} + attention {work.attention:,})",
-        "FLOPs": f"{total:.3g}",
-    }
-    precision = AUTOCAST.get(str(trainer.precision))
-    if trainer.precision == "bf16-true":
-        model.network.bfloat16()
-    needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
-    sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
-    sharding = ", if parameters were not sharded" if "shard" in str(trainer.strategy).lower() else ""
-    # DDP exchanges gradients in buckets during the backward pass. The bucket with parameters of a strategy that all
-    # layers share waits for the end of this pass. The hours then include the exchange of all buckets, an overestimate.
-    overlap = len(model.network.positions) > 1 or not count.get("positions")
-    return [
-        _text("Work", rows),
-        _text(f"Memory of a device, {micro:,} tokens at once{sharding}", sizes),
-        _hours(total / efficiency, needed, trainer.max_steps, chips, devices, overlap),
-    ]
-
-
-def device_count(devices: Any) -> int:
-    """Return the number of devices per node in the option ``trainer.devices``; 1 for ``auto``."""
-    numbers = devices if isinstance(devices, list) else str(devices).rstrip(",").split(",")
-    return max(len(numbers), int(devices) if str(devices).isdecimal() else 1)
-
-
-def moments(model: LanguageModel) -> float:
-    """Return the mean number of optimiser moments per parameter: 2, but 1 for the matrices that Muon updates."""
-    if not model.muon:
-        return 2.0
-    matrices = sum(p.numel() for group in model._muon_groups() for p in group["params"])
-    return 2.0 - matrices / sum(p.numel() for p in model.parameters())
-
-
-def _text(title: str, rows: dict[str, str]) -> str:
-    return "\n".join([title, *(f"{name:15}  {value}" for name, value in rows.items())])
-
-
-def _hours(
-    total: float, needed: dict[str, int], steps: int, chips: list[Chip], devices: list[int], overlap: bool
-) -> str:
-    """Return the table of hours: whether a training step fits in memory, and the time on each number of devices.
-
-    Args:
-        total: FLOPs of the fit, divided by the efficiency.
-        needed: Bytes on a device, by part.
-        steps: Number of optimiser steps.
-        chips: Kinds of devices, the rows.
-        devices: Numbers of devices, the columns.
-        overlap: Whether the exchange of gradients overlaps with the backward pass.
-    """
-    fits = ["yes" if needed["total"] < 0.9 * chip.memory else "no: use gradient accumulation" for chip in chips]
-    table = pd.DataFrame({"fits": fits}, [chip.name for chip in chips])
-    for n in devices:
-        hours = []
-        for chip in chips:
-            compute = total / steps / n / chip.flops  # seconds per step
-            rate = chip.link if n <= NODE else NETWORK
-            exchange = 2 * needed["gradients"] * (n - 1) / n / rate  # a ring sends (n - 1) / n of the gradients twice
-            backward = overlap * compute * 2 / 3  # seconds of the backward pass in which the exchange costs no time
-            hours.append(f"{steps * (compute + max(0.0, exchange - backward)) / 3600:.2f}")
-        table[f"{n} device{'s' * (n > 1)} ({-(-n // NODE)} node{'s' * (n > NODE)})"] = hours
-    return f"Hours, with tokens divided over all devices\n{table.to_string()}"

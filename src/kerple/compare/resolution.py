@@ -171,7 +171,7 @@ def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     """
     from pytorch_lightning import LightningDataModule  # takes seconds
 
-    from kerple.training.fit_options import original_errors
+    from kerple.config.class_errors import original_errors
 
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")

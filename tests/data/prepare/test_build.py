@@ -248,7 +248,7 @@ def test_the_command_prepares_the_corpus_of_a_configuration(json_lines, tmp_path
     options = "{corpus: elsewhere, vocabulary: 300, prepare_workers: 1, length: 8}"
     Path("config.yaml").write_text(f"data: {{class_path: TokenShards, init_args: {options}}}\nlogs: x\n")
     prepare.main(["--config", "config.yaml", "--data", "TokenShards", "--data.init_args.corpus", "books.d"])
-    inspect_shards.main(["data/books-bpe300", "--tokens", "5", "--seed", "1"])
+    inspect_shards.main(["data/books-bpe300", "--length", "5", "--seed", "1"])
     assert "all checksums are correct" in capsys.readouterr().out
     Path("config.yaml").write_text("data: {class_path: TaskData, init_args: {task: Copy}}")
     for path in ("config.yaml", "nowhere.yaml", "books.d/part0.jsonl"):
