@@ -8,4 +8,4 @@ from kerple.cli import lightning
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setattr(lightning, "configure_torch", lambda: None)  # threads do not survive a fork
-    capture_parser(lambda: lightning.run(["fit"], ""))
+    capture_parser(lambda: lightning.run(["fit"]))

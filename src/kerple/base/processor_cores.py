@@ -5,7 +5,7 @@ import time
 
 import psutil
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 
 WORKERS_PER_CORE = 16  # more processes take minutes to start, and use up the memory
 # set if `compare` has set OMP_NUM_THREADS, and not the user; a resumed run then keeps its earlier number of threads
@@ -20,8 +20,8 @@ def cores() -> int:
 
 def check_workers(option: str, workers: int) -> None:
     """Raise a UserError if a number of processes is negative, or above `WORKERS_PER_CORE` for each core."""
-    if not 0 <= workers <= (most := WORKERS_PER_CORE * cores()):
-        raise UserError(f"{option}: got {workers}, expected 0 to {most}, {WORKERS_PER_CORE} for each core")
+    most = WORKERS_PER_CORE * cores()
+    require(0 <= workers <= most, option, workers, f"0 to {most}, {WORKERS_PER_CORE} for each core")
 
 
 def measure_load() -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from kerple.base.errors import UserError, describe
+from kerple.base.errors import UserError, describe, require
 from kerple.config.parsing import command_parser, parse
 from kerple.positions import StrategyBuilder
 from kerple.testing import PROPERTIES, Subject, outcomes
@@ -20,8 +20,8 @@ def main(arguments: list[str]) -> None:
         SystemExit: With status 1 if a property does not hold.
         UserError: If the strategy cannot be built.
     """
-    if arguments and not arguments[0].startswith("-"):
-        raise UserError(f"check: got {arguments[0]}, expected an option: --model.position {arguments[0]}")
+    first = next(iter(arguments), "-")
+    require(first.startswith("-"), "check", first, f"an option: --model.position {first}")
     parser = command_parser("check", __doc__)
     text = "positional strategy, by class name or import path; its options are --model.position.OPTION"
     parser.add_argument("--model.position", type=StrategyBuilder, required=True, help=text)

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from jsonargparse import Namespace
+from pytorch_lightning import Callback, LightningDataModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from kerple.base.errors import UserError, machine_error
+from kerple.base.errors import UserError, machine_error, require
 from kerple.base.run_folder import LAST, fit_directory, last_checkpoint, test_directory, unlock
-from kerple.config import PROGRAM
+from kerple.config import DESCRIPTION, PROGRAM
 from kerple.config.checkpoint_agreement import check_resumption, check_tested_model
 from kerple.config.class_errors import as_user_error, original_errors
 from kerple.config.flat_configuration import flat
@@ -46,12 +47,11 @@ from kerple.training.trainer import AutoTrainer, print_once, resolve_auto
 from kerple.training.trainer_access import is_restoring, spawns_processes
 
 
-def run(arguments: list[str], description: str) -> None:
+def run(arguments: list[str]) -> None:
     """Run `fit`, `validate` or `test`.
 
     Args:
         arguments: The command and its arguments.
-        description: Description of the program, for its help.
 
     Raises:
         UserError: If an option is wrong, so that the model, its data or the Trainer cannot be built.
@@ -62,31 +62,29 @@ def run(arguments: list[str], description: str) -> None:
     classes = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
     if (option := arguments[-1]) in classes:  # without a class, the parser would show no options
         raise UserError(f"{option}: got no class, expected one of {', '.join(classes[option])}")
-    CLI(LanguageModel, insert_stored_config(arguments), description)
+    CLI(insert_stored_config(arguments))
 
 
 class CLI(LightningCLI):
     """LightningCLI with the folders, callbacks and checkpoints of this project.
 
     Args:
-        model: Class of the model.
         arguments: The command and its arguments, as `kerple.training.stored_options.insert_stored_config` returns them.
-        description: Description of the program, for its help.
     """
 
     subcommand: str
     checkpoint: dict[str, Any] | None = None
     logger: TensorBoardLogger | None = None
 
-    def __init__(self, model: type[LightningModule], arguments: list[str], description: str) -> None:
+    def __init__(self, arguments: list[str]) -> None:
         super().__init__(
-            model,
+            LanguageModel,
             LightningDataModule,
             trainer_class=AutoTrainer,
             subclass_mode_data=True,
             save_config_callback=StoreConfig,
             seed_everything_default=SEED,
-            parser_kwargs={"prog": PROGRAM, "description": description, "exit_on_error": False},
+            parser_kwargs={"prog": PROGRAM, "description": DESCRIPTION, "exit_on_error": False},
             auto_configure_optimizers=False,
             args=arguments,
         )
@@ -105,8 +103,7 @@ class CLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parse(parser, args, self._parser(args[0]))
         seed = self.config[self.config.subcommand].seed_everything
-        if not 0 <= seed < 2**32:
-            raise UserError(f"seed_everything: got {seed}, expected a number from 0 to {2**32 - 1}")
+        require(0 <= seed < 2**32, "seed_everything", seed, f"a number from 0 to {2**32 - 1}")
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing. Lightning's method replaces options of the command line by options in the checkpoint."""
@@ -116,17 +113,7 @@ class CLI(LightningCLI):
         check_nodes(config.trainer)
         if self.subcommand == "fit":
             check_memory(config, machine_memory(), "this machine")
-            strategy, seed = config.model.position.class_path.rpartition(".")[2], config.seed_everything
-            preferred = Path(config.output or Path(config.logs, config.experiment, strategy, f"seed-{seed}"))
-            directory = fit_directory(preferred, config.ckpt_path)
-            last = directory / LAST
-            if config.ckpt_path is None and (earlier := last_checkpoint(preferred)):
-                _mention_earlier_fit(earlier)
-            # "last" is not an error in a new run, so that a requeued job can always use it
-            if config.ckpt_path == "last":
-                if not last.is_file():
-                    print_once(f"ckpt_path: {last} does not exist, so the run starts at step 0")
-                config.ckpt_path = str(last) if last.is_file() else None
+            directory = _fit_folder(config)
         else:
             directory = test_directory(config.output, config.ckpt_path, self.subcommand)
         resumed = None
@@ -254,6 +241,21 @@ class CLI(LightningCLI):
             given = self.config[self.subcommand].trainer.strategy
             raise UserError(f"trainer.strategy: got {given}, to whose processes a run cannot be copied; expected ddp")
         return trainer
+
+
+def _fit_folder(config: Namespace) -> Path:
+    """Choose the folder of a fit, and replace ``last`` in the option ``ckpt_path`` by the path of its checkpoint."""
+    strategy = config.model.position.class_path.rpartition(".")[2]
+    preferred = Path(config.output or Path(config.logs, config.experiment, strategy, f"seed-{config.seed_everything}"))
+    directory = fit_directory(preferred, config.ckpt_path)
+    if config.ckpt_path is None and (earlier := last_checkpoint(preferred)):
+        _mention_earlier_fit(earlier)
+    if config.ckpt_path == "last":
+        last = directory / LAST
+        config.ckpt_path = str(last) if last.is_file() else None
+        if config.ckpt_path is None:  # no error in a new run, so that a requeued job can always use "last"
+            print_once(f"ckpt_path: {last} does not exist, so the run starts at step 0")
+    return directory
 
 
 def _mention_earlier_fit(last: Path) -> None:

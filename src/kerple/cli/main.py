@@ -11,10 +11,10 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
-from kerple.base.errors import UserError, describe, machine_error, unknown, user_location
+from kerple.base.errors import UserError, describe, machine_error, require, unknown, user_location
 from kerple.base.processor_cores import measure_load
 from kerple.base.run_folder import unlock
-from kerple.config import PROGRAM
+from kerple.config import DESCRIPTION, PROGRAM
 from kerple.config.files import FILE_OPTIONS, with_shipped_configs
 
 DEMO = ["compare", "--config", "configs/compare/demo.yaml", "--parallel", "2"]
@@ -35,7 +35,6 @@ COMMANDS = {
 }
 PRINTING = {"predict", "inspect", "plan", "check"}  # their output is their result, so a failed write is an error
 MODULES = {"check": "check_strategy", "inspect": "inspect_shards"}  # all other modules are named like their commands
-DESCRIPTION = "Length extrapolation of transformers."
 COMMAND_LINES = "\n".join(f"  {name:9} {text}" for name, text in COMMANDS.items())
 HELP = f"""usage: {PROGRAM} COMMAND [options]
 
@@ -135,8 +134,8 @@ def _set_threads(arguments: list[str]) -> list[str]:
         if option == "--threads":
             end = place + 1 + (not equals)
             value = value if equals else "".join(arguments[place + 1 : end])
-            if not value.isdecimal() or not 0 < int(value) <= 1024:
-                raise UserError(f"threads: got {value or 'nothing'}, expected a number from 1 to 1024")
+            valid = value.isdecimal() and 0 < int(value) <= 1024
+            require(valid, "threads", value or "nothing", "a number from 1 to 1024")
             os.environ["OMP_NUM_THREADS"] = value
             if torch := sys.modules.get("torch"):
                 torch.set_num_threads(int(value))
@@ -158,7 +157,7 @@ def _run_command(arguments: list[str]) -> None:
     if command == "test" and "--hf" in parts:
         import_module("kerple.cli.measure_pretrained").main(arguments[1:])
     elif command in ("fit", "test", "validate"):
-        import_module("kerple.cli.lightning").run(arguments, DESCRIPTION)
+        import_module("kerple.cli.lightning").run(arguments)
     elif command in COMMANDS:
         import_module(f"kerple.cli.{MODULES.get(command, command)}").main(arguments[1:])
     else:

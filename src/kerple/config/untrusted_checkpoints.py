@@ -25,7 +25,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import torch
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
-from kerple.base.errors import UserError, describe, machine_error, unknown
+from kerple.base.errors import UserError, describe, machine_error, require, unknown
 
 CONFIG = "config"  # key of the configuration in a checkpoint
 # types of options whose strings jsonargparse neither imports nor opens
@@ -198,8 +198,8 @@ class Classes:
         trusted = node in self.trusted or any("://" in url and str(node).startswith(url) for url in self.trusted)
         if remote and not trusted:
             raise UserError(f"{option}: names {node!r:.99}, which is not read without consent; add --trust {node:.99}")
-        if type(node) not in (bool, int, float, str, type(None)):
-            raise UserError(f"{option}: got {node!r:.100}, expected a number, a string, true, false or null")
+        valid = type(node) in (bool, int, float, str, type(None))
+        require(valid, option, f"{node!r:.100}", "a number, a string, true, false or null")
         return node
 
 

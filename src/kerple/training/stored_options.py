@@ -10,7 +10,7 @@ import yaml
 from pytorch_lightning import LightningDataModule
 
 from kerple.base.auto_precision import SAFE, emulated
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.base.run_folder import LAST
 from kerple.config.files import read_mapping
 from kerple.config.flat_configuration import flat
@@ -50,10 +50,10 @@ def insert_stored_config(arguments: list[str]) -> list[str]:
         return [command, *_with_present_folder(rest, options.config, options.ckpt_path)]
     if {"-h", "--help"} & set(rest):
         return arguments
-    if options.weights is not None:
-        raise UserError(f"weights: got {options.weights}, expected --ckpt_path instead; --weights is for `fit` only")
-    if options.ckpt_path is None:
-        raise UserError(f"ckpt_path: got none, expected a checkpoint to {command}; add --ckpt_path FILE")
+    advice = "--ckpt_path instead; --weights is for `fit` only"
+    require(options.weights is None, "weights", options.weights, advice)
+    advice = f"a checkpoint to {command}; add --ckpt_path FILE"
+    require(options.ckpt_path is not None, "ckpt_path", "none", advice)
     # this configuration has no devices and no parallel strategy, because they depend on the machine
     config = allowed_classes(options.trust or "").config(options.ckpt_path)
     if emulated(precision := config["trainer"].get("precision")):

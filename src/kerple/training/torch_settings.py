@@ -19,7 +19,7 @@ HARMLESS = (
 
 
 def configure_torch() -> None:
-    """Set TF32 on a GPU and deterministic matrix products on a CPU, and filter warnings and log messages.
+    """Set TF32 on a GPU and deterministic matrix products on a CPU, use free cores, and filter messages.
 
     Exact resuming needs deterministic matrix products. MKL provides them only in its reproducible mode, and only with a
     fixed number of threads. On ranks other than 0, this project logs only warnings.
@@ -36,14 +36,10 @@ def configure_torch() -> None:
     logger = logging.getLogger("kerple")
     logger.setLevel(logging.WARNING if getattr(rank_zero_only, "rank", 0) else logging.INFO)
     logger.handlers = [logging.StreamHandler()]  # a new handler, because notebooks and tests replace sys.stderr
-    use_free_cores()
-
-
-def use_free_cores() -> None:
-    """Use at most as many threads as there are free cores, unless the user has set OMP_NUM_THREADS or ``--threads``."""
     threads = torch.get_num_threads()
-    if "OMP_NUM_THREADS" not in os.environ and (free := free_cores()) < threads:
-        message = "threads: %d instead of %d, because other processes use the cores; --threads sets the number"
-        logging.getLogger("kerple").info(message, free, threads)
+    if "OMP_NUM_THREADS" not in os.environ and (free := free_cores()) < threads:  # not set by the user or --threads
+        logger.info(
+            "threads: %d instead of %d, as other processes use the cores; --threads sets it", free, threads
+        )
         threads = free
     torch.set_num_threads(threads)  # even if unchanged: MKL then does not choose a number of threads for each product
