@@ -184,23 +184,34 @@ class Classes:
         Raises:
             UserError: If the value contains a class or an address that is not accepted, or a value of another type.
         """
-        leaves = list(_leaves(annotation))
-        plain = node in leaves or all(leaf in PLAIN or type(leaf) in PLAIN for leaf in leaves)
+        plain = _is_plain(node, annotation)
         if isinstance(node, list | tuple):
             return [self.value(item, annotation, option) for item in node]
         if isinstance(node, dict) and "class_path" not in node and (plain or get_origin(annotation) is Mapping):
             return {self.value(k, str, option): self.value(v, annotation, option) for k, v in node.items()}
-        if isinstance(node, dict) or (isinstance(node, str) and not plain):  # the parser could import or open a string
+        if isinstance(node, dict) or (isinstance(node, str) and not plain):
             return self.instance(node, option)
-        remote = isinstance(node, str) and "://" in node.removeprefix("file://")
-        # a name that is not a path on this machine could be that of a model on the Hugging Face hub
-        remote |= option.endswith(MODELS) and node != BUNDLED and not os.path.exists(str(node))
-        trusted = node in self.trusted or any("://" in url and str(node).startswith(url) for url in self.trusted)
-        if remote and not trusted:
-            raise UserError(f"{option}: names {node!r:.99}, which is not read without consent; add --trust {node:.99}")
+        if _is_remote(text := str(node), option) and not self._is_trusted(text):
+            raise UserError(f"{option}: names {node!r:.99}, which is not read without consent; add --trust {text:.99}")
         valid = type(node) in (bool, int, float, str, type(None))
         require(valid, option, f"{node!r:.100}", "a number, a string, true, false or null")
         return node
+
+    def _is_trusted(self, address: str) -> bool:
+        """Return whether the user trusts an address: its name, or a URL with which it begins."""
+        return address in self.trusted or address.startswith(tuple(url for url in self.trusted if "://" in url))
+
+
+def _is_plain(node: Any, annotation: Any) -> bool:
+    """Return whether the parser neither imports nor opens a value: no type of its option is one of objects."""
+    leaves = list(_leaves(annotation))
+    return node in leaves or all(leaf in PLAIN or type(leaf) in PLAIN for leaf in leaves)  # a Literal has values
+
+
+def _is_remote(text: str, option: str) -> bool:
+    """Return whether a string is a URL, or the name of a model that is not on this machine."""
+    is_hub_name = option.endswith(MODELS) and text != BUNDLED and not os.path.exists(text)
+    return "://" in text.removeprefix("file://") or is_hub_name
 
 
 @cache  # reads the source of the class, which takes milliseconds
