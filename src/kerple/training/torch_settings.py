@@ -38,8 +38,6 @@ def configure_torch() -> None:
     logger.handlers = [logging.StreamHandler()]  # a new handler, because notebooks and tests replace sys.stderr
     threads = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ and (free := free_cores()) < threads:  # not set by the user or --threads
-        logger.info(
-            "threads: %d instead of %d, as other processes use the cores; --threads sets it", free, threads
-        )
+        logger.info("threads: %d instead of %d, as other processes use the cores; --threads sets it", free, threads)
         threads = free
     torch.set_num_threads(threads)  # even if unchanged: MKL then does not choose a number of threads for each product
