@@ -90,7 +90,13 @@ def test_generation_is_equal_without_a_cache_and_the_cache_does_not_grow(name: s
     expected, cache, got, sizes = network(tokens, visibility), network.new_cache(visibility), [], []
     for piece in tokens.split([2, 6, 12, *[1] * 20], 1):  # the first tokens come in two calls
         got.append(network(piece, visibility, cache=cache))
-        kept = [x for layer in cache.layers for part in (layer, layer.first) if part for x in (part.keys, part.values)]
+        kept = [
+            x
+            for layer in cache.layers
+            for part in (layer, layer.first_tokens)
+            if part
+            for x in (part.keys, part.values)
+        ]
         sizes.append(sum(x.untyped_storage().nbytes() for x in kept))
     torch.testing.assert_close(torch.cat(got, 1), expected, atol=1e-10, rtol=1e-10)
     assert len(set(sizes[4:])) == 1 or network.positions[0].uses("modify_scores")  # such scores may need all tokens
@@ -114,7 +120,7 @@ def test_a_cache_has_one_visibility_and_distances_need_first_tokens() -> None:
     network, tokens = Transformer(Shape(16, 2, 8), 1, 30, RoPE), torch.randint(30, (1, 12))
     with pytest.raises(UserError, match=r"visibility: got .*window=3.*create another"):
         network(tokens, Visibility(3), cache=network.new_cache())
-    with pytest.raises(UserError, match="distances: got capped with window 3 and first 0, expected true"):
+    with pytest.raises(UserError, match="distances: got capped with window 3 and first_keys 0, expected true"):
         Visibility(3, distances="capped")
     assert EVERYTHING.narrow(4) == Visibility(8, 2).narrow(4) == Visibility(4)
     assert Visibility(4).with_bos().narrow(4) == Visibility(4)  # as trained, so without BOS outside the layer's window

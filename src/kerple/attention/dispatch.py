@@ -74,7 +74,7 @@ def normalise(
     length, scale = k.shape[2], spec.scale_of(q)
     window = None if spec.window is None or spec.window >= length else spec.window
     neighbors = spec.neighbor_window
-    if neighbors is not None and neighbors >= (length if spec.first else window or length):
+    if neighbors is not None and neighbors >= (length if spec.first_keys else window or length):
         q, k, neighbors = q.chunk(2, -1)[0], k.chunk(2, -1)[0], None  # all keys are near: the first halves are enough
     tables = (spec.table, spec.score_scale, spec.sink)
     table, score_scale, sink = (None if x is None else x.to(score_dtype) for x in tables)

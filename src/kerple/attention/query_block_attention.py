@@ -31,16 +31,17 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIF
 
     Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. Scores and softmax are
     fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of ``v``. A query is compared with all keys up to
-    the end of its block. With a window and ``spec.first`` = 0, these are at most window + `QUERIES_AT_ONCE` keys.
+    the end of its block. With a window and without ``spec.first_keys``, these are at most window + `QUERIES_AT_ONCE`
+    keys.
     """
     k, v = repeat_for_query_heads(q, k, v)
-    length, first = k.shape[2], k.shape[2] - q.shape[2]
-    blocks = query_blocks(q.shape[2], length, QUERIES_AT_ONCE, None if spec.first else spec.window)
+    length, first_query = k.shape[2], k.shape[2] - q.shape[2]
+    blocks = query_blocks(q.shape[2], length, QUERIES_AT_ONCE, None if spec.first_keys else spec.window)
     recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
     out = []
     # the block with the most keys comes first, so that each later block fits into memory that was freed before it
     for rows, columns in reversed(blocks):
-        queries = slice(rows.start - first, rows.stop - first)
+        queries = slice(rows.start - first_query, rows.stop - first_query)
         block_spec = spec.select_queries(queries)
         arguments = (q[:, :, queries], k[:, :, columns], v[:, :, columns], block_spec, rows, columns)
         out.append(checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments))

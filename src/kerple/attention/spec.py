@@ -28,7 +28,7 @@ class AttentionSpec:
             implementations expand neither the table nor its gradient to Tq × Tk.
         score_scale: Factor of the scaled scores at distance d = 0, 1, …, (H, >= Tk), applied before ``table`` is added.
         window: Queries see only keys at distance d < window; None for all.
-        first: Number of first keys that every later query sees in addition to its window. It has no effect if
+        first_keys: Number of first keys that every later query sees in addition to its window. It has no effect if
             ``window`` is None.
         sink: Additional logit in the softmax that belongs to no key and no value vector, (H,) or (B, H, Tq).
         modify_scores: Function ``f(s, q, k, block)`` that changes the scores of a `kerple.positions.QueryKeyBlock`. It
@@ -52,7 +52,7 @@ class AttentionSpec:
     table: Tensor | None = None
     score_scale: Tensor | None = None
     window: int | None = None
-    first: int = 0
+    first_keys: int = 0
     sink: Tensor | None = None
     modify_scores: ModifyScores | None = None
     add_to_output: AddToOutput | None = None
@@ -65,7 +65,7 @@ class AttentionSpec:
     def needs_explicit_scores(self) -> bool:
         """Whether no fused kernel supports these modifications."""
         unfused = (self.score_scale, self.more_keys, self.modify_scores, self.add_to_output)
-        return self.first > 0 or any(modification is not None for modification in unfused)
+        return self.first_keys > 0 or any(modification is not None for modification in unfused)
 
     def scale_of(self, q: Tensor) -> float:
         """Return the factor of q·k."""
@@ -103,14 +103,14 @@ def query_blocks(queries: int, length: int, block: int, window: int | None) -> l
 def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch.device) -> Tensor:
     """Return which keys each query sees, bool (queries, keys).
 
-    A query sees its own and earlier keys, if they are in its window or among the ``spec.first`` first keys.
+    A query sees its own and earlier keys, if they are in its window or among the ``spec.first_keys`` first keys.
     """
     queries = torch.arange(rows.start, rows.stop, device=device)
     keys = torch.arange(columns.start, columns.stop, device=device)
     distance = queries[:, None] - keys
     if spec.window is None:
         return distance >= 0
-    return (distance >= 0) & ((distance < spec.window) | (keys < spec.first))
+    return (distance >= 0) & ((distance < spec.window) | (keys < spec.first_keys))
 
 
 def scores(

@@ -143,8 +143,8 @@ def windowed_attention(
         given = f"got {visibility.window}, but {type(module).__name__} needs {needs}"
         reason = "which attention with a window does not support"
         raise UserError(f"window: {given}, {reason}; leave out measures and protocols with a window")
-    spec = AttentionSpec(window=visibility.window, first=visibility.first)
-    blocks = query_blocks(query.shape[2], key.shape[2], QUERY_ROWS, None if spec.first else spec.window)
+    spec = AttentionSpec(window=visibility.window, first_keys=visibility.first_keys)
+    blocks = query_blocks(query.shape[2], key.shape[2], QUERY_ROWS, None if spec.first_keys else spec.window)
     grouped = query.shape[1] != key.shape[1]
     out = []
     for q, (rows, columns) in zip(query.split(QUERY_ROWS, 2), blocks, strict=True):

@@ -123,7 +123,7 @@ class Protocol:
         `Visibility.distances` is appended unless it is ``true``: keep_first4_capped, keep_first4_cache.
         """
         distances = "" if self.visibility.distances == "true" else f"_{self.visibility.distances}"
-        option = self.visibility.first or self.visibility.window or self.stride or self.k or ""
+        option = self.visibility.first_keys or self.visibility.window or self.stride or self.k or ""
         return f"{self.name}{option}{distances}"
 
     def part_of_full(self, length: int) -> bool:

@@ -20,15 +20,15 @@ class LayerCache:
         keys: Keys (B, G, T, δ') after `Position.transform_qk`; None before the first call.
         values: Values (B, G, T, δ); None before the first call.
         state: `Position.token_state` of the tokens in the cache, (B, H, T, c); None if the strategy has no state.
-        first: Cache of the first tokens of the input, for queries whose window does not contain them; None if such
-            queries do not see the first tokens, or if ``window`` is None.
+        first_tokens: Cache of the first tokens of the input, for queries whose window does not contain them. None if
+            such queries do not see the first tokens, or if ``window`` is None.
     """
 
     window: int | None = None
     keys: Tensor | None = None
     values: Tensor | None = None
     state: Tensor | None = None
-    first: "LayerCache | None" = None
+    first_tokens: "LayerCache | None" = None
 
     def append(self, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Append keys, values and state of t new tokens to those of T tokens in the cache, and return all T + t.

@@ -55,13 +55,13 @@ class FirstTokens:
             cached: Number of tokens in the cache, which are not queries; None without a cache.
         """
         visibility = positions.visibility
-        window, first, distances = visibility.window, visibility.first, visibility.distances
+        window, first_keys, distances = visibility.window, visibility.first_keys, visibility.distances
         assert window is not None
-        queries, keys = positions[cached:], positions[:first]
+        queries, keys = positions[cached:], positions[:first_keys]
         hidden = queries.rows[:, None] - keys.rows < window  # (Tq, F)
         if distances != "true":
-            # for "cache", the visible keys have the positions 0, 1, …; a query sees at most first + window keys
-            query_ids, key_ids = queries.rows.clamp(max=first + window - 1), keys.rows
+            # for "cache", the visible keys have the positions 0, 1, …; a query sees at most first_keys + window keys
+            query_ids, key_ids = queries.rows.clamp(max=first_keys + window - 1), keys.rows
             if distances == "capped":  # every first token has the distance ``window``
                 query_ids, key_ids = torch.full_like(query_ids, window), torch.zeros_like(key_ids)
             queries = replace(queries, ids=query_ids, contiguous=False)
@@ -82,17 +82,18 @@ class FirstTokens:
             k: Keys (B, G, Tq, δ) of the same tokens, before `Position.transform_qk`.
             v: Values (B, G, Tq, δ) of the same tokens.
             state: `Position.token_state` of the same tokens, (B, H, Tq, c), or None.
-            cache: The layer's cache, or None. First tokens that are not yet in the cache are added to ``cache.first``.
+            cache: The layer's cache, or None. First tokens that are not yet in the cache are added to
+                ``cache.first_tokens``.
         """
         far_q, _ = position.transform_qk(q, k, state, self.queries)
-        first = LayerCache() if cache is None or cache.first is None else cache.first
+        first_tokens = LayerCache() if cache is None or cache.first_tokens is None else cache.first_tokens
         if new := len(self.keys.rows):
             state = None if state is None else state[:, :, :new]
             _, k = position.transform_qk(q[:, :, :new], k[:, :, :new], state, self.keys)
-            first.append(k, v[:, :, :new], None)
-        assert first.keys is not None
-        assert first.values is not None
-        k, values = repeat_for_query_heads(far_q, first.keys, first.values)
+            first_tokens.append(k, v[:, :, :new], None)
+        assert first_tokens.keys is not None
+        assert first_tokens.values is not None
+        k, values = repeat_for_query_heads(far_q, first_tokens.keys, first_tokens.values)
         scores = product(precise(far_q) * v.shape[-1] ** -0.5, k.mT)  # (B, H, Tq, F)
         scores = scores if self.score_scale is None else scores * self.score_scale
         scores = scores if self.bias is None else scores + self.bias
@@ -102,7 +103,7 @@ class FirstTokens:
 def is_separable(position: Position, visibility: Visibility) -> bool:
     """Whether queries see first tokens in addition to a window, with scores that can be computed separately."""
     joint = position.uses("modify_scores") or position.uses("add_to_output") or position.neighbor_window is not None
-    return visibility.window is not None and visibility.first > 0 and not joint
+    return visibility.window is not None and visibility.first_keys > 0 and not joint
 
 
 def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
@@ -112,8 +113,8 @@ def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
     """
     visibility = visibility.narrow(position.window)
     if is_separable(position, visibility):
-        return LayerCache(visibility.window, first=LayerCache())
-    return LayerCache(None if visibility.first else visibility.window)
+        return LayerCache(visibility.window, first_tokens=LayerCache())
+    return LayerCache(None if visibility.first_keys else visibility.window)
 
 
 def check_distances(position: Position, visibility: Visibility) -> None:

@@ -34,8 +34,8 @@ class PositionContext:
             are not contiguous (the bias is then evaluated for each pair of query and key).
         score_scale: `Position.score_scale` at distances 0 to T - 1, (H, T) fp32, or None for the same reasons.
         attention: Option for the implementation of attention, see `kerple.attention.backend_selection`.
-        first: Data for the scores of the first tokens, for queries whose window does not contain these tokens. None if
-            the scores are not computed separately (`kerple.model.first_token_scores`).
+        first_tokens: Data for the scores of the first tokens, for queries whose window does not contain these tokens.
+            None if the scores are not computed separately (`kerple.model.first_token_scores`).
     """
 
     positions: TokenPositions
@@ -43,7 +43,7 @@ class PositionContext:
     table: Tensor | None
     score_scale: Tensor | None
     attention: AttentionOption = "auto"
-    first: FirstTokens | None = None
+    first_tokens: FirstTokens | None = None
 
 
 class SelfAttention(nn.Module):
@@ -107,12 +107,13 @@ class SelfAttention(nn.Module):
         q, k, v = self.split(self.qkv(x))
         q, k = _normalise(self.q_norm, q), _normalise(self.k_norm, k)
         state = position.token_state(x, context.queries, None if cache is None else cache.state)
-        more_keys = None if context.first is None else context.first.scores_and_values(position, q, k, v, state, cache)
+        first = context.first_tokens
+        more_keys = None if first is None else first.scores_and_values(position, q, k, v, state, cache)
         q, k = position.transform_qk(q, k, state, context.queries)
         if cache is not None:
             k, v, state = cache.append(k, v, state)
         spec = spec_of(position, context, q, v, state)
-        return q, k, v, spec if more_keys is None else replace(spec, first=0, more_keys=more_keys)
+        return q, k, v, spec if more_keys is None else replace(spec, first_keys=0, more_keys=more_keys)
 
 
 def _normalise(norm: nn.Module, x: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
         table=context.table,
         score_scale=context.score_scale,
         window=visibility.window,
-        first=visibility.first,
+        first_keys=visibility.first_keys,
         sink=position.sink_logit(q, context.queries),
         modify_scores=position.apply_to_scores if pairwise or position.uses("modify_scores") else None,
         add_to_output=position.add_to_output if position.uses("add_to_output") else None,
@@ -186,11 +187,11 @@ def prepare_context(
     positions = replace(position.remap_positions(positions, tokens), visibility=visibility)
     check_distances(position, visibility)
     separate = is_separable(position, visibility) and (cached is not None or visibility.distances != "true")
-    first = FirstTokens.of(position, positions, cached) if separate else None
+    first_tokens = FirstTokens.of(position, positions, cached) if separate else None
     queries = positions[cached:]
     bias = None
     score_scale = None
     if positions.contiguous:
         distance = positions.rows.float()
         bias, score_scale = position.bias(distance), position.score_scale(distance)
-    return PositionContext(positions, queries, bias, score_scale, attention, first)
+    return PositionContext(positions, queries, bias, score_scale, attention, first_tokens)

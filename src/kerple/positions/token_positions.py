@@ -63,8 +63,8 @@ class TokenPositions:
     @property
     def visible(self) -> Tensor:
         """Number of keys that each token sees as a query, including itself; (T,) int64."""
-        window, first = self.visibility.window, self.visibility.first
-        return self.rows + 1 if window is None else (self.rows + 1).clamp(max=window + first)
+        window, first_keys = self.visibility.window, self.visibility.first_keys
+        return self.rows + 1 if window is None else (self.rows + 1).clamp(max=window + first_keys)
 
 
 @dataclass(frozen=True)
