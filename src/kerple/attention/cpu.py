@@ -1,8 +1,9 @@
 """Causal attention on the CPU with a table of biases by distance, (H, T), without a T × T tensor.
 
-The forward pass calls torch's fused kernel once per block of queries. The queries of a block are reversed, so that its
-mask is a strided view of a vector made from the table (`kerple.attention.hankel`). The backward pass computes the
-scores again, tile by tile (`kerple.attention.cpu_backward`).
+The forward pass calls torch's fused kernel once per block of queries. Query m and key n have the distance d = m - n. If
+the order of the queries is reversed, the distance is constant along the anti-diagonals of the mask (a Hankel matrix).
+The mask is then a view with strides (1, 1) of a vector, without a copy. The backward pass computes the scores again,
+tile by tile (`kerple.attention.cpu_backward`).
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kerple.attention.cpu_backward import TiledBackward
-from kerple.attention.hankel import hankel_line, hankel_view
+from kerple.attention.cpu_backward import TiledBackward, bias_line
 from kerple.attention.spec import query_blocks
 
 
@@ -45,7 +45,7 @@ def table_attention(
     batch, heads, queries, dim = q.shape
     length = k.shape[2]
     block = forward_block(queries, window)
-    line = hankel_line(table, length, block, window)
+    line = bias_line(table, length, block, window)
     # the kernel reads wrong memory, without an error, if the entries of a row are not contiguous
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out, lse = q.new_empty(batch, heads, queries, dim), table.new_empty(batch, heads, queries)
@@ -58,6 +58,19 @@ def table_attention(
         out[:, :, indices] = block_out.flip(2)
         lse[:, :, indices] = block_lse.flip(2)
     return out, lse
+
+
+def hankel_view(line: Tensor, length: int, rows: slice, columns: slice) -> Tensor:
+    """Return the biases of a block, (H, queries, keys), as a view of ``line``.
+
+    Args:
+        line: Result of `kerple.attention.cpu_backward.bias_line`.
+        length: Number of keys.
+        rows: Indices of the queries of the block. The first row of the result belongs to the *last* of them.
+        columns: Indices of the keys of the block.
+    """
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    return line.narrow(1, length - rows.stop + columns.start, height + width - 1).unfold(1, width, 1)
 
 
 @torch.library.custom_op("kerple::table_attention_backward", mutates_args=(), device_types="cpu")

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kerple.attention.hankel import hankel_line
 from kerple.positions.token_positions import shift_rows
 
 MIN_EXPONENT = -80  # smaller exponents are clamped: exp is many times slower near underflow, and e^-80 changes no sum
@@ -51,7 +50,7 @@ class TiledBackward:
         self.dq, self.dk, self.dv = (x.new_zeros(x.shape, dtype=table.dtype) for x in tensors[:3])
         self.dtable = torch.zeros_like(table)
         self.tile_shape = batch, heads, queries, keys = choose_tile_shape(self.q, self.length, window)
-        self.bias_line = hankel_line(table, self.length, queries, window, hidden=0.0)
+        self.bias_line = bias_line(table, self.length, queries, window, hidden=0.0)
         # P and dS of a tile; allocated once, because new pages of memory would cost as much time as the arithmetic
         self.buffers = table.new_empty(2, batch * heads * queries * keys)
 
@@ -137,10 +136,30 @@ def slices(start: int, stop: int, step: int, limit: int | None = None) -> list[s
     return [slice(i, min(i + step, limit or stop)) for i in range(start, stop, step)]
 
 
+def bias_line(table: Tensor, length: int, block: int, window: int | None, hidden: float = -math.inf) -> Tensor:
+    """Return the biases of each head in the order of the keys, of which matrices of biases are views.
+
+    Args:
+        table: Bias of each head at distance d = 0, 1, …, (H, >= length).
+        length: Number of keys.
+        block: Largest number of queries in a view.
+        window: Distances >= window are hidden; None hides none.
+        hidden: Value for hidden distances and for future keys.
+
+    Returns:
+        Tensor (H, length + block) in the dtype of ``table``: the biases at distances length - 1 to 0, followed by
+        ``block`` entries for future keys.
+    """
+    line = table.new_full((table.shape[0], length + block), hidden)
+    seen = length if window is None else min(length, window)
+    line[:, length - seen : length] = table[:, :seen].flip(-1)
+    return line
+
+
 def toeplitz(line: Tensor, offset: int, height: int, width: int) -> Tensor:
     """Return the matrices ``line[h, offset + height - 1 - row + column]``, (H, height, width).
 
-    For large tiles this is faster than reversing the rows of `kerple.attention.hankel.hankel_view`.
+    For large tiles this is faster than reversing the rows of `kerple.attention.cpu.hankel_view`.
     """
     return shift_rows(line[:, None, offset : offset + height + width].expand(-1, height, -1).contiguous())[..., :width]
 

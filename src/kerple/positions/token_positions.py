@@ -138,7 +138,7 @@ def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
 
     The queries belong to the last ``queries`` of the rows. Keys after a query get the entry of distance 0. With the
     queries in reverse order, the distance is constant along anti-diagonals. The block is then a view with strides
-    (1, 1) of one vector (a Hankel matrix). `kerple.attention.hankel` makes such views for fused attention.
+    (1, 1) of one vector (a Hankel matrix). `kerple.attention.cpu` makes such views for fused attention.
     """
     line = torch.cat([table[:, :keys].flip(-1), table[:, :1].expand(-1, queries - 1)], -1)  # largest distance first
     return line.unfold(-1, keys, 1).flip(-2)
