@@ -26,17 +26,21 @@ QUERIES_AT_ONCE = 128
 LARGEST_STORED = 2**22  # largest number of scores of a call (16 MiB in fp32) that is stored for the backward pass
 
 
-def attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED) -> Tensor:
+def attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED, queries_at_once: int | None = None
+) -> Tensor:
     """Causal attention with all modifications of `AttentionSpec`, on any device.
 
-    Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. Scores and softmax are
-    fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of ``v``. A query is compared with all keys up to
-    the end of its block. With a window and without ``spec.first_keys``, these are at most window + `QUERIES_AT_ONCE`
-    keys.
+    Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. A block has at most
+    ``queries_at_once`` queries; None is `QUERIES_AT_ONCE`. Scores and softmax are fp32 (fp64 for fp64 input).
+    Probabilities are cast to the dtype of ``v``. A query is compared with all keys up to the end of its block. With a
+    window and without ``spec.first_keys``, these are at most as many keys as window and block have together.
     """
     k, v = repeat_for_query_heads(q, k, v)
     length, first_query = k.shape[2], k.shape[2] - q.shape[2]
-    blocks = query_blocks(q.shape[2], length, QUERIES_AT_ONCE, None if spec.first_keys else spec.window)
+    blocks = query_blocks(
+        q.shape[2], length, queries_at_once or QUERIES_AT_ONCE, None if spec.first_keys else spec.window
+    )
     recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
     out = []
     # the block with the most keys comes first, so that each later block fits into memory that was freed before it

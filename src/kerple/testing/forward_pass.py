@@ -2,11 +2,13 @@
 
 import inspect
 import re
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kerple.attention import query_block_attention
+from kerple.attention.query_block_attention import attend_blocks
+from kerple.model.self_attention import SelfAttention
 from kerple.positions.base import Position
 from kerple.positions.visibility import Visibility
 from kerple.testing.subject import (
@@ -162,20 +164,22 @@ def decoding_with_a_cache(subject: Subject, length: int) -> None:
 def block_size(subject: Subject, length: int) -> None:
     """Logits do not depend on the block size of attention.
 
-    Attention is computed in blocks of queries. The default size is compared with two other sizes.
+    Attention is computed in blocks of queries. In each layer, its output for the default size is compared with that for
+    two other sizes.
     """
     network = subject.network(length)
-    ids = tokens(2, length)
-    default = query_block_attention.QUERIES_AT_ONCE
+
+    def compare(attention: SelfAttention, arguments: tuple[Any, ...]) -> None:
+        q, k, v, spec = attention.prepare(*arguments[:3])
+        expected = attend_blocks(q, k, v, spec)
+        for size in (max(3, length // 7), length):
+            got = attend_blocks(q, k, v, spec, size)
+            same(got, expected, f"attention in blocks of {size}, window {spec.window}, {length} tokens")
+
+    for block in network.blocks:
+        block.attention.register_forward_pre_hook(compare)
     for window in (None, length // 4):
-        expected = network(ids, Visibility(window))
-        try:
-            for query_block_attention.QUERIES_AT_ONCE in (max(3, length // 7), length):
-                got = network(ids, Visibility(window))
-                block = f"blocks of {query_block_attention.QUERIES_AT_ONCE}"
-                same(got, expected, f"logits in {block}, window {window}, {length} tokens")
-        finally:
-            query_block_attention.QUERIES_AT_ONCE = default
+        network(tokens(2, length), Visibility(window))
 
 
 @holds_at_lengths
