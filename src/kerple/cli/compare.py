@@ -61,7 +61,9 @@ def _directories_parser() -> ArgumentParser:
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
     tests = "name of the folder with the results of a test, inside the folder of its run"
     parser.add_argument("--test_folder", type=str, default="test", help=tests)
-    parser.add_argument("--baseline", type=str, required=True, help="strategy with which the others are compared")
+    parser.add_argument(
+        "--baseline", type=str, required=True, help="Label of the strategy with which the others are compared."
+    )
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="title of the report")
     _add_report_arguments(parser)

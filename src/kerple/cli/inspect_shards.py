@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("directory", type=str, help="folder of shards, with a manifest.json")
     parser.add_argument("--split", default="train", choices=SPLITS, help="split of the sample")
     parser.add_argument("--length", type=int, default=200, help="number of tokens of the sample")
-    parser.add_argument("--seed", type=int, default=None, help="seed of the sample; default: a random one")
+    parser.add_argument("--seed", type=int, default=None, help="seed of sampling; null: a random one")
     add_switch(parser, "documents", False, "list each test document and its overlap")
     add_switch(parser, "verify", True, "verify all checksums, which reads all shards")
     rename_options(parser, tokens="length", **{"no-verify": "verify false"})

@@ -91,7 +91,7 @@ def add_folder_arguments(parser: ArgumentParser, experiment: str, name: str) -> 
 def add_checkpoint_arguments(parser: ArgumentParser) -> None:
     """Add the options ``ckpt_path`` and ``trust`` of a command that reads a checkpoint."""
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint of `fit`")
-    parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may use: a,b,c")
+    parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
 
 
 def listed(value: Any) -> list[Any]:
