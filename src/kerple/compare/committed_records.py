@@ -149,7 +149,7 @@ def complete(job: PlannedRun) -> None:
         "inputs": job.inputs,
         "test": flat(job.test),
         "plan": job.plan,
-        "code": sorted({*_begun(job)["code"], package_digest()}),
+        "code": sorted({*_begun(job).get("code", []), package_digest()}),
     }
     results_table.write_about(job.test_folder, about)
 

@@ -3,12 +3,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.compare.statistics import CELL, LOGARITHMIC
 from kerple.config.files import read_mapping
 from kerple.config.flat_configuration import configured_length, flat
@@ -87,81 +88,125 @@ def read_runs(runs: Iterable[FinishedRun]) -> Runs:
         UserError: If a file is missing or damaged, a run has no results, or two runs have the same strategy and seed,
             and results for the same metric, protocol and length.
     """
-    tables = {run: results_table.read(run.folder) for run in runs}
-    names = {(run.part, protocol) for run, (table, _) in tables.items() for protocol in table["protocol"].unique()}
-    number_of_parts = Counter(protocol for _, protocol in names)
-    cells: list[pd.DataFrame] = []
-    blocks: list[pd.DataFrame] = []
-    costs: list[dict[str, Any]] = []
+    contents = [_read(run) for run in dict.fromkeys(runs)]
+    _add_parts(contents)
+    totals = pd.concat([content.totals for content in contents], ignore_index=True)
+    _check_each_once(totals)
+    blocks = pd.concat([_sums_by_block(content) for content in contents], ignore_index=True)
+    costs = [content.key | content.cost for content in contents if content.cost]
     analyses: defaultdict[str, list[pd.DataFrame]] = defaultdict(list)
-    configs: dict[FinishedRun, dict[str, Any]] = {}
-    environments: dict[FinishedRun, dict[str, Any]] = {}
     lengths: defaultdict[str, set[int | None]] = defaultdict(set)
     descriptions: defaultdict[str, dict[str, None]] = defaultdict(dict)  # the inner dicts are ordered sets
     digests: defaultdict[str, dict[FinishedRun, str]] = defaultdict(dict)
-    for run, (table, about) in tables.items():
-        key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
-        part = {"part": run.part} if run.part else {}
-        configs[run], cost = _configuration_and_cost(run.folder, about)
-        if run.part:
-            # the protocol of an accuracy is the name of a task; the part is added only if several parts have the task
-            prefixed = table["metric"].isin(LOGARITHMIC) | (table["protocol"].map(number_of_parts) > 1)
-            table["protocol"] = table["protocol"].where(~prefixed, run.part + " " + table["protocol"])
-        totals = results_table.totals(table)
-        if totals.empty:
-            advice = "add `full` to the option protocols of the callback Extrapolation, and test again"
-            raise UserError(f"{run.folder}: got no results except losses by position; {advice}")
-        for protocol in totals["protocol"].unique():
-            lengths[protocol].add(configured_length(configs[run]))
-        for protocol, description, digest in _texts(about):
-            name = protocol if protocol in set(table["protocol"]) else f"{run.part} {protocol}"
+    for content in contents:
+        for name, table in _analyses(content.run.folder):
+            analyses[name].append(table.assign(**content.key))
+        for protocol in content.totals["protocol"].unique():
+            lengths[protocol].add(configured_length(content.config))
+        for protocol, description, digest in _texts(content):
             if description:
-                descriptions[name][description] = None
+                descriptions[protocol][description] = None
             if digest:
-                digests[name][run] = digest[:12]
-        cells.append(totals.assign(**key, folder=str(run.folder)))
-        blocks.append(_sums_by_block(table, about, run.part).assign(**key))
-        if cost:
-            data = about.get("run", {}).get("data")
-            environments[run] = cost.pop("environment", {}) | ({"data": data[:12]} if data else {})
-            costs.append(key | part | cost)
-        for name, analysis in _analyses(run.folder):
-            analyses[name].append(analysis.assign(**key, **part))
-    all_cells = pd.concat(cells, ignore_index=True)
-    twice = all_cells[all_cells.duplicated([*RUN_KEYS, *CELL], keep=False)]
-    if len(twice):
-        folders = ", ".join(dict.fromkeys(twice["folder"]))
-        repeated = f"{twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}"
-        expected = "expected each strategy and seed once; leave out a folder, or change a strategy's label"
-        raise UserError(f"compare: {folders}: got results of {repeated} in each, {expected}")
+                digests[protocol][content.run] = digest[:12]
     return Runs(
-        results=all_cells[[*RUN_KEYS, *CELL, "value", "sum", "count"]],
-        blocks=pd.concat(blocks, ignore_index=True)[[*RUN_KEYS, *CELL, "block", "sum", "count"]],
+        results=totals[[*RUN_KEYS, *CELL, "value", "sum", "count"]],
+        blocks=blocks[[*RUN_KEYS, *CELL, "block", "sum", "count"]],
         costs=pd.DataFrame(costs, columns=None if costs else RUN_KEYS),
         analyses={name: pd.concat(of_runs).set_index(RUN_KEYS).reset_index() for name, of_runs in analyses.items()},
-        configs=configs,
-        environments=environments,
+        configs={content.run: content.config for content in contents},
+        environments={content.run: content.environment for content in contents if content.cost},
         training_lengths={name: of_runs.pop() if len(of_runs) == 1 else None for name, of_runs in lengths.items()},
         text_descriptions={name: list(of_runs) for name, of_runs in descriptions.items()},
         text_digests=dict(digests),
     )
 
 
-def _sums_by_block(table: pd.DataFrame, about: dict[str, Any], part: str) -> pd.DataFrame:
-    """The rows of a test's table that have a block. Protocols may begin with the part of the comparison.
+@dataclass
+class _Content:
+    """The files of a finished run.
+
+    Args:
+        run: The run.
+        table: Table of its test. `_add_parts` adds the part to protocols.
+        about: Description of its test.
+        config: Configuration of its fit, with dotted keys.
+        cost: Cost of its fit; empty if it is not known.
+        environment: Versions and machine of its fit.
+    """
+
+    run: FinishedRun
+    table: pd.DataFrame
+    about: dict[str, Any]
+    config: dict[str, Any]
+    cost: dict[str, Any]
+    environment: dict[str, Any]
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The columns that name the run in a table. Without a part, there is no column part."""
+        part = {"part": self.run.part} if self.run.part else {}
+        return {"strategy": self.run.strategy, "seed": self.run.seed} | part
+
+    @cached_property
+    def totals(self) -> pd.DataFrame:
+        """The results over all blocks.
+
+        Raises:
+            UserError: If the run has none.
+        """
+        totals = results_table.totals(self.table).assign(**self.key, folder=str(self.run.folder))
+        advice = "results; add `full` to the option protocols of the callback Extrapolation, and test again"
+        require(not totals.empty, str(self.run.folder), "no results except losses by position", advice)
+        return totals
+
+
+def _read(run: FinishedRun) -> _Content:
+    table, about = results_table.read(run.folder)
+    config, cost = _configuration_and_cost(run.folder, about)
+    data = about.get("run", {}).get("data")
+    environment = cost.pop("environment", {}) | ({"data": data[:12]} if data else {})
+    return _Content(run, table, about, config, cost, environment)
+
+
+def _add_parts(contents: list[_Content]) -> None:
+    """Begin the protocols of runs with their part.
+
+    The protocol of an accuracy is the name of a task. The part is added to it only if several parts have the task.
+    """
+    names = {(content.run.part, protocol) for content in contents for protocol in content.table["protocol"].unique()}
+    number_of_parts = Counter(protocol for _, protocol in names)
+    for content in contents:
+        if content.run.part:
+            protocol = content.table["protocol"]
+            kept = ~content.table["metric"].isin(LOGARITHMIC) & (protocol.map(number_of_parts) == 1)
+            content.table["protocol"] = protocol.where(kept, f"{content.run.part} " + protocol)
+
+
+def _check_each_once(totals: pd.DataFrame) -> None:
+    """Raise a UserError if two runs have the same strategy and seed, and a result for the same cell."""
+    twice = totals[totals.duplicated([*RUN_KEYS, *CELL], keep=False)]
+    if len(twice):
+        folders = ", ".join(dict.fromkeys(twice["folder"]))
+        repeated = f"{twice['strategy'].iloc[0]} seed {twice['seed'].iloc[0]}"
+        expected = "expected each strategy and seed once; leave out a folder, or change a strategy's label"
+        raise UserError(f"compare: {folders}: got results of {repeated} in each, {expected}")
+
+
+def _sums_by_block(content: _Content) -> pd.DataFrame:
+    """The rows of a test's table that have a block.
 
     If the test has groups of documents, such as packages, the sums of a group's documents are added. The block is then
     the name of the group. Documents of one package have the same authors, so the sampling unit of text is the package.
     """
-    blocks = table[table["block"].notna()]
-    for evaluation in about["evaluations"].values():
+    blocks = content.table[content.table["block"].notna()]
+    for evaluation in content.about["evaluations"].values():
         groups = evaluation.get("groups") or []
         if len(set(groups)) > 1:
-            grouped = blocks["protocol"].str.removeprefix(f"{part} ").isin(evaluation["protocols"])
+            grouped = blocks["protocol"].str.removeprefix(f"{content.run.part} ").isin(evaluation["protocols"])
             named = blocks[grouped].assign(block=[groups[block] for block in blocks["block"][grouped]])
             added = named.groupby([*CELL, "block"], sort=False, as_index=False)[["sum", "count"]].sum()
             blocks = pd.concat([blocks[~grouped], added])
-    return blocks
+    return blocks.assign(**content.key)
 
 
 def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -191,9 +236,10 @@ def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[s
     return config, cost
 
 
-def _texts(about: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _texts(content: _Content) -> Iterator[tuple[str, str, str]]:
     """Yield (protocol, description of its scored text, sha256 of the test text) for each protocol; "" if not known."""
-    for evaluation in about["evaluations"].values():
+    protocols = set(content.table["protocol"])
+    for evaluation in content.about["evaluations"].values():
         is_paper = evaluation.get("sampling") == "paper"
         documents = evaluation.get("documents")
         where = f"inside {documents} document{'s' * (documents != 1)}" if documents else ""
@@ -210,7 +256,8 @@ def _texts(about: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
                 f"the first {skip} targets of a block are context only" if skip else "",
                 f"computed in {evaluation['precision']}" if "precision" in evaluation else "",
             ]
-            yield protocol, ", ".join(filter(None, phrases)), str(evaluation.get("text") or "")
+            name = protocol if protocol in protocols else f"{content.run.part} {protocol}"
+            yield name, ", ".join(filter(None, phrases)), str(evaluation.get("text") or "")
 
 
 def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:

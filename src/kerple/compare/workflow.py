@@ -59,8 +59,11 @@ def compare_strategies(
         _check_writable("runs", comparison.runs_folder)
         for run in to_do:
             refuse_links_out("runs", run.directory)
-    fits = [run.config for run in to_do if run.config]
-    seconds = _training_seconds(fits, parallel) if fits else None
+    seconds: float | None = None
+    if fits := [run.config for run in to_do if run.config]:
+        from kerple.compare.comparison_duration import training_seconds  # imports torch, which takes seconds
+
+        seconds = training_seconds(fits, parallel)
     time = "" if seconds is None else f"; to train {len(fits)} of them takes about {duration(seconds)}"
     print(f"{len(runs)} runs: {len(runs) - len(missing)} finished, {len(missing)} to do{time}", flush=True)
     if report_only and missing:
@@ -78,12 +81,6 @@ def _check_writable(key: str, folder: Path) -> None:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"compare: {key}: got {folder}, but {existing} is not a folder that can be written to")
-
-
-def _training_seconds(fits: list[dict[str, Any]], parallel: int) -> float | None:
-    from kerple.compare.comparison_duration import training_seconds  # imports torch, which takes seconds
-
-    return training_seconds(fits, parallel)
 
 
 def _execute(comparison: Comparison, to_do: list[PlannedRun], total: int, parallel: int) -> None:
