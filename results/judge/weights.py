@@ -146,7 +146,7 @@ class FactorAtTestTime(Measure):
     def _validation(self, text: ShardText) -> TextBlocks:
         blocks = ShardText(text.folder, "validation").document_blocks(self.lengths[-1], per_document=4)
         count = min(self.validation_blocks, len(blocks))
-        return blocks.chosen(np.linspace(0, len(blocks) - 1, count).round().astype(int).tolist())
+        return blocks.subset(np.linspace(0, len(blocks) - 1, count).round().astype(int).tolist())
 
     def _test(self, text: Text) -> TextBlocks:
         limits = self.blocks_per_group, self.blocks_per_document

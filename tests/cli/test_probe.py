@@ -72,7 +72,7 @@ def test_invariances_judge_an_unknown_family_whose_code_needs_permission(here, c
     content = probe_results(here / "logs/probe/alive")
     broken_invariances = [i["name"] for i in content["invariances"] if i["verdict"] == "broken"]
     assert sorted(broken_invariances) == ["cached against uncached", "prefill against decoding"]
-    assert all("not judged" in layer["unknown"] for layer in content["layers"])
+    assert all("not verified" in layer["unknown"] for layer in content["layers"])
 
 
 def test_a_checkpoint_is_probed(here):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kerple.data.datamodule_options import ShardOptions
 from kerple.data.manifest import Manifest
 from kerple.data.prepare import build
 from kerple.data.prepare import corpus_reader as reader
+from kerple.data.shard_options import ShardOptions
 
 SENTENCE = "the cat sat on a mat while seven grey wolves sang long songs of résumé naïveté 猫 42 , . ; \n"
 WORDS = SENTENCE.split(" ")

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.data.evaluation_text import Text
-from kerple.extend.best_method_test import compare_best
+from kerple.extend.comparison import compare_best
 from kerple.extend.methods import Method, methods
 from kerple.extend.search import Search
-from kerple.hf.derived_model_folder import link
+from kerple.hf.model_folder import link
 from kerple.hf.rope import scaled
 from kerple.measure.runner import Runner
 from tests.cli.tiny import complaint

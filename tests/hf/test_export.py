@@ -15,8 +15,8 @@ from kerple.cli.main import main
 from kerple.cli.probe import network_and_text
 from kerple.data.evaluation_text import ShardText
 from kerple.data.shards import Folder
-from kerple.hf.derived_model_folder import add_transformers_4_entries, link
 from kerple.hf.exporter import export
+from kerple.hf.model_folder import add_transformers_4_entries, link
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from kerple.hf.pretrained_model_reader import read_network, read_stored_model
 from kerple.hf.rope import scaled

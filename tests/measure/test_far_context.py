@@ -130,5 +130,5 @@ def test_wrong_options_and_texts_are_an_error_before_the_measurement(options, te
     with pytest.raises(UserError, match=message):
         FarContext(**options).run(network, text)
     network.training_length = None
-    with pytest.raises(UserError, match="the training length of LastTokens is not known"):
+    with pytest.raises(UserError, match="the training length of LastTokens, which is not known"):
         FarContext(lengths=[16]).run(network, text_of())

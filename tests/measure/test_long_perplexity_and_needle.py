@@ -18,7 +18,7 @@ from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
 from kerple.hf.adapter import hugging_face_network
 from kerple.measure import results_table
-from kerple.measure.longppl import LongPerplexity, byte_spans, carry_over, key_targets, token_spelling
+from kerple.measure.longppl import LongPerplexity, byte_spans, key_targets, token_spelling, translate_keys
 from kerple.measure.needle import ANSWER, Needle, draw_problem, problem_tokens
 from kerple.model.network import HasLengthLimit, SupportsGeneration
 from tests.hf.tiny import hf, saved, text, tiny
@@ -153,7 +153,7 @@ def test_spellings_of_tokens_add_up_to_the_bytes_of_the_text() -> None:
     assert b"".join(token_spelling(tokenizer, token, end) for token in [*ids, end]) == text.encode()
     words = Tokenizer.from_str(tokenizer.to_str())
     words.add_tokens(["two words"])
-    with pytest.raises(ValueError, match=r"the bytes of token \d+ \('two words'\) are not known"):
+    with pytest.raises(ValueError, match=r"got the token \d+ \('two words'\), expected known bytes"):
         token_spelling(words, words.token_to_id("two words"), end)
 
 
@@ -165,7 +165,7 @@ def test_byte_spans_of_characters_if_the_text_ends_inside_a_character() -> None:
 
 def test_a_token_is_key_if_it_shares_a_byte_with_a_key_token() -> None:
     spans = [(0, 1), (1, 3), (1, 3), (3, 4)]  # two tokens of one character have its span
-    assert carry_over([1, 1, 2], spans, [False, True, False, False]) == [False, True, True]
+    assert translate_keys([1, 1, 2], spans, [False, True, False, False]) == [False, True, True]
 
 
 # Needle

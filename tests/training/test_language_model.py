@@ -9,8 +9,7 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import FSDPStrategy
 
-from kerple.training.language_model import LanguageModel
-from kerple.training.schedule import lr_multiplier
+from kerple.training.language_model import LanguageModel, lr_multiplier
 from tests.toy import ToyData, small_model, trainer
 
 

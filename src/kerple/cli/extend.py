@@ -11,7 +11,7 @@ from kerple.base.run_folder import resume_directory
 from kerple.base.run_progress import duration
 from kerple.base.templates import render_template
 from kerple.config.parsing import MODEL_FORMS, command_parser, parse
-from kerple.data.datamodule_options import ShardOptions
+from kerple.data.shard_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 
 
@@ -41,12 +41,12 @@ def main(arguments: list[str]) -> None:
     from kerple.data.evaluation_text import ShardText
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
-    from kerple.extend.best_method_test import compare_best
+    from kerple.extend.comparison import compare_best
     from kerple.extend.methods import methods
     from kerple.extend.search import TEST, VALIDATION, Search
     from kerple.hf.adapter import config_length
-    from kerple.hf.derived_model_folder import check_links, link, unpack
     from kerple.hf.memory import check_memory
+    from kerple.hf.model_folder import check_links, link, unpack
     from kerple.hf.pretrained_files import (
         check_tokenizer,
         find_model,

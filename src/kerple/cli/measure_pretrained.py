@@ -15,7 +15,7 @@ from kerple.base.run_folder import test_directory
 from kerple.base.run_progress import FILE, Progress
 from kerple.config.files import config_path, read_mapping
 from kerple.config.parsing import MODEL_FORMS, add_folder_arguments, import_modules, listed, name_in_errors, parse
-from kerple.data.datamodule_options import ShardOptions
+from kerple.data.shard_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, end_of_text, vocabulary_size
 from kerple.measure.measure import Measure, check_names
 from kerple.positions import StrategyBuilder

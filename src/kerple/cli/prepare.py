@@ -9,8 +9,8 @@ from kerple.base.errors import UserError
 from kerple.cli.inspect_shards import show
 from kerple.config.files import read_mapping
 from kerple.config.parsing import command_parser, parse, split_options
-from kerple.data.datamodule_options import ShardOptions
 from kerple.data.prepare.build import prepare
+from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder
 
 DATA = "TokenShards"

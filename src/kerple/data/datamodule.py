@@ -8,12 +8,12 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 
 from kerple.base.errors import UserError
-from kerple.data.datamodule_options import ShardOptions
 from kerple.data.evaluation_text import ShardText
 from kerple.data.loader import BlockBatches, TrainingLoader, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.order import Order
 from kerple.data.prepare.build import check_prepared, prepare
+from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder, TokenStream
 
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.data.shards import Folder, Tokens, TokenStream
 from kerple.data.tokenizer import encode, end_of_text, token_bytes
 
@@ -47,7 +47,7 @@ class TextBlocks(Sequence[Tensor]):
         start = int(self.starts[index])
         return torch.as_tensor(self.stream[start : start + self.length + 1].astype("int64"))
 
-    def chosen(self, indices: Sequence[int]) -> "TextBlocks":
+    def subset(self, indices: Sequence[int]) -> "TextBlocks":
         """Return the blocks with these indices. The result has no indices of documents."""
         return TextBlocks(self.stream, self.starts[list(indices)], self.length)
 
@@ -167,10 +167,9 @@ class Text:
         """
         available = max(len(self.stream) - 1, 0) // length
         needed = 1 if fewer else limit or 1
-        if available < needed:
-            given = f"got {available} blocks of {length} targets in {self.name}, expected at least {needed}"
-            advice = "a shorter length or a longer text" if needed == 1 else "fewer blocks, or a shorter length"
-            raise UserError(f"blocks: {given}; use {advice}")
+        advice = "a shorter length or a longer text" if needed == 1 else "fewer blocks, or a shorter length"
+        given = f"{available} blocks of {length} targets in {self.name}"
+        require(available >= needed, "blocks", given, f"at least {needed}; use {advice}")
         return TextBlocks(self.stream, torch.arange(available)[:limit] * length, length)
 
     def document_blocks(
@@ -206,11 +205,10 @@ class Text:
         left_out = torch.as_tensor(table["overlap"].to_numpy() > overlap) & ~too_short
         counts[left_out] = 0
         documents = torch.repeat_interleave(counts)  # index of each block's document
-        if len(documents) < (limit or 1):
-            found = f"got {len(documents)} blocks of {length + 1} tokens that lie inside one document"
-            longest = f"the longest document has {max(sizes.tolist(), default=0)} tokens"
-            advice = "use shorter lengths, fewer blocks, or documents: false in Extrapolation"
-            raise UserError(f"data: {found}, expected at least {limit or 1}; {longest}; {advice}")
+        given = f"{len(documents)} blocks of {length + 1} tokens that lie inside one document"
+        longest = f"the longest document has {max(sizes.tolist(), default=0)} tokens"
+        advice = "use shorter lengths, fewer blocks, or documents: false in Extrapolation"
+        require(len(documents) >= (limit or 1), "data", given, f"at least {limit or 1}; {longest}; {advice}")
         # index of each block within its document
         index = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
         starts = begins[documents] + index * length
@@ -259,12 +257,11 @@ class ShardText(Text):
         return self.folder.manifest.splits[self.split].sha256
 
 
-def shuffled(count: int, chosen: int, seed: int) -> list[int]:
-    """Return the first ``chosen`` entries of a random permutation of 0 .. count - 1, which the seed determines.
+def shuffled(count: int, size: int, seed: int) -> list[int]:
+    """Return the first ``size`` entries of a random permutation of 0 .. count - 1, which the seed determines.
 
     Raises:
-        UserError: ``chosen`` is larger than ``count``.
+        UserError: ``size`` is larger than ``count``.
     """
-    if chosen > count:
-        raise UserError(f"segments: got {chosen}, but the split has only {count}; use fewer segments or a larger split")
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:chosen].tolist()
+    require(size <= count, "segments", size, f"at most {count}, those of the split; use fewer, or a larger split")
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:size].tolist()

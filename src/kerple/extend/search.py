@@ -84,7 +84,7 @@ class Search:
             blocks = text.document_blocks(self.target, overlap=0.5, per_document=1)
             order = shuffled(len(blocks), min(len(blocks), 2 * MOST), 0)
             assert blocks.documents is not None
-            result[split] = blocks.chosen(order), counterparts(document_groups(text, blocks.documents[order].tolist()))
+            result[split] = blocks.subset(order), counterparts(document_groups(text, blocks.documents[order].tolist()))
         return result
 
     def losses(self, method: Method, split: str, length: int, blocks: int, context: str = "own") -> NDArray[np.float64]:
@@ -130,7 +130,7 @@ class Search:
         The number is at least `FEWEST`. It is at most `MOST`, and at most the number of blocks of each text. The
         unchanged model is timed at L. The estimate assumes that time grows with the square of the length, which is an
         upper bound, and that half of the methods are dropped before N. It includes the final comparison on test text
-        (`kerple.extend.best_method_test.compare_best`): four inputs of N tokens and three of L tokens per block.
+        (`kerple.extend.comparison.compare_best`): four inputs of N tokens and three of L tokens per block.
         """
         self.losses(self.methods[0], VALIDATION, self.length, 1)
         measured = read_mapping(self._record_path(self.methods[0], VALIDATION, self.length))["seconds"][0]

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from kerple.base.atomic import new_folder
 from kerple.base.errors import UserError
-from kerple.hf.derived_model_folder import add_transformers_4_entries, save_tokenizer
+from kerple.hf.model_folder import add_transformers_4_entries, save_tokenizer
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
 from kerple.hf.translation_from_transformers import parameters
 from kerple.hf.translation_tables import LLAMA

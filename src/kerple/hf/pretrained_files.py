@@ -217,7 +217,7 @@ def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
     return {} if path is None else read_mapping(Path(path))
 
 
-def model_folder(location: str) -> Path:
+def snapshot_folder(location: str) -> Path:
     """Return the folder of a model's files. For a name on the hub it is in the cache, with the commit as its name."""
     from transformers.utils import cached_file
 
@@ -232,7 +232,7 @@ def source_digest(source: ModelSource) -> str:
     """
     folder = Path(source.location)
     if not folder.is_dir():
-        commit = model_folder(source.location).name
+        commit = snapshot_folder(source.location).name
         return hashlib.sha256(f"{source.name}@{commit}".encode()).hexdigest()
     first = [escape(source.gguf)] if source.gguf else ["*.safetensors", "config.json", "tokenizer.json"]
     files = [path for name in first for path in sorted(folder.glob(name))]

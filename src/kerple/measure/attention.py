@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.evaluation_text import Text
 from kerple.measure.measure import BlockMeasure
 from kerple.measure.plotting import grid, heat_map
@@ -103,10 +103,9 @@ class AttentionMaps(BlockMeasure):
 
         (tokens,) = self.text_blocks(network, text)
         network.visit_attention(tokens.to(runner.device)[None, :-1], add)
-        if self.heads and (missing := [pair for pair in pairs if pair not in maps]):
-            last_layer, last_head = max(maps)
-            expected = f"pairs of a layer in 0..{last_layer} and a head in 0..{last_head}"
-            raise UserError(f"AttentionMaps: heads: got {missing}, expected {expected}")
+        missing, (last_layer, last_head) = [pair for pair in pairs if pair not in maps], max(maps)
+        expected = f"pairs of a layer in 0..{last_layer} and a head in 0..{last_head}"
+        require(not (self.heads and missing), "AttentionMaps: heads", missing, expected)
         drawn = {pair: p for pair in pairs if (p := maps.get(pair)) is not None}
         title = f"{network.name}: attention in the first block of the text"
         return Result(self.name, figures={self.name: _maps_figure(drawn, title)})

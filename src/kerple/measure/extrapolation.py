@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.evaluation_text import Text, TextBlocks, shuffled
 from kerple.measure.extrapolation_figures import context_gain_figure, perplexity_figure, perplexity_table
 from kerple.measure.measure import (
@@ -20,8 +20,7 @@ from kerple.measure.measure import (
     require_positive,
     skipped_lengths,
 )
-from kerple.measure.protocol_result import ProtocolLosses
-from kerple.measure.protocols import Protocol, ProtocolName, full
+from kerple.measure.protocols import Protocol, ProtocolLosses, ProtocolName, full
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Network, SupportsWindows
@@ -111,15 +110,14 @@ class Extrapolation(Measure):
     def __post_init__(self) -> None:
         self.lengths = ordered_lengths(self, dividing=True)
         require_positive(self, "block_length", "blocks", "window", "blocks_per_group", "blocks_per_document")
-        if not self.documents and (self.blocks_per_group or self.blocks_per_document):
-            reason = "because blocks_per_group or blocks_per_document was given"
-            raise UserError(f"Extrapolation: documents: got false, expected true, {reason}")
-        if self.targets % self.lengths[-1]:
-            expected = f"a multiple of {self.lengths[-1]}, the longest of lengths"
-            raise UserError(f"Extrapolation: block_length: got {self.block_length}, expected {expected}")
-        if self.sampling == "paper" and (self.documents or self.blocks is not None or "sliding" in self.protocols):
-            reason = "which excludes the options documents and blocks and the protocol sliding"
-            raise UserError(f"Extrapolation: sampling: got paper, {reason}; leave them out, or leave out sampling")
+        per_part = self.blocks_per_group or self.blocks_per_document
+        expected = "true, because blocks_per_group or blocks_per_document was given"
+        require(self.documents or not per_part, "Extrapolation: documents", "false", expected)
+        expected = f"a multiple of {self.lengths[-1]}, the longest of lengths"
+        require(self.targets % self.lengths[-1] == 0, "Extrapolation: block_length", self.block_length, expected)
+        plain = not self.documents and self.blocks is None and "sliding" not in self.protocols
+        expected = "blocks, because paper excludes the options documents and blocks and the protocol sliding"
+        require(self.sampling != "paper" or plain, "Extrapolation: sampling", "paper", expected)
         self._check_protocols()
 
     @property
@@ -173,34 +171,31 @@ class Extrapolation(Measure):
         return _scalars(measurements)
 
     def check_validation(self, text: Text) -> None:
-        if (tokens := len(text.stream)) <= self.targets:
-            option = "block_length" if self.block_length else "lengths"
-            given = f"got {self.targets} targets, expected less than {tokens}, the number of tokens in {text.name}"
-            raise UserError(f"Extrapolation: {option}: {given}; decrease {option}, or set validation_blocks to 0")
+        option, tokens = "block_length" if self.block_length else "lengths", len(text.stream)
+        advice = f"decrease {option}, or set validation_blocks to 0"
+        expected = f"less than {tokens}, the number of tokens in {text.name}; {advice}"
+        require(self.targets < tokens, f"Extrapolation: {option}", f"{self.targets} targets", expected)
 
     def _check_protocols(self) -> None:
         """Raise a UserError if an option of a protocol is missing, out of range or without effect."""
         names, shortest, longest = self.protocols, self.lengths[0], self.lengths[-1]
-        if not names or not set(names) <= set(get_args(ProtocolName)):
-            expected = ", ".join(get_args(ProtocolName))
-            raise UserError(f"Extrapolation: protocols: got {list(names)}, expected one or more of {expected}")
+        known = bool(names) and set(names) <= set(get_args(ProtocolName))
+        require(known, "Extrapolation: protocols", list(names), f"one or more of {', '.join(get_args(ProtocolName))}")
         for option, users in OPTIONS.items():
-            value = getattr(self, option)
-            used = not set(users).isdisjoint(names)
-            if value is not None and not used:
-                advice = f"add {users[0]} to protocols, or leave out {option}"
-                raise UserError(f"Extrapolation: {option}: got {value}, but no protocol uses it; {advice}")
-            if used and option != "window" and not 1 <= (value or 0) <= shortest:
-                expected = f"1 to {shortest} (the shortest of lengths) for the protocol {users[0]}"
-                raise UserError(f"Extrapolation: {option}: got {value}, expected {expected}")
-        if self.distances != "true" and "keep_first" not in names:
-            reason = "because keep_first is not among protocols"
-            raise UserError(f"Extrapolation: distances: got {self.distances}, expected true, {reason}")
+            value, used = getattr(self, option), not set(users).isdisjoint(names)
+            expected = f"null, because no protocol uses it; add {users[0]} to protocols, or leave out {option}"
+            require(value is None or used, f"Extrapolation: {option}", value, expected)
+            in_range = option == "window" or 1 <= (value or 0) <= shortest
+            expected = f"1 to {shortest} (the shortest of lengths) for the protocol {users[0]}"
+            require(in_range or not used, f"Extrapolation: {option}", value, expected)
+        any_distances = self.distances == "true" or "keep_first" in names
+        expected = "true, because keep_first is not among protocols"
+        require(any_distances, "Extrapolation: distances", self.distances, expected)
         minimum = longest - (self.stride or 0)  # gives every target more than length - stride tokens of context
-        if self.skip and ("sliding" not in names or not minimum <= self.skip < self.targets):
-            expected = f"expected 0, or {minimum} to {self.targets - 1}, or more with a larger block_length"
-            expected = expected if "sliding" in names else "expected 0 without the protocol sliding"
-            raise UserError(f"Extrapolation: skip: got {self.skip}, {expected}")
+        expected = f"0, or {minimum} to {self.targets - 1}, or more with a larger block_length"
+        expected = expected if "sliding" in names else "0 without the protocol sliding"
+        valid = not self.skip or ("sliding" in names and minimum <= self.skip < self.targets)
+        require(valid, "Extrapolation: skip", self.skip, expected)
 
     def _protocols(self, training_length: int) -> list[Protocol]:
         """Return the protocols with their options. The training length is the default window."""
@@ -217,8 +212,8 @@ class Extrapolation(Measure):
         """Return pairs of blocks and the lengths at which they are scored; one pair unless ``sampling`` is paper."""
         if self.sampling == "paper":
             segments = [text.blocks(length) for length in reversed(self.lengths)]  # so errors name the longest length
-            chosen = [blocks.chosen(shuffled(len(blocks), self.segments, self.seed)) for blocks in segments]
-            return [(blocks, [blocks.length]) for blocks in reversed(chosen)]
+            samples = [blocks.subset(shuffled(len(blocks), self.segments, self.seed)) for blocks in segments]
+            return [(blocks, [blocks.length]) for blocks in reversed(samples)]
         if self.documents:
             limits = self.blocks_per_group, self.blocks_per_document
             return [(text.document_blocks(self.targets, self.blocks, self.overlap, *limits), self.lengths)]

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kerple.measure.plotting import label_axes, panel
-from kerple.measure.protocol_result import ProtocolLosses
+from kerple.measure.protocols import ProtocolLosses
 
 
 def perplexity_table(measurements: Sequence[ProtocolLosses], training_length: int) -> str:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.evaluation_text import Text, TextBlocks
 from kerple.measure.measure import Measure, known_training_length, length_limit, ordered_lengths, require_positive
 from kerple.measure.plotting import label_axes, panel
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 CONTEXTS = ("own", "none", "foreign")
 EFFECTS = ("gain", "content", "disturbance")
+Interval = tuple[float, float, float]
+"""A mean, and the ends of its 95% interval."""
 
 
 def far_context_texts(own: Tensor, other: Tensor, length: int, short: int) -> dict[str, Tensor]:
@@ -63,9 +65,8 @@ def counterparts(groups: Sequence[Any]) -> list[int]:
     members: dict[Any, list[int]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
-    if len(members) < 2:
-        given = "got blocks of only one document, expected blocks of two documents or more"
-        raise UserError(f"data: {given}; use a longer text, shorter lengths or more blocks")
+    expected = "blocks of two documents or more; use a longer text, shorter lengths or more blocks"
+    require(len(members) >= 2, "data", "blocks of only one document", expected)
     first, *others = members.values()
     counterpart: dict[int, int] = {}
     for blocks, next_blocks in pairwise([first, *others, first]):
@@ -82,11 +83,8 @@ def document_groups(text: Text, documents: list[int]) -> list[Any]:
     return documents if len(set(groups)) < 2 else groups
 
 
-def mean_interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return (mean, low, high): the mean of the values and the ends of its 95% interval by Student's t.
-
-    With one value, the interval is infinite.
-    """
+def mean_interval(values: NDArray[np.float64]) -> Interval:
+    """Return the mean of the values with its interval by Student's t, which is infinite with one value."""
     from scipy import stats  # takes a second of processor time to import
 
     half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values) if len(values) > 1 else np.inf
@@ -150,12 +148,10 @@ class FarContext(Measure):
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
         training_length = known_training_length(network)
-        if self.lengths[0] <= training_length:
-            expected = f"more than {training_length}, the training length"
-            raise UserError(f"FarContext: lengths: got {self.lengths[0]}, expected {expected}")
-        if self._targets(training_length) >= training_length:
-            expected = f"less than {training_length}, the training length"
-            raise UserError(f"FarContext: k: got {self._targets(training_length)}, expected {expected}")
+        shortest, k = self.lengths[0], self._targets(training_length)
+        expected = f"more than {training_length}, the training length"
+        require(shortest > training_length, "FarContext: lengths", shortest, expected)
+        require(k < training_length, "FarContext: k", k, f"less than {training_length}, the training length")
         counterparts(document_groups(text, self._blocks(text)[1]))
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
@@ -163,30 +159,12 @@ class FarContext(Measure):
         k = self._targets(training_length)
         blocks, documents = self._blocks(text)
         groups = document_groups(text, documents)
-        others = counterparts(groups)
         lengths = [length for length in self.lengths if length <= limit]
-        losses = {(length, context): runner.losses(len(blocks)) for length in lengths for context in CONTEXTS}
-
-        def score(tokens: Tensor) -> Tensor:
-            with runner.autocast():
-                return network.losses(tokens.to(runner.device)[None], k)  # (1, k)
-
-        for i, own in runner.part(blocks):
-            none = score(own[-training_length - 1 :])  # this text is the same at every length
-            for length in lengths:
-                texts = far_context_texts(own, blocks[others[i]], length, training_length)
-                for context in CONTEXTS:
-                    losses[length, context].update(none if context == "none" else score(texts[context]), i)
-        runner.synchronise(*losses.values())
+        losses = self._losses(network, blocks, counterparts(groups), lengths, runner)
         table = _document_table(lengths, losses, documents, k)
-        lines: list[str] = []
-        effects: dict[int, dict[str, tuple[float, float, float]]] = {}  # mean and interval of each effect, by length
-        for length in lengths:
-            rows = table[table["length"] == length]
-            at_length = effects[length] = {name: mean_interval(rows[name].to_numpy()) for name in EFFECTS}
-            values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (_, low, high) in at_length.items())
-            conclusion = verdict(at_length["gain"][1:], at_length["content"][1:])
-            lines.append(f"far context at {length:,} tokens: {conclusion} (95% intervals in nats per target: {values})")
+        by_length = {length: table[table["length"] == length] for length in lengths}
+        effects = {n: {name: mean_interval(rows[name].to_numpy()) for name in EFFECTS} for n, rows in by_length.items()}
+        lines = [_sentence(length, at_length) for length, at_length in effects.items()]
         lines += [f"far context at {n:,}: skipped (limit {limit} tokens)" for n in self.lengths if n not in lengths]
         scalars = {f"far_context/{name}/{n}": effects[n][name][0] for n in lengths for name in ("gain", "content")}
         loss_rows = [row for (n, context), loss in losses.items() for row in loss.rows(f"far_{context}{k}", n)]
@@ -198,6 +176,34 @@ class FarContext(Measure):
         figures = {self.name: _figure(effects, training_length, title)} if effects else {}
         tables: Any = {self.name: table.to_dict("records")}
         return Result(self.name, tables, figures, loss_rows, about, scalars, "\n".join(lines))
+
+    def _losses(
+        self, network: Network, blocks: TextBlocks, others: list[int], lengths: list[int], runner: Runner
+    ) -> dict[tuple[int, str], "TokenLoss"]:
+        """Return the sums of losses by block, for each length and context.
+
+        Args:
+            network: The network.
+            blocks: The blocks.
+            others: Index of the counterpart of each block.
+            lengths: Evaluation lengths in tokens.
+            runner: Device, precision and processes.
+        """
+        training_length = known_training_length(network)
+        losses = {(length, context): runner.losses(len(blocks)) for length in lengths for context in CONTEXTS}
+
+        def score(tokens: Tensor) -> Tensor:
+            with runner.autocast():
+                return network.losses(tokens.to(runner.device)[None], self._targets(training_length))  # (1, k)
+
+        for i, own in runner.part(blocks):
+            none = score(own[-training_length - 1 :])  # this text is the same at every length
+            for length in lengths:
+                texts = far_context_texts(own, blocks[others[i]], length, training_length)
+                for context in CONTEXTS:
+                    losses[length, context].update(none if context == "none" else score(texts[context]), i)
+        runner.synchronise(*losses.values())
+        return losses
 
     def _targets(self, training_length: int) -> int:
         return self.k or max(1, training_length // 2)
@@ -233,8 +239,15 @@ def _document_table(
     return table.assign(own=own, none=none, foreign=foreign, **effects)
 
 
-def _figure(effects: dict[int, dict[str, tuple[float, float, float]]], training_length: int, title: str) -> Figure:
-    """Draw the effects (mean, low, high) with their 95% intervals against length."""
+def _sentence(length: int, effects: dict[str, Interval]) -> str:
+    """Return the conclusion at a length, with the intervals of the effects."""
+    values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (_, low, high) in effects.items())
+    conclusion = verdict(effects["gain"][1:], effects["content"][1:])
+    return f"far context at {length:,} tokens: {conclusion} (95% intervals in nats per target: {values})"
+
+
+def _figure(effects: dict[int, dict[str, Interval]], training_length: int, title: str) -> Figure:
+    """Draw the effects with their 95% intervals against length."""
     figure, axes = panel(6.4, 4.2)
     for shift, name in zip((0.97, 1.0, 1.03), EFFECTS, strict=True):  # so that their bars are side by side
         mean, _, high = np.array([at_length[name] for at_length in effects.values()]).T

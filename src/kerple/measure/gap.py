@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.evaluation_text import Text, TextBlocks
 from kerple.measure.measure import Measure, known_training_length, length_limit, require_positive
 from kerple.measure.plotting import label_axes, panel
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Network, SupportsOffset
+
+if TYPE_CHECKING:
+    from kerple.measure.loss_metrics import TokenLoss
 
 NO_CONTEXT = "no context"
 
@@ -56,8 +59,8 @@ class GapCurve(Measure):
 
     def __post_init__(self) -> None:
         require_positive(self, "context", "k", "blocks")
-        if self.gaps is not None and (not self.gaps or min(self.gaps) < 1):
-            raise UserError(f"GapCurve: gaps: got {list(self.gaps)}, expected positive numbers of tokens")
+        gaps = self.gaps
+        require(gaps is None or min(gaps, default=0) >= 1, "GapCurve: gaps", gaps, "positive numbers of tokens")
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
@@ -78,17 +81,10 @@ class GapCurve(Measure):
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         gaps, blocks = self.fitting_gaps(network), self._blocks(text)
-        sums = {gap: runner.losses(len(blocks)) for gap in (NO_CONTEXT, *gaps)}
-        for i, tokens in runner.blocks(blocks):
-            with runner.autocast():
-                sums[NO_CONTEXT].update(network.losses(tokens[:, -self.k - 1 :], self.k), i)
-                for gap in gaps:
-                    offset = gap * (torch.arange(self.context + self.k, device=runner.device) >= self.context)
-                    sums[gap].update(network.losses(tokens, self.k, offset=offset), i)
-        runner.synchronise(*sums.values())
         assert blocks.documents is not None
-        losses = {gap: (loss.nll / self.k).numpy() for gap, loss in sums.items()}
         documents = blocks.documents.tolist()
+        sums = self._sums(network, blocks, gaps, runner)
+        losses = {gap: (loss.nll / self.k).numpy() for gap, loss in sums.items()}
         rows = [
             {"gap": gap, "document": document, "loss": loss}
             for gap, by_document in losses.items()
@@ -97,28 +93,49 @@ class GapCurve(Measure):
         loss_rows = sums[NO_CONTEXT].rows(f"no_context{self.k}", self.k)
         loss_rows += [row for gap in gaps for row in sums[gap].rows(f"gap{self.k}", gap + self.context + self.k)]
         none, near = losses[NO_CONTEXT], losses[0]
-        if not none.mean() > near.mean():
-            note = "; it does not help without a gap"
-        elif gaps[1:] and all((losses[gap] == near).all() for gap in gaps[1:]):
-            note = "; no gap changes a loss, as if all layers had windows or no positions"
-        else:
-            note = ""
+        note = _note(none, near, [losses[gap] for gap in gaps[1:]])
         curve = [(gap, *_remaining_fraction(none, near, losses[gap])) for gap in gaps[1:] if not note]
         means = f"loss without context {none.mean():.3f}, with it {near.mean():.3f}"
         lines = [f"gap curve: {len(blocks)} documents, {means}{note}"]
-        for gap, fraction, low, high in curve:
-            interval = f" ({low:.0%} to {high:.0%})" if len(blocks) > 1 else ""
-            effect = f"keeps {fraction:.0%} of its gain{interval}" if high > 0 else "harms"
-            lines.append(f"gap of {gap:,}: loss {losses[gap].mean():.3f}, the context {effect}")
+        lines += [_sentence(gap, losses[gap], *fraction) for gap, *fraction in curve]
         about = {"strategy": network.name, "training_length": network.training_length, "split": text.split}
         about |= {"context": self.context, "k": self.k, "block_document": documents, "precision": runner.precision}
         scalars = {f"gap/kept/{gap}": fraction for gap, fraction, *_ in curve}
         figures = {self.name: _figure(curve, network, len(blocks))} if curve else {}
         return Result(self.name, {self.name: rows}, figures, loss_rows, about, scalars, "\n".join(lines))
 
+    def _sums(self, network: Any, blocks: TextBlocks, gaps: list[int], runner: Runner) -> "dict[int | str, TokenLoss]":
+        """Return the sums of losses by block, for no context and for each gap."""
+        keys: list[int | str] = [NO_CONTEXT, *gaps]
+        sums = {key: runner.losses(len(blocks)) for key in keys}
+        for i, tokens in runner.blocks(blocks):
+            with runner.autocast():
+                sums[NO_CONTEXT].update(network.losses(tokens[:, -self.k - 1 :], self.k), i)
+                for gap in gaps:
+                    offset = gap * (torch.arange(self.context + self.k, device=runner.device) >= self.context)
+                    sums[gap].update(network.losses(tokens, self.k, offset=offset), i)
+        runner.synchronise(*sums.values())
+        return sums
+
     def _blocks(self, text: Text) -> TextBlocks:
         """Return the first block of each of the first documents that are long enough."""
         return text.document_blocks(self.context + self.k, self.blocks, per_document=1)
+
+
+def _note(none: NDArray[Any], near: NDArray[Any], far: list[NDArray[Any]]) -> str:
+    """Return the reason why there is no curve, or an empty string. The arguments are those of `_remaining_fraction`."""
+    if not none.mean() > near.mean():
+        return "; it does not help without a gap"
+    if far and all((losses == near).all() for losses in far):
+        return "; no gap changes a loss, as if all layers had windows or no positions"
+    return ""
+
+
+def _sentence(gap: int, losses: NDArray[Any], fraction: float, low: float, high: float) -> str:
+    """Return the effect of the context at a gap, from the losses and the remaining fraction with its interval."""
+    interval = f" ({low:.0%} to {high:.0%})" if len(losses) > 1 else ""
+    effect = f"keeps {fraction:.0%} of its gain{interval}" if high > 0 else "harms"
+    return f"gap of {gap:,}: loss {losses.mean():.3f}, the context {effect}"
 
 
 def _remaining_fraction(none: NDArray[Any], near: NDArray[Any], far: NDArray[Any]) -> tuple[float, float, float]:

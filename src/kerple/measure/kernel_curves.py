@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.evaluation_text import Text
 from kerple.measure.measure import Measure, require_capabilities
 from kerple.measure.plotting import label_axes
@@ -44,8 +44,7 @@ class KernelCurves(Measure):
     needs: ClassVar[tuple[type, ...]] = (Transformer,)
 
     def __post_init__(self) -> None:
-        if self.length is not None and self.length < 2:
-            raise UserError(f"KernelCurves: length: got {self.length}, expected at least 2")
+        require(self.length is None or self.length >= 2, "KernelCurves: length", self.length, "at least 2")
 
     def check(self, network: Any, text: Any) -> None:
         require_capabilities(self, network, self.needs)

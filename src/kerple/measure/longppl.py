@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from kerple.base.atomic import write
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.config.files import read_mapping
 from kerple.data.evaluation_text import Text
 from kerple.data.tokenizer import without_truncation
@@ -58,7 +58,7 @@ def key_targets(
     return is_key
 
 
-def carry_over(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: Sequence[bool]) -> list[bool]:
+def translate_keys(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: Sequence[bool]) -> list[bool]:
     """Find the key tokens of another tokenisation: the tokens that share a byte with a key token of the evaluator.
 
     Args:
@@ -84,9 +84,9 @@ def token_spelling(tokenizer: Tokenizer, token: int, end_of_text: int) -> bytes:
     if token == end_of_text:
         return b""
     text = tokenizer.id_to_token(token) or ""
-    if not text or not ALPHABET.keys() >= set(text):
-        advice = "use a byte-level tokenizer, or that of LongPerplexity's evaluator"
-        raise UserError(f"data.tokenizer: the bytes of token {token} ({text!r}) are not known; {advice}")
+    expected = "known bytes; use a byte-level tokenizer, or that of LongPerplexity's evaluator"
+    known = bool(text) and ALPHABET.keys() >= set(text)
+    require(known, "data.tokenizer", f"the token {token} ({text!r})", expected)
     return bytes(ALPHABET[letter] for letter in text)
 
 
@@ -142,9 +142,9 @@ class LongPerplexity(Measure):
     def __post_init__(self) -> None:
         self.lengths = ordered_lengths(self, dividing=True)
         require_positive(self, "blocks")
-        if not 1 <= self.stride <= self.short < self.lengths[-1]:
-            expected = f"1 <= stride <= short < {self.lengths[-1]}, the longest of lengths"
-            raise UserError(f"LongPerplexity: got stride {self.stride} and short {self.short}, expected {expected}")
+        given, longest = f"stride {self.stride} and short {self.short}", self.lengths[-1]
+        expected = f"1 <= stride <= short < {longest}, the longest of lengths"
+        require(1 <= self.stride <= self.short < longest, "LongPerplexity", given, expected)
 
     @property
     def criterion(self) -> dict[str, Any]:
@@ -190,9 +190,8 @@ class LongPerplexity(Measure):
             if not path.exists():
                 write(path, json.dumps({"about": about, "keys": self._choose(text, source)}))
         keys = read_mapping(path)["keys"]
-        if not any(keys):
-            given = f"got {self.blocks}, but {self.evaluator} finds no key token in them"
-            raise UserError(f"LongPerplexity: blocks: {given}; use more blocks, or decrease `gain` or `likely`")
+        expected = f"more, because {self.evaluator} finds no key token in them; or decrease `gain` or `likely`"
+        require(any(keys), "LongPerplexity: blocks", self.blocks, expected)
         return keys
 
     def _choose(self, text: Text, source: Any) -> list[list[int]]:
@@ -223,17 +222,15 @@ class LongPerplexity(Measure):
         copy = without_truncation(Tokenizer.from_str(tokenizer.to_str()))  # changes the settings of the copy only
         encoding = copy.encode(readable, add_special_tokens=False)
         is_key = [False, *self._is_key(network, torch.tensor(encoding.ids))]  # of each token; the first is no target
-        return carry_over([*map(len, spelling)], byte_spans(whole_text, encoding.offsets), is_key)[1:]
+        return translate_keys([*map(len, spelling)], byte_spans(whole_text, encoding.offsets), is_key)[1:]
 
     def _is_key(self, network: Network, tokens: Tensor) -> list[bool]:
         """Return whether each target is a key token, for tokens (N+1,) int64 of the evaluator's tokenizer."""
         if len(tokens) - 1 <= self.short:  # in this tokenizer; the two contexts are equal, so there is no key token
             return [False] * (len(tokens) - 1)
-        if (limit := network.training_length or 0) < len(tokens) - 1:
-            if not limit:
-                expected = "expected one whose configuration states its training length"
-                raise UserError(f"LongPerplexity: evaluator: got {self.evaluator}, {expected}")
-            given = f"got {self.lengths[-1]} tokens, or {len(tokens) - 1} with the tokenizer of {self.evaluator}"
-            expected = f"expected at most the evaluator's training length, {limit}"
-            raise UserError(f"LongPerplexity: lengths: {given}, {expected}; use shorter lengths or another evaluator")
+        limit, expected = network.training_length or 0, "one whose configuration states its training length"
+        require(limit > 0, "LongPerplexity: evaluator", self.evaluator, expected)
+        given = f"{self.lengths[-1]} tokens, or {len(tokens) - 1} with the tokenizer of {self.evaluator}"
+        expected = f"at most the evaluator's training length, {limit}; use shorter lengths or another evaluator"
+        require(len(tokens) - 1 <= limit, "LongPerplexity: lengths", given, expected)
         return key_targets(network, tokens[None], **self.criterion)[0].tolist()

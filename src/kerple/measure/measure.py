@@ -4,11 +4,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.evaluation_text import Text, TextBlocks
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
@@ -58,14 +58,13 @@ class Measure(ABC):
         also check the length of the text.
         """
         members = () if self.needs else ("name", "training_length", "losses")
-        if missing := [name for name in members if not hasattr(network, name)]:
-            given = f"got a network {type(network).__name__} without {', '.join(missing)}"
-            raise UserError(f"{type(self).__name__}: {given}; give it the members of kerple.model.network.Network")
+        kind, missing = type(self).__name__, [name for name in members if not hasattr(network, name)]
+        given = f"a network {type(network).__name__} without {', '.join(missing)}"
+        require(not missing, kind, given, "the members of kerple.model.network.Network; add them")
         require_capabilities(self, network, self.needs)
-        if not isinstance(text, Text):
-            expected = "a kerple.data.evaluation_text.Text, such as a split of the data module TokenShards"
-            given = f"got {type(text).__name__}, expected {expected}"
-            raise UserError(f"{type(self).__name__}: data: {given}; change data, or leave out {type(self).__name__}")
+        expected = "a kerple.data.evaluation_text.Text, such as a split of the data module TokenShards"
+        advice = f"change data, or leave out {kind}"
+        require(isinstance(text, Text), f"{kind}: data", type(text).__name__, f"{expected}; {advice}")
 
     def skip_reason(self, network: Network) -> str | None:
         """Return the reason why the measurement does not apply to the network, or None if it applies."""
@@ -112,9 +111,8 @@ class BlockMeasure(Measure):
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
         length, limit = self.targets(network), self.max_length
-        if limit is not None and length > limit:
-            advice = f"set it to {limit} or less (the default is the training length)"
-            raise UserError(f"{type(self).__name__}: length: got {length}, expected at most {limit}; {advice}")
+        expected = f"at most {limit}; set it to {limit} or less (the default is the training length)"
+        require(limit is None or length <= limit, f"{type(self).__name__}: length", length, expected)
         self.text_blocks(network, text)
 
     def skip_reason(self, network: Network) -> str | None:
@@ -136,26 +134,24 @@ def require_capabilities(
     measure: Measure, network: Network, classes: Sequence[type], advice: str = "leave out this measure"
 ) -> None:
     """Raise a UserError, which ends with ``advice``, unless the network is an instance of all these classes."""
-    if missing := [each for each in classes if not isinstance(network, each)]:
-        names, module = ", ".join(each.__name__ for each in missing), missing[0].__module__
-        given = f"got a network {type(network).__name__}, expected one with {names} as base classes (see {module})"
-        raise UserError(f"{type(measure).__name__}: {given}; {advice}")
+    missing = [each.__name__ for each in classes if not isinstance(network, each)]
+    expected = f"one with {', '.join(missing)} as base classes (see kerple.model); {advice}"
+    require(not missing, type(measure).__name__, f"a network {type(network).__name__}", expected)
 
 
 def check_names(measures: Sequence[Measure]) -> None:
     """Raise a UserError if two measurements of a test write the same files."""
     names = [measure.name for measure in measures]
     for measure in measures:
-        if names.count(measure.name) > 1:
-            given = f"got more than one {type(measure).__name__} with results named {measure.name}"
-            raise UserError(f"trainer.callbacks: {given}, expected one")
+        given = f"more than one {type(measure).__name__} with results named {measure.name}"
+        require(names.count(measure.name) == 1, "trainer.callbacks", given, "one")
 
 
 def require_positive(measure: Any, *names: str) -> None:
     """Raise a UserError unless each of these options is None or a positive number."""
     for name in names:
-        if (number := getattr(measure, name)) is not None and number < 1:
-            raise UserError(f"{type(measure).__name__}: {name}: got {number}, expected a positive number")
+        number = getattr(measure, name)
+        require(number is None or number >= 1, f"{type(measure).__name__}: {name}", number, "a positive number")
 
 
 def ordered_lengths(measure: Any, dividing: bool = False) -> list[int]:
@@ -169,9 +165,9 @@ def ordered_lengths(measure: Any, dividing: bool = False) -> list[int]:
         UserError: If there are no lengths, a length is not positive or, with ``dividing``, does not divide the longest.
     """
     lengths = sorted(set(measure.lengths))
-    if not lengths or lengths[0] < 1 or (dividing and any(lengths[-1] % length for length in lengths)):
-        expected = "positive numbers that all divide the longest" if dividing else "positive numbers"
-        raise UserError(f"{type(measure).__name__}: lengths: got {list(measure.lengths)}, expected {expected}")
+    valid = bool(lengths) and lengths[0] >= 1 and not (dividing and any(lengths[-1] % n for n in lengths))
+    expected = "positive numbers that all divide the longest" if dividing else "positive numbers"
+    require(valid, f"{type(measure).__name__}: lengths", list(measure.lengths), expected)
     return lengths
 
 
@@ -185,12 +181,10 @@ def known_training_length(network: Network, option: str = "model.length") -> int
     Raises:
         UserError: If the training length is not known.
     """
-    if network.training_length is None:
-        raise UserError(
-            f"{option}: got none, and the training length of {network.name} is not known; set {option}, "
-            "or the attribute training_length of your own network"
-        )
-    return network.training_length
+    length = network.training_length
+    advice = f"set {option}, or the attribute training_length of your own network"
+    require(length is not None, option, "none", f"the training length of {network.name}, which is not known; {advice}")
+    return cast(int, length)
 
 
 def length_limit(network: Network) -> float:

@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.evaluation_text import Text
 from kerple.measure.measure import Measure, length_limit, ordered_lengths, require_positive, skipped_lengths
 from kerple.measure.plotting import heat_map, panel
@@ -89,9 +89,8 @@ def problem_tokens(
     sentences = sorted((depth, encode(f"\n{sentence}\n")) for depth, sentence in problem.needles)
     question = encode(f"\n{problem.question}")
     haystack_size = length - len(question) - sum(len(s) for _, s in sentences) - ANSWER * len(problem.values)
-    if haystack_size < 1:
-        needed = f"{length - haystack_size}, the tokens of needles, question and answer"
-        raise UserError(f"Needle: lengths: got {length}, expected more than {needed}; use larger lengths")
+    needed = f"{length - haystack_size}, the tokens of needles, question and answer"
+    require(haystack_size >= 1, "Needle: lengths", length, f"more than {needed}; use larger lengths")
     tokens = list(haystack[:haystack_size])
     for depth, sentence in reversed(sentences):  # from last to first, because an insertion moves later tokens
         start = round(depth * haystack_size)
@@ -136,8 +135,8 @@ class Needle(Measure):
     def __post_init__(self) -> None:
         require_positive(self, "problems")
         self.lengths = ordered_lengths(self)
-        if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
-            raise UserError(f"Needle: depths: got {list(self.depths)}, expected fractions from 0 to 1")
+        valid = bool(self.depths) and all(0 <= depth <= 1 for depth in self.depths)
+        require(valid, "Needle: depths", list(self.depths), "fractions from 0 to 1")
         self.depths = sorted(set(self.depths))
 
     @property
@@ -153,9 +152,9 @@ class Needle(Measure):
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
         _ = text.tokenizer  # raises an error if the text has none
-        if self.haystack == "corpus" and len(text.stream) <= self.lengths[-1]:
-            expected = f"expected less than {len(text.stream)}, the number of tokens in {text.name}"
-            raise UserError(f"Needle: lengths: got {self.lengths[-1]}, {expected}; use shorter lengths")
+        longest, tokens = self.lengths[-1], len(text.stream)
+        expected = f"less than {tokens}, the number of tokens in {text.name}; use shorter lengths"
+        require(self.haystack != "corpus" or longest < tokens, "Needle: lengths", longest, expected)
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         lengths = [length for length in self.lengths if length <= length_limit(network)]

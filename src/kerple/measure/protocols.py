@@ -1,4 +1,4 @@
-"""Evaluation protocols: ways to read a block of tokens and score its targets.
+"""Evaluation protocols: ways to read a block of tokens and score its targets; and the sums of the losses.
 
 Notation: B blocks, N targets in a block (N + 1 tokens), L evaluation length. Target t is token t + 1 of the block,
 t = 0..N - 1. Every protocol except ``sliding`` cuts a block into segments of L targets, see `full`. Every protocol
@@ -8,15 +8,20 @@ Losses are negative log-likelihoods in nats, fp32 or fp64, in the order of the t
 mask (`windowed`). A *stride* is the number of tokens by which a context moves (`sliding`).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from kerple.measure.results_table import Row
 from kerple.model.network import Network
 from kerple.positions.visibility import EVERYTHING, Visibility
+
+if TYPE_CHECKING:
+    from kerple.measure.loss_metrics import TokenLoss  # imports torchmetrics, which takes seconds
 
 ProtocolName = Literal["full", "windowed", "keep_first", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384
@@ -103,7 +108,7 @@ class Protocol:
 
     Args:
         name: One of full, windowed, keep_first, sliding, last, per_position. ``per_position`` has the losses of `full`,
-            but `kerple.measure.protocol_result.ProtocolLosses` sums them by position instead of by block.
+            but `ProtocolLosses` sums them by position instead of by block.
         visibility: The keys that a query sees; limited only in ``windowed`` and ``keep_first``.
         stride: Number of new targets in each step of ``sliding``.
         skip: Number of targets at the start of a block that ``sliding`` does not score.
@@ -179,3 +184,45 @@ def _losses(network: Any, segments: Tensor, last: int | None = None, visibility:
     options = {} if visibility == EVERYTHING else {"visibility": visibility}
     losses = [network.losses(batch, last, **options) for batch in rows.split(batch_size)]
     return torch.cat(losses).reshape(len(segments), -1)
+
+
+@dataclass(eq=False)
+class ProtocolLosses:
+    """The sums of the losses of one protocol at one length.
+
+    Args:
+        protocol: The protocol.
+        length: Evaluation length L in tokens.
+        loss: Sums of losses by block of text, or by position in the segment for the protocol ``per_position``.
+    """
+
+    protocol: Protocol
+    length: int
+    loss: "TokenLoss"
+
+    @property
+    def by_position(self) -> bool:
+        """Whether losses are summed by position instead of by block."""
+        return self.protocol.name == "per_position"
+
+    def rows(self) -> list[Row]:
+        """Return rows of the results.
+
+        Each block or position has one row, with the sum of its losses in nats. If the number of bytes of the text is
+        known, one more row has the sum of all losses in bits.
+        """
+        rows = self.loss.rows(self.protocol.label, self.length, self.by_position)
+        if self.loss.text_bytes.any():
+            bits, count = float(self.loss.nll.sum()) / math.log(2), int(self.loss.text_bytes.sum())
+            rows.append(Row("bits_per_byte", self.protocol.label, self.length, None, None, bits, count))
+        return rows
+
+    def scalars(self) -> dict[str, float]:
+        """Return the perplexity, and bits per byte if the bytes of the text are known; {} for ``per_position``."""
+        if self.by_position:
+            return {}
+        name = f"{self.protocol.label}/{self.length}"
+        scalars = {f"ppl/{name}": float(self.loss.perplexity())}
+        if self.loss.text_bytes.any():
+            scalars[f"bits_per_byte/{name}"] = float(self.loss.bits_per_byte())
+        return scalars

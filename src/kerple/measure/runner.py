@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kerple.base.auto_precision import choose_precision
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 
 if TYPE_CHECKING:
     from kerple.measure.loss_metrics import TokenLoss
@@ -72,8 +72,7 @@ class Runner:
             loss.sync()
             loss.cpu()
             if not loss.nll.isfinite().all():
-                advice = "check the weights for NaN, or use another model"
-                raise UserError(f"model: the loss of the text is not finite; {advice}")
+                raise UserError("model: the loss of the text is not finite; check the weights for NaN")
 
     @classmethod
     def detect(cls, device: str | None = None, precision: str = "32-true") -> "Runner":
@@ -89,15 +88,14 @@ class Runner:
         """
         processes, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise UserError("device: got cuda, but torch finds no CUDA device; use cpu")
+        available = kind != "cuda" or torch.cuda.is_available()
+        require(available, "device", "cuda", "cpu, because torch finds no CUDA device")
         torch_device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if kind == "cuda" else kind)
         if processes > 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
         precision = choose_precision(kind)[0] if precision == "auto" else precision
         dtypes = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-        if precision not in dtypes:
-            raise UserError(f"precision: got {precision}, expected one of auto, {', '.join(dtypes)}")
+        require(precision in dtypes, "precision", precision, f"one of auto, {', '.join(dtypes)}")
         dtype = dtypes[precision]
         autocast = nullcontext if dtype is None else partial(torch.autocast, torch_device.type, dtype)
         return cls(torch_device, autocast, precision, rank, processes)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.evaluation_text import Text
 from kerple.measure.measure import BlockMeasure, length_limit
 from kerple.measure.plotting import label_axes, panel
@@ -40,9 +40,8 @@ class ShiftTest(BlockMeasure):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if 0 not in self.shifts or min(self.shifts) < 0:
-            expected = "a list with 0 and with positive numbers of tokens"
-            raise UserError(f"ShiftTest: shifts: got {list(self.shifts)}, expected {expected}")
+        expected = "a list with 0 and with positive numbers of tokens"
+        require(0 in self.shifts and min(self.shifts) >= 0, "ShiftTest: shifts", list(self.shifts), expected)
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         length = self.targets(network)

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.measure import results_table
 from kerple.measure.measure import Measure, length_limit, require_capabilities
 from kerple.measure.plotting import panel
@@ -109,9 +109,8 @@ class TaskAccuracy(Measure):
         self.check_validation(text)
 
     def check_validation(self, text: Any) -> None:
-        if not isinstance(text, Examples):
-            given = f"got {type(text).__name__}, expected the examples of a task"
-            raise UserError(f"TaskAccuracy: data: {given}; use TaskData, or leave out TaskAccuracy")
+        expected = "the examples of a task; use TaskData, or leave out TaskAccuracy"
+        require(isinstance(text, Examples), "TaskAccuracy: data", type(text).__name__, expected)
 
     def validate(self, network: Any, text: Examples, runner: Runner) -> dict[str, float]:
         table = self._tables(network, text, runner, [TEACHER_FORCED])[TEACHER_FORCED]

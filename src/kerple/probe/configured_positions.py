@@ -35,15 +35,15 @@ class Layer:
         window: Number of keys that a query sees, including its own; None for all keys up to its own.
         chunk: Length of the chunks of tokens to which attention is limited; None without chunks.
         temperature: Strategy that multiplies queries by a factor that grows with the position, or None.
-        judged: Whether a difference from the forward pass is a fault. False for families outside of `KNOWN`, for layers
-            whose RoPE has no formula in this project, and for this project's strategies other than RoPE and NoPE.
+        is_verified: Whether a difference from the forward pass is a fault. False for families outside of `KNOWN`, for
+            layers whose RoPE has no formula in this project, and for our strategies other than RoPE and NoPE.
     """
 
     rope: RoPE | None = None
     window: int | None = None
     chunk: int | None = None
     temperature: Temperature | None = None
-    judged: bool = True
+    is_verified: bool = True
 
     def query_factor(self, rows: Tensor, ids: Tensor) -> Tensor:
         """Return the factor of the temperature for each query, (T,) fp64; 1 without a temperature.
@@ -98,8 +98,8 @@ def our_layers(network: Transformer) -> list[Layer]:
         outer = network.positions[min(i, len(network.positions) - 1)]  # one instance per layer, or one for all layers
         position = outer.position if isinstance(outer, LayerPattern) else outer
         rope = position if isinstance(position, RoPE) else None
-        judged = isinstance(position, RoPE | NoPE)
-        layers.append(Layer(rope, outer.window, judged=judged))
+        is_verified = isinstance(position, RoPE | NoPE)
+        layers.append(Layer(rope, outer.window, is_verified=is_verified))
     return layers
 
 
@@ -118,8 +118,8 @@ def _layer(config: Any, i: int, kind: str) -> Layer:
     chunk = config.attention_chunk_size if kind == "chunked_attention" else None
     parameters = layer_rope(config, i, kind)
     rope, temperature = _rope(parameters, config), _temperature(parameters, config)
-    judged = config.model_type in KNOWN and (rope is not None or "rope_theta" not in parameters)
-    return Layer(rope, window, chunk, temperature, judged)
+    is_verified = config.model_type in KNOWN and (rope is not None or "rope_theta" not in parameters)
+    return Layer(rope, window, chunk, temperature, is_verified)
 
 
 def _rope(parameters: Mapping[str, Any], config: Any) -> RoPE | None:

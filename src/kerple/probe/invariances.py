@@ -179,6 +179,6 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
         shift_reason = "a temperature that grows with the position"
     if any(layer.chunk for layer in layers):
         shift_reason = "chunks"
-    if not all(layer.judged for layer in layers):
+    if not all(layer.is_verified for layer in layers):
         shift_reason = shift_reason or "assumed, because probe does not know this family or type of RoPE"
     return shift_reason or length_reason, length_reason

@@ -179,10 +179,10 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
     notes += [f"window {window}" if 0 < window <= max(int(trace.rows[-1]) for trace in traces) else "no window"]
     notes += [name for name in ("sinks", "bias") if any(getattr(call, name) for call in calls)]
     verdict.measured = ", ".join(notes)
-    if verdict.differences and not layer.judged:
+    if verdict.differences and not layer.is_verified:
         first = "; ".join(verdict.differences[:2])
         reason = "probe does not know this family, type of RoPE or strategy"
-        verdict.unknown = f"not judged, because {reason}; first differences: {first}"
+        verdict.unknown = f"not verified, because {reason}; first differences: {first}"
         verdict.differences = []
     return verdict
 

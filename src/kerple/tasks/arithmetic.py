@@ -6,9 +6,9 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.tasks.task import Example, Task, digits_text
-from kerple.tasks.token_places import DIGIT_IDS, in_step
+from kerple.tasks.token_places import DIGIT_IDS, aligned_places
 from kerple.tasks.vocabulary import IDS
 
 DigitOrder = Literal["plain", "reversed"]
@@ -48,14 +48,14 @@ class Addition(Task):
         return Example(f"{first}+{second}", total, (length, *sizes), key="+".join(sorted((a, b))))
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Return equal places for digits of equal significance, as `kerple.tasks.token_places.in_step` does.
+        """Return equal places for digits of equal significance, as `kerple.tasks.token_places.aligned_places` does.
 
         With padding, the ``+`` has the place that follows the digits of the first operand. The sum has one more digit,
         so that its final digit has the same place as the ``+``. The place of the ``+`` therefore tells the model where
         the sum ends. In Cho et al. 2024, arXiv 2405.20671, the ``+`` has the place of the ``=``.
         """
         _check_order(self.order)
-        places = in_step(tokens, DIGIT_IDS)
+        places = aligned_places(tokens, DIGIT_IDS)
         next_place = F.pad(places, (1, -1)) + 1  # the place of the previous token plus one
         return next_place.where(tokens == IDS["+"], places) if self.padded else places
 
@@ -86,13 +86,12 @@ class Multiplication(Task):
         """Return equal places for digits of equal significance, and none for the digit after the ``*``."""
         _check_order(self.order)
         is_factor = F.pad(tokens == IDS["*"], (1, -1))  # the token after the *
-        return in_step(tokens, DIGIT_IDS).where(~is_factor, 0)
+        return aligned_places(tokens, DIGIT_IDS).where(~is_factor, 0)
 
 
 def _check_order(order: str) -> None:
     """Raise a UserError unless the order is ``reversed``. With ``plain``, places would depend on later digits."""
-    if order != "reversed":
-        raise UserError(f"data.task.order: got {order}, expected reversed with model.position Coupled")
+    require(order == "reversed", "data.task.order", order, "reversed with model.position Coupled")
 
 
 def _number(digits: int, rng: np.random.Generator) -> str:

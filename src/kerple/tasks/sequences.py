@@ -4,7 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from kerple.tasks.task import Example, Task, check_option
-from kerple.tasks.token_places import LETTER_IDS, in_step, mirrored
+from kerple.tasks.token_places import LETTER_IDS, aligned_places, mirrored
 from kerple.tasks.vocabulary import LETTERS
 
 
@@ -48,7 +48,7 @@ class Copy(_LetterTask):
         return Example(text, text, (length,))
 
     def places(self, tokens: Tensor) -> Tensor:
-        return in_step(tokens, LETTER_IDS)
+        return aligned_places(tokens, LETTER_IDS)
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.tasks.vocabulary import BEGIN, END, characters_to_ids
 
 
@@ -119,5 +119,5 @@ def check_option(task: Task, name: str, number: int, smallest: int, largest: int
         smallest: Smallest accepted value.
         largest: Largest accepted value.
     """
-    if not smallest <= number <= largest:
-        raise UserError(f"data.task.{name}: got {number}, expected {smallest} to {largest} for {type(task).__name__}")
+    expected = f"{smallest} to {largest} for {type(task).__name__}"
+    require(smallest <= number <= largest, f"data.task.{name}", number, expected)

@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.base.processor_cores import check_workers
 from kerple.data.loader import TrainingLoader, rank_and_world_size
 from kerple.tasks.sampling import Examples, HeldOutProblems, Sampler, collate
@@ -71,21 +71,18 @@ class TaskData(LightningDataModule):
         sizes = ("length", "train_length", "batch_size", "eval_batch_size", "validation_examples", "test_examples")
         numbers = {name: getattr(self, name) for name in (*sizes, "examples")}
         for name, value in (numbers | {"test_lengths": self.lengths[0]}).items():
-            if value is not None and value < 1:
-                raise UserError(f"data.{name}: got {value}, expected 1 or more")
+            require(value is None or value >= 1, f"data.{name}", value, "1 or more")
         check_workers("data.workers", self.workers)
         self.sampler = Sampler(self.task, self.train_length, self.held_out)
-        if not 0 < self.held_out < 0.5:
-            raise UserError(f"data.held_out: got {self.held_out}, expected a fraction above 0 and below 0.5")
-        if self.vocabulary < len(CHARACTERS):
-            raise UserError(f"data.vocabulary: got {self.vocabulary}, expected at least {len(CHARACTERS)}")
+        require(0 < self.held_out < 0.5, "data.held_out", self.held_out, "a fraction above 0 and below 0.5")
+        characters, longest = len(CHARACTERS), self.task.longest
+        require(self.vocabulary >= characters, "data.vocabulary", self.vocabulary, f"at least {characters}")
         for name, value in (("train_length", self.train_length), ("test_lengths", self.lengths[-1])):
-            if self.task.longest is not None and value > self.task.longest:
-                raise UserError(f"data.{name}: got {value}, expected at most {self.task.longest} for {self.task.name}")
+            expected = f"at most {longest} for {self.task.name}"
+            require(longest is None or value <= longest, f"data.{name}", value, expected)
         needed = max(len(example.tokens()) - 1 for example in self._longest_problems(100))
-        if needed > self.length:
-            expected = f"expected {needed} or more for problems of the train_length {self.train_length}"
-            raise UserError(f"data.length: got {self.length}, {expected}")
+        expected = f"{needed} or more for problems of the train_length {self.train_length}"
+        require(needed <= self.length, "data.length", self.length, expected)
 
     def _longest_problems(self, count: int) -> list[Example]:
         """Return the first ``count`` training problems of length ``train_length``."""
@@ -107,9 +104,10 @@ class TaskData(LightningDataModule):
             batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
         elif self.examples is None:
             raise UserError("trainer.max_steps: is not set; set it, or set data.examples, the size of an epoch")
-        elif (batches := self.examples // (self.batch_size * world_size)) < 1:
-            smallest = f"{self.batch_size * world_size}, a batch on each device"
-            raise UserError(f"data.examples: got {self.examples}, expected at least {smallest}")
+        else:
+            samples = self.batch_size * world_size
+            batches = self.examples // samples
+            require(batches >= 1, "data.examples", self.examples, f"at least {samples}, a batch on each device")
         read = partial(self.sampler.training_batch, self.sample_seed, self.examples)
         return TrainingLoader(read, self.batch_size, batches, rank, world_size, self.workers)
 
@@ -155,16 +153,15 @@ class TaskData(LightningDataModule):
                 generation.
         """
         if scheme == "abacus":
-            if not self.task.numbers:
-                expected = "expected a task with numbers for Abacus, such as Addition"
-                raise UserError(f"data.task: got {self.task.name!r}, {expected}")
+            expected = "a task with numbers for Abacus, such as Addition"
+            require(self.task.numbers, "data.task", f"{self.task.name!r}", expected)
             return abacus
         tokens = collate(self._longest_problems(8))["tokens"]
         places = self.task.places(tokens)
         for end in range(1, tokens.shape[1]):
-            if not torch.equal(self.task.places(tokens[:, :end]), places[:, :end]):
-                given = f"got {self.task.name!r}, whose method `places` changes places when token {end} is appended"
-                raise UserError(f"data.task: {given}; correct the method, or use another model.position")
+            given = f"{self.task.name!r}, whose method `places` changes places when token {end} is appended"
+            equal = torch.equal(self.task.places(tokens[:, :end]), places[:, :end])
+            require(equal, "data.task", given, "places that stay; correct the method, or use another model.position")
         return self.task.places
 
     def encode(self, text: str) -> list[int]:

@@ -32,7 +32,7 @@ def is_text(tokens: Tensor) -> Tensor:
     return (tokens != BEGIN_ID) & (tokens != END_ID) & (tokens != PAD_ID)
 
 
-def in_step(tokens: Tensor, ids: range) -> Tensor:
+def aligned_places(tokens: Tensor, ids: range) -> Tensor:
     """Return place i + 1 for the i-th token of every run of tokens with these ids, and 1 for others, such as ``=``.
 
     If numbers are written with the last digit first, digits of equal significance have the same place (Cho et al. 2024,
@@ -44,7 +44,7 @@ def in_step(tokens: Tensor, ids: range) -> Tensor:
 
 
 def mirrored(tokens: Tensor, ids: range) -> Tensor:
-    """Return the places of `in_step` before the first ``=``, and descending places of at least 1 from this ``=`` on.
+    """Return `aligned_places` before the first ``=``, and descending places of at least 1 from this ``=`` on.
 
     If one run precedes the ``=``, the i-th token after the ``=`` has the place of the i-th last token of the run.
     """
@@ -52,4 +52,4 @@ def mirrored(tokens: Tensor, ids: range) -> Tensor:
     equals = tokens == IDS["="]
     first_equals = equals.int().argmax(1, keepdim=True)  # (B, 1)
     descending = (first_equals + 1 - (indices - first_equals)).clamp(min=1)
-    return in_step(tokens, ids).where(equals.cumsum(1) == 0, descending).where(is_text(tokens), 0)
+    return aligned_places(tokens, ids).where(equals.cumsum(1) == 0, descending).where(is_text(tokens), 0)

@@ -2,7 +2,7 @@
 
 from string import ascii_letters, digits
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 
 PAD, BEGIN, END = "·", "«", "»"
 LETTERS = ascii_letters
@@ -29,6 +29,6 @@ def ids_to_characters(tokens: list[int]) -> str:
     Raises:
         UserError: An id is not in the vocabulary, such as an id that a model with more ids has generated.
     """
-    if outside := [t for t in tokens if not 0 <= t < len(CHARACTERS)]:
-        raise UserError(f"tokens: got the id {outside[0]}, expected 0 to {len(CHARACTERS) - 1}")
+    for t in tokens:
+        require(0 <= t < len(CHARACTERS), "tokens", f"the id {t}", f"0 to {len(CHARACTERS) - 1}")
     return "".join(CHARACTERS[t] for t in tokens if t != PAD_ID)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.measure.kernel_curves import KernelCurves, kernel_tables
 from kerple.measure.plotting import grid, label_axes
 from kerple.measure.result import Result
@@ -41,10 +41,9 @@ class Kernels(Callback):
         self, length: int | None = None, every: int = 10, distances: tuple[int, ...] = (1, 10, 100, 1000)
     ) -> None:
         super().__init__()
-        smallest = min(distances, default=0)
-        for name, value, lowest in (("length", length, 2), ("every", every, 1), ("distances", smallest, 0)):
-            if value is not None and value < lowest:
-                raise UserError(f"Kernels: {name}: got {value}, expected {lowest} or more")
+        require(length is None or length >= 2, "Kernels: length", length, "2 or more")
+        require(every >= 1, "Kernels: every", every, "1 or more")
+        require(min(distances, default=0) >= 0, "Kernels: distances", distances, "0 or more")
         self.length, self.every, self.distances = length, every, tuple(distances)
         self.steps: list[int] = []
         self.records: list[Tensor] = []  # for each of these steps, (quantities, heads)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from inspect import Parameter, signature
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from pytorch_lightning import LightningModule
@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric
 
-from kerple.base.errors import UserError, compiler_error
+from kerple.base.errors import UserError, compiler_error, require
 from kerple.model import Batch, Transformer
 from kerple.positions import Shape, StrategyBuilder
 from kerple.positions.position_coupling import PlaceEmbedding
 from kerple.training.muon import Muon
-from kerple.training.schedule import ScheduleName, lr_multiplier
 from kerple.training.sharding import ShardedBlocks, full_tensor
+
+ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
 
 class LanguageModel(LightningModule):
@@ -49,7 +50,7 @@ class LanguageModel(LightningModule):
         betas: Betas of AdamW.
         adam_eps: Epsilon of AdamW.
         weight_decay: Weight decay of matrices. Other parameters have none.
-        schedule: ``cosine``, ``linear``, ``wsd`` or ``constant`` (`training.schedule`), or any schedule by class name,
+        schedule: ``cosine``, ``linear``, ``wsd`` or ``constant`` (`lr_multiplier`), or any schedule by class name,
             such as ``torch.optim.lr_scheduler.StepLR``. A schedule by class name has no warm-up and is updated after
             each step.
         warmup: Fraction of ``trainer.max_steps`` in which the learning rate rises linearly; at least 2 steps.
@@ -85,18 +86,14 @@ class LanguageModel(LightningModule):
         **options: Any,
     ) -> None:
         super().__init__()
-        for name, value, in_range, expected in (
-            ("lr", lr, lr > 0, "a positive learning rate"),
-            ("betas", betas, all(0 <= beta < 1 for beta in betas), "two numbers in [0, 1)"),
-            ("adam_eps", adam_eps, adam_eps >= 0, "0 or more"),
-            ("weight_decay", weight_decay, weight_decay >= 0, "0 or more"),
-            ("warmup", warmup, 0 <= warmup < 1, "a fraction of the steps in [0, 1)"),
-            ("final_lr", final_lr, 0 <= final_lr <= 1, "a fraction of model.lr in [0, 1]"),
-            ("decay", decay, 0 < decay <= 1, "a fraction of the steps in (0, 1]"),
-            ("pad_vocabulary_to", pad_vocabulary_to, pad_vocabulary_to >= 1, "1 (no padding) or more"),
-        ):
-            if not in_range:
-                raise UserError(f"model.{name}: got {value}, expected {expected}")
+        require(lr > 0, "model.lr", lr, "a positive learning rate")
+        require(all(0 <= beta < 1 for beta in betas), "model.betas", betas, "two numbers in [0, 1)")
+        require(adam_eps >= 0, "model.adam_eps", adam_eps, "0 or more")
+        require(weight_decay >= 0, "model.weight_decay", weight_decay, "0 or more")
+        require(0 <= warmup < 1, "model.warmup", warmup, "a fraction of the steps in [0, 1)")
+        require(0 <= final_lr <= 1, "model.final_lr", final_lr, "a fraction of model.lr in [0, 1]")
+        require(0 < decay <= 1, "model.decay", decay, "a fraction of the steps in (0, 1]")
+        require(pad_vocabulary_to >= 1, "model.pad_vocabulary_to", pad_vocabulary_to, "1 (no padding) or more")
         self.save_hyperparameters()
         rows = math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to
         self.network = Transformer(Shape(dim, heads, length), layers, rows, position, **options)
@@ -116,12 +113,13 @@ class LanguageModel(LightningModule):
         if self.trainer.precision == "64-true":  # Lightning would do this only after it has loaded a checkpoint in fp32
             self.double()
         data = getattr(self.trainer, "datamodule", None)
-        if (vocabulary := getattr(data, "vocabulary", self.vocabulary)) != self.vocabulary:
-            expected = f"expected the {self.vocabulary} tokens of the model; use the tokenizer of the training"
-            raise UserError(f"data.vocabulary: got {vocabulary}, {expected}")
-        if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            reason = "which is only for tests of weights trained with another strategy; fit a strategy such as RoPE"
-            raise UserError(f"model.position: got {self.network.name}, {reason}")
+        vocabulary = getattr(data, "vocabulary", self.vocabulary)
+        expected = f"the {self.vocabulary} tokens of the model; use the tokenizer of the training"
+        require(vocabulary == self.vocabulary, "data.vocabulary", vocabulary, expected)
+        if stage == "fit":
+            trainable = not any(strategy.test_only for strategy in self.network.positions)
+            given = f"{self.network.name}, which is only for tests of weights trained with another strategy"
+            require(trainable, "model.position", given, "a strategy such as RoPE")
         self.set_places(data)
         if self.compile_options and stage == "fit":  # not for a test, because each length would be compiled
             try:
@@ -149,12 +147,11 @@ class LanguageModel(LightningModule):
         if not placed:
             return
         names = sorted({type(strategy).__name__ for strategy in placed})
-        if len(names) > 1:
-            reason = "because they need different places of a token"
-            raise UserError(f"model.position: got {' and '.join(names)}, expected one of them, {reason}")
-        if not hasattr(data, "places"):
-            raise UserError(f"model.position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
-        self.network.places = data.places(placed[0].scheme)
+        expected = "one of them, because they need different places of a token"
+        require(len(names) == 1, "model.position", " and ".join(names), expected)
+        expected = f"TaskData, because the strategy {names[0]} needs a task"
+        require(hasattr(data, "places"), "data", type(data).__name__, expected)
+        self.network.places = cast(Any, data).places(placed[0].scheme)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
@@ -197,8 +194,8 @@ class LanguageModel(LightningModule):
         """Do nothing, because measurements read the test split themselves (`kerple.measure`)."""
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        if self.trainer.precision == "16-true":
-            raise UserError("trainer.precision: got 16-true, expected 16-mixed, because training diverges in 16-true")
+        expected = "16-mixed, because training diverges in 16-true"
+        require(self.trainer.precision != "16-true", "trainer.precision", "16-true", expected)
         groups = self._muon_groups() if self.muon else []
         grouped = {p for group in groups for p in group["params"]}
         rest = [p for p in self.parameters() if p.requires_grad and p not in grouped]
@@ -235,8 +232,7 @@ class LanguageModel(LightningModule):
                 reason = "which needs a measured loss after each step"
                 raise UserError(f"model.schedule: got {type(built).__name__}, {reason}; use a schedule of the step")
             return built
-        if steps < 1:
-            raise UserError(f"trainer.max_steps: got {steps}, expected the number of steps of the schedule, 1 or more")
+        require(steps >= 1, "trainer.max_steps", steps, "the number of steps of the schedule, 1 or more")
         warmup = max(2, round(self.warmup * steps))
         end = max(steps, warmup + 1)
         return LambdaLR(optimiser, lambda step: lr_multiplier(step, schedule, warmup, end, self.final_lr, self.decay))
@@ -267,3 +263,31 @@ class LanguageModel(LightningModule):
             raise UserError(f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm'")
         norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
         self.log("train/gradient_norm", full_tensor(norm))
+
+
+def lr_multiplier(step: int, name: ScheduleName, warmup: int, end: int, final: float, decay: float) -> float:
+    """Return the learning rate at a step, as a fraction of its peak.
+
+    The rate rises linearly from 1 / warmup to 1 in the first ``warmup`` steps. After these steps, ``cosine`` and
+    ``linear`` decrease to ``final`` at ``end``. ``wsd`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395)
+    stays at 1, and decreases linearly to ``final`` in the last fraction ``decay`` of all steps. ``constant`` stays
+    at 1.
+
+    Args:
+        step: Number of optimiser steps before this one.
+        name: Name of the schedule.
+        warmup: Number of steps in which the rate rises, at least 2.
+        end: Step at which the rate has decreased to ``final``, larger than ``warmup``.
+        final: Fraction of the peak at the end, in [0, 1].
+        decay: Fraction of all steps in which ``wsd`` decreases, in (0, 1].
+    """
+    if step < warmup:
+        return (1 + step) / warmup
+    progress = min(1.0, (step - warmup) / (end - warmup))
+    height = {
+        "cosine": (1 + math.cos(math.pi * progress)) / 2,
+        "linear": 1 - progress,
+        "wsd": min(1.0, max(0, end - step) / (decay * end)),
+        "constant": 1.0,
+    }[name]
+    return final + (1 - final) * height

@@ -5,7 +5,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.measure.measure import Measure, check_names
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
@@ -41,9 +41,9 @@ class MeasureCallback(Callback):
         kind = type(self.measure).__name__
         check_names([c.measure for c in untyped(trainer).callbacks if isinstance(c, MeasureCallback)])
         if stage == "test":
-            if str(trainer.limit_test_batches) != "1.0":  # the default, no limit; the integer 1 is one batch
-                given = f"got {trainer.limit_test_batches}, which has no effect on {kind}"
-                raise UserError(f"trainer.limit_test_batches: {given}; leave it out, and use the options of {kind}")
+            given = f"{trainer.limit_test_batches}, which has no effect on {kind}"
+            no_limit = str(trainer.limit_test_batches) == "1.0"  # the integer 1 is one batch
+            require(no_limit, "trainer.limit_test_batches", given, f"no limit; use the options of {kind}")
             self.measure.check(network_of(pl_module), self.text(trainer, "test"))
         elif self.measure.validates:
             if stage == "fit":
@@ -68,11 +68,9 @@ class MeasureCallback(Callback):
         Raises:
             UserError: If the data module has no method ``text``.
         """
-        data = untyped(trainer).datamodule
-        if not hasattr(data, "text"):
-            kind = type(self.measure).__name__
-            needed = f"{kind} needs a data module with a method `text`, which {type(data).__name__} lacks"
-            raise UserError(f"trainer.callbacks: {needed}; leave {kind} out, or use TokenShards or TaskData")
+        data, kind = untyped(trainer).datamodule, type(self.measure).__name__
+        expected = f"TokenShards, TaskData or another data module with a method `text` for {kind}; or leave {kind} out"
+        require(hasattr(data, "text"), "data", type(data).__name__, expected)
         return data.text(split)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.model import Transformer
 
 # dtype in which the linear layers of blocks are gathered, by the Trainer's precision
@@ -46,9 +46,9 @@ class ShardedBlocks(ModelParallelStrategy):
         # all processes in one dimension, unlike the mesh of Lightning
         mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
         precision = self.precision_plugin.precision
-        if precision not in LINEAR_DTYPES:
-            expected = f"{', '.join(LINEAR_DTYPES)} or auto"
-            raise UserError(f"trainer.precision: got {precision} with the strategy ShardedBlocks, expected {expected}")
+        expected = f"{', '.join(LINEAR_DTYPES)} or auto"
+        given = f"{precision} with the strategy ShardedBlocks"
+        require(precision in LINEAR_DTYPES, "trainer.precision", given, expected)
         policy = MixedPrecisionPolicy(LINEAR_DTYPES[precision], torch.float32, cast_forward_inputs=False)
         for block in network.blocks:
             layers: list[nn.Module] = [layer for layer in block.modules() if isinstance(layer, nn.Linear)]

@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks.spike import SpikeDetection
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from kerple.base.auto_precision import EMULATED, SAFE, choose_precision, emulated
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.measure.measure import Measure
 from kerple.training.measure_callback import MeasureCallback
 
@@ -52,19 +52,18 @@ class AutoTrainer(Trainer):
     ) -> None:
         accelerator = kwargs.get("accelerator", "auto")
         if torch.backends.mps.is_available() and not torch.cuda.is_available():
-            if accelerator in ("gpu", "mps"):
-                raise UserError(f"trainer.accelerator: got {accelerator}, an Apple GPU without fp64; expected cpu")
+            expected = "cpu, because an Apple GPU has no fp64"
+            require(accelerator not in ("gpu", "mps"), "trainer.accelerator", accelerator, expected)
             kwargs["accelerator"] = "cpu" if accelerator == "auto" else accelerator
         resolved = choose_precision(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
         for name, lowest in (("gradient_clip_val", 0), ("accumulate_grad_batches", 1)):
-            if (value := kwargs.get(name)) is not None and not value >= lowest:
-                raise UserError(f"trainer.{name}: got {value}, expected {lowest} or more")
+            value = kwargs.get(name)
+            require(value is None or value >= lowest, f"trainer.{name}", value, f"{lowest} or more")
         for name in ("limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
-            if kwargs.get(name) == 0:
-                raise UserError(f"trainer.{name}: got {kwargs[name]}, expected a positive number")
-        if batches := kwargs.get("overfit_batches"):  # Lightning would replace the sampler
-            advice = "to fit few samples, set data.samples, or data.examples for a task"
-            raise UserError(f"trainer.overfit_batches: got {batches}, expected 0; {advice}")
+            require(kwargs.get(name) != 0, f"trainer.{name}", 0, "a positive number")
+        overfit = kwargs.get("overfit_batches")  # Lightning would replace the sampler
+        expected = "0; to fit few samples, set data.samples, or data.examples for a task"
+        require(not overfit, "trainer.overfit_batches", overfit, expected)
         callbacks = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
         for callback in callbacks:
             for kind, reason in REFUSED.items():

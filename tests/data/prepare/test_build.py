@@ -17,12 +17,12 @@ from tokenizers import Tokenizer, models
 
 from kerple.base.errors import UserError
 from kerple.cli import inspect_shards, prepare
-from kerple.data.datamodule_options import ShardOptions
 from kerple.data.evaluation_text import ShardText
 from kerple.data.manifest import token_dtype
 from kerple.data.prepare import build
 from kerple.data.prepare.corpora import find_corpus
 from kerple.data.prepare.corpus_reader import split_of
+from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import BLOCK, Folder, TokenStream, verify
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer, vocabulary_size
 from tests.data.conftest import contents, small_build, write_lines

@@ -16,11 +16,11 @@ import zstandard
 from pyarrow import parquet
 
 from kerple.base.errors import UserError
-from kerple.data.datamodule_options import ShardOptions
 from kerple.data.file_opening import decompress
 from kerple.data.prepare.build import prepare
 from kerple.data.prepare.corpora import find_corpus, library_modules, standard_library
 from kerple.data.prepare.readers import Document, Fault, read_lines
+from kerple.data.shard_options import ShardOptions
 
 TEXTS = [f"document {i} " * (i + 1) for i in range(25)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()

@@ -25,7 +25,6 @@ from tqdm import tqdm
 from kerple.base.atomic import refuse_links, write
 from kerple.base.errors import NO_FOLDER, UserError
 from kerple.config.files import read_mapping
-from kerple.data.datamodule_options import HUB, ShardOptions
 from kerple.data.file_opening import is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
 from kerple.data.prepare.corpora import CORPORA, Corpus, find_corpus
@@ -33,6 +32,7 @@ from kerple.data.prepare.corpus_reader import CorpusReader, cut_into_parts
 from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.workers import Encoder, tokenise_parts
+from kerple.data.shard_options import HUB, ShardOptions
 from kerple.data.shards import Folder, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import (
     TRAINED_HERE,

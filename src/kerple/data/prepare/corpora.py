@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kerple.base.errors import UserError
-from kerple.data.datamodule_options import HUB
 from kerple.data.file_opening import has_extension, is_remote
 from kerple.data.prepare.readers import Document, Fault, dataset, list_files, read_files
 from kerple.data.prepare.rfc import read_rfcs
 from kerple.data.prepare.wheels import read_list, read_wheels
+from kerple.data.shard_options import HUB
 
 # checksums of the texts of built-in corpora, as in `Manifest.text`
 CODE = "1971f33401c2326b7f4f6e6ba1fb21a1e7c153cf5ce7e266b4d138eda863d7d4"

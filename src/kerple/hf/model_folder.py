@@ -8,7 +8,7 @@ from typing import Any
 
 from kerple.base.errors import UserError
 from kerple.config.files import read_mapping
-from kerple.hf.pretrained_files import ModelSource, model_folder, read_model
+from kerple.hf.pretrained_files import ModelSource, read_model, snapshot_folder
 from kerple.hf.rope import LENGTH, OPTIONS
 
 
@@ -33,7 +33,7 @@ def link(model: str, config: Any, folder: Path) -> None:
     check_links(folder, model)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for file in model_folder(model).iterdir():
+    for file in snapshot_folder(model).iterdir():
         if file.is_file() and file.name != "config.json":
             (folder / file.name).symlink_to(file.resolve())
     config.save_pretrained(folder)
