@@ -7,7 +7,7 @@ from typing import Any
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.evaluation_text import ShardText
 from kerple.data.loader import BlockBatches, TrainingLoader, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
@@ -58,9 +58,9 @@ class TokenShards(ShardOptions, LightningDataModule):
     def folder(self) -> Folder:
         """The folder of the shards."""
         folder = Folder(self.location)
-        if (smallest := folder.manifest.vocabulary) > self.vocabulary:
-            expected = f"expected at least {smallest}, the vocabulary of the shards in {self.location}"
-            raise UserError(f"data.vocabulary: got {self.vocabulary}, {expected}")
+        smallest = folder.manifest.vocabulary
+        expected = f"at least {smallest}, the vocabulary of the shards in {self.location}"
+        require(self.vocabulary >= smallest, "data.vocabulary", self.vocabulary, expected)
         return folder
 
     @property
@@ -91,13 +91,13 @@ class TokenShards(ShardOptions, LightningDataModule):
             UserError: The tokenizer differs, or a fit is resumed with other training tokens.
         """
         state = state if isinstance(state, dict) else {}  # a damaged checkpoint may have anything here
-        if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
-            expected = "expected shards with the tokenizer of the checkpoint; give the folder of the training data"
-            raise UserError(f"data.directory: got {self.location}, {expected}")
+        same = state.get("tokenizer", self.manifest.tokenizer) == self.manifest.tokenizer
+        expected = "shards with the tokenizer of the checkpoint; give the folder of the training data"
+        require(same, "data.directory", self.location, expected)
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        if fitting and state.get("training", self._training_checksum) != self._training_checksum:
-            expected = "expected the tokens on which the checkpoint was trained; give their folder, or use --weights"
-            raise UserError(f"data.directory: got {self.location}, {expected}")
+        same = not fitting or state.get("training", self._training_checksum) == self._training_checksum
+        expected = "the tokens on which the checkpoint was trained; give their folder, or use --weights"
+        require(same, "data.directory", self.location, expected)
 
     def train_dataloader(self) -> TrainingLoader:
         """Return the loader of this rank's training batches, {"tokens": (batch_size, length + 1) int64}.
@@ -111,9 +111,10 @@ class TokenShards(ShardOptions, LightningDataModule):
         batch_samples, available = self.batch_size * world_size, self.samples or order.samples  # of all ranks
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
             batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
-        elif (batches := available // batch_samples) < 1:
-            given = f"got {self.batch_size} on each of {world_size} devices, expected at most {available} in all"
-            raise UserError(f"data.batch_size: {given}; decrease it or data.length, or use a larger corpus")
+        else:
+            batches = available // batch_samples
+            expected = f"at most {available} in all; decrease it or data.length, or use a larger corpus"
+            require(batches >= 1, "data.batch_size", f"{self.batch_size} on each of {world_size} devices", expected)
         read = partial(read_samples, stream, self.length)
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         period = batches * batch_samples  # every epoch has the same samples

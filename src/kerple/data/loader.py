@@ -4,7 +4,6 @@ import atexit
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.evaluation_text import TextBlocks
 from kerple.data.order import Indices
 from kerple.data.shards import TokenStream
@@ -138,16 +137,14 @@ class TrainingLoader:
             generator=torch.Generator(),  # a DataLoader draws a seed, which must not change the model's random numbers
             worker_init_fn=_start_worker,
         )
-        with _too_few_files(self.workers):
-            batches = iter(loader)
+        batches = iter(loader)
         stop = getattr(batches, "_shutdown_workers", lambda: None)  # missing without workers
         # at the exit, multiprocessing sends SIGTERM to the workers, which ignore it, and waits for them
         atexit.register(stop)
         try:
-            with _too_few_files(self.workers):
-                for batch in batches:
-                    self.done += 1
-                    yield batch
+            for batch in batches:
+                self.done += 1
+                yield batch
         finally:
             stop()
             atexit.unregister(stop)
@@ -172,26 +169,12 @@ class TrainingLoader:
             UserError: One of the numbers is not a multiple of the number of samples in a micro-batch of all ranks.
         """
         before, inside = (state[f"samples_{when}_epoch"] for when in ("before", "in"))
-        if before % self.samples or inside % self.samples:
-            given = f"got batches of {self.samples} samples over all devices"
-            expected = f"a divisor of {before} and {inside}, the samples read in earlier epochs and in this epoch"
-            advice = "use the batch_size and devices of the earlier run"
-            raise UserError(f"data.batch_size: {given}, expected {expected}; {advice}")
+        valid = before % self.samples == inside % self.samples == 0
+        expected = f"a divisor of {before} and {inside}, the samples read in earlier epochs and in this epoch"
+        advice = "use the batch_size and devices of the earlier run"
+        given = f"batches of {self.samples} samples over all devices"
+        require(valid, "data.batch_size", given, f"{expected}; {advice}")
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
-
-
-@contextmanager
-def _too_few_files(workers: int) -> Iterator[None]:
-    """Context in which the error that workers need more open files than allowed is raised as a UserError."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # the second kind if a batch of a worker cannot be received
-        if workers and ("Too many open files" in str(error) or "ancdata" in str(error)):
-            advice = "decrease it, or increase the limit with: ulimit -n 4096"
-            raise UserError(
-                f"data.workers: got {workers}, which need more open files than allowed; {advice}"
-            ) from error
-        raise
 
 
 def _start_worker(worker: int) -> None:

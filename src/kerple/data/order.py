@@ -11,7 +11,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 
 ROUNDS = 8  # number of rounds of the Feistel network
 
@@ -74,9 +74,8 @@ class Order:
         self.length, self.key = length, key
         # the last sample fits even with the largest offset, length - 1
         self.samples = (tokens - length) // length
-        if self.samples < 1:
-            given = f"got {length}, which needs {2 * length} training tokens, but there are {tokens}"
-            raise UserError(f"data.length: {given}; use a larger corpus or a smaller length")
+        expected = f"at most {tokens // 2}, half of the training tokens; use a larger corpus or a smaller length"
+        require(self.samples >= 1, "data.length", length, expected)
 
     def starts(self, samples: Indices) -> Indices:
         """Return the index of each sample's first token, (n,) int64. Sample k is stream[start : start + T + 1].

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.base.processor_cores import check_workers
 from kerple.data.file_opening import without_query
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
@@ -82,16 +82,16 @@ class ShardOptions:
 
     def __post_init__(self) -> None:
         super().__init__()
-        if self.corpus is None and self.directory is None:
-            raise UserError("data.directory: got null, expected a folder of shards, because data.corpus is null")
+        given = self.corpus is not None or self.directory is not None
+        require(given, "data.directory", "null", "a folder of shards, because data.corpus is null")
         for name in ("length", "batch_size", "validation_segments", "samples"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"data.{name}: got {value}, expected 1 or more")
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"data.{name}", value, "1 or more")
         for name in ("workers", "prepare_workers"):
             check_workers(f"data.{name}", getattr(self, name))
         fractions = self.split_fractions
-        if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
-            raise UserError(f"data.split_fractions: got {fractions}, expected three fractions whose sum is 1")
+        valid = len(fractions) == 3 and min(fractions) >= 0 and abs(sum(fractions) - 1) <= 1e-6
+        require(valid, "data.split_fractions", fractions, "three fractions whose sum is 1")
         self.location = self.directory or _default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
         self.source_folder = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from kerple.base.errors import UserError, machine_error
+from kerple.base.errors import UserError, machine_error, require
 from kerple.config.files import read_mapping
 
 END_OF_TEXT = "<|endoftext|>"
@@ -43,8 +43,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     Raises:
         UserError: `vocabulary` leaves no room for the bytes and the end-of-text token.
     """
-    if vocabulary < 257:
-        raise UserError(f"data.vocabulary: got {vocabulary}, expected at least 257, for 256 bytes and {END_OF_TEXT}")
+    require(vocabulary >= 257, "data.vocabulary", vocabulary, f"at least 257, for 256 bytes and {END_OF_TEXT}")
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pieces = pre_tokenizers.Split(Regex(f".{{{LONGEST_RUN}}}"), "isolated")  # each byte is a character here

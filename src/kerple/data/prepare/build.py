@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from kerple.base.atomic import refuse_links, write
-from kerple.base.errors import NO_FOLDER, UserError
+from kerple.base.errors import NO_FOLDER, UserError, require
 from kerple.config.files import read_mapping
 from kerple.data.file_opening import is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
@@ -69,8 +69,8 @@ def prepare(options: ShardOptions) -> Manifest:
         return manifest
     assert options.corpus is not None
     folder = Path(options.corpus.removeprefix("file://"))
-    if folder.is_dir() and directory.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"data.directory: got {directory}, inside the corpus {options.corpus}; choose another folder")
+    inside = folder.is_dir() and directory.resolve().is_relative_to(folder.resolve())
+    require(not inside, "data.directory", directory, f"a folder that is not inside the corpus {options.corpus}")
     # called before the folder of the shards is made, so that a wrong corpus or tokenizer leaves no folder behind
     corpus = find_corpus(options.corpus, options.text_field, options.source_folder)
     given = None if options.tokenizer == TRAINED_HERE else _accepted(load_tokenizer(options.tokenizer), options)
@@ -173,9 +173,9 @@ def _locked_folder(directory: Path) -> Iterator[None]:
 
 def _accepted(tokenizer: Tokenizer, options: ShardOptions) -> Tokenizer:
     """Return a tokenizer, or raise a UserError if it has too many entries or no end-of-text token."""
-    if (size := vocabulary_size(tokenizer)) > options.vocabulary:
-        expected = f"expected at least {size}, the number of entries of the tokenizer"
-        raise UserError(f"data.vocabulary: got {options.vocabulary}, {expected}")
+    size = vocabulary_size(tokenizer)
+    expected = f"at least {size}, the number of entries of the tokenizer"
+    require(size <= options.vocabulary, "data.vocabulary", options.vocabulary, expected)
     end_of_text(tokenizer, options.tokenizer)
     return tokenizer
 
@@ -219,11 +219,11 @@ def _trained_tokenizer(options: ShardOptions, corpus: Corpus) -> Tokenizer:
         return load_tokenizer(str(shipped))
     reader = CorpusReader(corpus, options.split_fractions)
     texts = _training_texts(reader)
-    if (first := next(texts, None)) is None:
-        reasons = reader.reasons() or "it is empty, or too small"
-        given = f"got {options.corpus!r}, which has no training document for a tokenizer: {reasons}"
-        advice = "use a larger corpus, correct data.text_field or data.split_fractions, or set data.tokenizer"
-        raise UserError(f"data.corpus: {given}; {advice}")
+    first = next(texts, "")
+    reasons = reader.reasons() or "it is empty, or too small"
+    given = f"{options.corpus!r}, which has no training document for a tokenizer: {reasons}"
+    advice = "correct data.text_field or data.split_fractions, or set data.tokenizer"
+    require(first != "", "data.corpus", given, f"a larger corpus; or {advice}")
     return train_tokenizer(chain([first], texts), options.vocabulary)
 
 
@@ -291,13 +291,11 @@ def _check_documents(options: ShardOptions, reader: CorpusReader) -> None:
         shutil.rmtree(Path(options.location, PARTS))
         given = f"got {options.corpus!r}, which has no document that can be used: {reader.reasons() or 'it is empty'}"
         raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of the text column")
-    fraction = reader.lost_bytes / (reader.lost_bytes + reader.used_bytes)
-    if fraction > options.max_dropped_fraction:
-        given = f"got {options.max_dropped_fraction}, but {fraction:.2g} of {options.corpus!r} cannot be used"
-        advice = f"repair the corpus and delete {options.location}, or increase data.max_dropped_fraction"
-        raise UserError(f"data.max_dropped_fraction: {given}: {reader.reasons()}; {advice}")
+    fraction, limit = reader.lost_bytes / (reader.lost_bytes + reader.used_bytes), options.max_dropped_fraction
+    expected = f"{fraction:.2g} or more, the fraction of {options.corpus!r} that cannot be used: {reader.reasons()}"
+    advice = f"repair the corpus and delete {options.location}, or increase data.max_dropped_fraction"
+    require(fraction <= limit, "data.max_dropped_fraction", limit, f"{expected}; {advice}")
     text = reader.text.hexdigest()
-    if text != (reader.corpus.text or text):
-        given = f"got {options.corpus!r}, whose text has the checksum {text}, expected {reader.corpus.text}"
-        advice = f"delete its files in {options.source_folder} and run again; if the error remains, report it"
-        raise UserError(f"data.corpus: {given}; {advice}")
+    advice = f"delete its files in {options.source_folder} and run again; if the error remains, report it"
+    given = f"{options.corpus!r}, whose text has the checksum {text}"
+    require(reader.corpus.text in (None, text), "data.corpus", given, f"{reader.corpus.text}; {advice}")

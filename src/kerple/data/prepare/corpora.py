@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.data.file_opening import has_extension, is_remote
 from kerple.data.prepare.readers import Document, Fault, dataset, list_files, read_files
 from kerple.data.prepare.rfc import read_rfcs
@@ -111,7 +111,6 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
     if name.startswith(HUB):
         return Corpus(dataset(name.removeprefix(HUB), text_field), [])
     files = list_files(name)
-    if not files:
-        expected = f"a file, folder, pattern, URL, hf:NAME or {', '.join(CORPORA)}"
-        raise UserError(f"data.corpus: got {name!r}, where no file was found, expected {expected}")
+    expected = f"a file, folder, pattern, URL, hf:NAME or {', '.join(CORPORA)}"
+    require(bool(files), "data.corpus", f"{name!r}, where no file was found", expected)
     return file_corpus(files, text_field)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.base.processor_cores import cores
 from kerple.data.manifest import SPLITS
 from kerple.data.prepare.readers import Document
@@ -59,9 +59,8 @@ def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
     sizes = dict.fromkeys(SPLITS, 0)
     for document in documents:
         ids = encode(tokenizer, document.text)
-        if encoder.end_of_text in ids:
-            given = f"got a tokenizer whose end-of-text token is in the tokens of {document.name}"
-            raise UserError(f"data.tokenizer: {given}; choose another tokenizer, or remove the document")
+        given = f"a tokenizer whose end-of-text token is in the tokens of {document.name}"
+        require(encoder.end_of_text not in ids, "data.tokenizer", given, "another one; or remove the document")
         tokens[document.split].append(np.array([*ids, encoder.end_of_text], encoder.dtype))
         sizes[document.split] += len(document.text.encode())
     nothing = np.empty(0, encoder.dtype)
