@@ -34,7 +34,12 @@ LIGHT = [
     ["prepare", "--config=none.yaml"],
     ["prepare", "--x=y"],
 ]
-LIGHT += [["probe", "./x", "--layer=false"], ["predict", "--ckpt=x"], ["extend", "./x", "--to=y"], ["export", "--to=x"]]
+LIGHT += [
+    ["probe", "./x", "--layer=false"],
+    ["predict", "--ckpt=x"],
+    ["extend", "./x", "--length=y"],
+    ["export", "--output=x"],
+]
 
 
 def loaded(*steps: list[list[str]]) -> tuple[list[str], list[str]]:

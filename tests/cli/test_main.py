@@ -142,7 +142,7 @@ def test_flags_override_the_checkpoint_and_classes_of_others_need_trust(toy, cap
     test = ["test", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trust", "tests"]
 
     assert "names the class tests.toy.ToyData" in complaint(capsys, *test[:-2])
-    assert "ToyData, which cannot encode a prompt" in complaint(capsys, "export", *test[1:], "--to=out")
+    assert "ToyData, which cannot encode a prompt" in complaint(capsys, "export", *test[1:], "--output=out")
     main(test)
     main([*test, "--model.position.floor", "0.03", "--data.batch_size", "2"])
 

@@ -163,7 +163,7 @@ def test_a_declared_end_of_text_is_used_and_ids_outside_the_embedding_are_refuse
     data = [f"--data.tokenizer=hf:{folder}", "--data.vocabulary=259", f"--data.corpus={here / 'hf.yaml'}"]
     for command in (
         ["test", "--hf", str(folder), "--config", "hf.yaml"],
-        ["extend", str(folder), "--to", "64", data[2]],
+        ["extend", str(folder), "--length", "64", data[2]],
         ["prepare", data[0], data[2]],
         ["fit", "--config", config_path("configs/demo.yaml"), f"--weights={folder}", *data],
     ):

@@ -76,7 +76,7 @@ def test_invariances_judge_an_unknown_family_whose_code_needs_permission(here, c
 
 
 def test_a_checkpoint_is_probed(here):
-    main(["probe", str(fit(here)), "--to", str(here / "page")])
+    main(["probe", str(fit(here)), "--output", str(here / "page")])
     assert {layer["expected"] for layer in probe_results(here / "page")["layers"]} == {"no rotation"}
 
 

@@ -142,8 +142,8 @@ def test_the_command_writes_its_results_and_continues_after_a_stop(place, monkey
     monkeypatch.chdir(place)
     kinds = ("unchanged", "Self-Extend, window 8, groups of 5", "window with first 4 tokens, distances cache")
     chosen = lambda *args: ([m for m in methods(*args)[0] if m.label in kinds], {"PI": "left out"})  # noqa: E731
-    monkeypatch.setattr("kerple.extend.methods.methods", chosen)
-    command = ["extend", "llama", "--to", str(TARGET), *flags("--run_dir=run", "--minutes=0")]
+    monkeypatch.setattr("kerple.extend.extension.methods", chosen)
+    command = ["extend", "llama", "--length", str(TARGET), *flags("--output=run", "--minutes=0")]
     main(command)
     findings, first = capsys.readouterr().out, json.loads(Path("run/extend.json").read_text())
     assert (first["blocks"], first["lengths"]) == (2, [LENGTH, 2 * LENGTH, TARGET])
@@ -158,19 +158,24 @@ def test_the_command_writes_its_results_and_continues_after_a_stop(place, monkey
     assert json.loads(Path("run/extend.json").read_text()) == first
     assert [path for path in before if path.stat().st_mtime_ns != before[path]] == [shortened]
     command = findings.partition("Test it by: python run.py ")[2].splitlines()[0]
-    main([*shlex.split(command), *flags()[:-1], "--run_dir=tested"])
+    main([*shlex.split(command), *flags()[:-1], "--output=tested"])
     assert "written to tested" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("llama", ["--to", LENGTH], "expected more than the training length"),
-        ("llama", ["--to", TARGET, "--bound", -1], "bound: got -1, expected 0 or more"),
-        ("llama", ["--to", TARGET, "--run_dir=."], "run_dir: model exists and is not a result of this command"),
-        ("gpt2", ["--to", 1024], "PI (model.scaling: got pi, but gpt2 has no RoPE; leave model.scaling out), NTK ("),
-        ("llama", ["--to", 8 * LENGTH], "the longest document has 149 tokens"),
-        ("llama", ["--to", 2**40], "GiB are free; give a smaller number"),
+        ("llama", ["--length", LENGTH], "expected more than the training length"),
+        ("llama", ["--to", TARGET], "to: this option is now --length, and --length is now --training_length"),
+        ("llama", ["--length", TARGET, "--bound", -1], "bound: got -1, expected 0 or more"),
+        ("llama", ["--length", TARGET, "--output=."], "output: model exists and is not a result of this command"),
+        (
+            "gpt2",
+            ["--length", 1024],
+            "PI (model.scaling: got pi, but gpt2 has no RoPE; leave model.scaling out), NTK (",
+        ),
+        ("llama", ["--length", 8 * LENGTH], "the longest document has 149 tokens"),
+        ("llama", ["--length", 2**40], "GiB are free; give a smaller number"),
     ],
 )
 def test_models_and_options_that_are_errors(model, options, message, place, monkeypatch, capsys):

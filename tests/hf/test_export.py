@@ -183,7 +183,7 @@ def path(workdir):
 
 def test_generate_and_predict_give_the_same_text(workdir, path, capsys):
     folder = workdir / "out"
-    main(["export", "--ckpt_path", path, "--to", str(folder)])
+    main(["export", "--ckpt_path", path, "--output", str(folder)])
     capsys.readouterr()
     main(["predict", "--ckpt_path", path, "--prompt", "what was", "--length", "24", "--temperature", "0"])
     predicted = capsys.readouterr().out.rstrip("\n")
@@ -199,14 +199,16 @@ def test_generate_and_predict_give_the_same_text(workdir, path, capsys):
     assert samples[0] == samples[2] != samples[1]
     assert samples[0].startswith("döc")
     for to, part in ((folder, "out, which is not empty; name a new folder"), (path, "which cannot be made")):
-        assert part in complaint(capsys, "export", "--ckpt_path", path, "--to", to)
+        assert part in complaint(capsys, "export", "--ckpt_path", path, "--output", to)
+    for command in (["export", "--ckpt_path", path], ["probe", path]):
+        assert "to: this option is now --output" in complaint(capsys, *command, "--to", folder)
     # the exported tokenizer differs from that of the shards at the ends of a text
     fit(workdir, "exported", "--weights", str(folder))
 
 
 def test_weights_in_fp16_are_rounded_except_those_of_the_strategy(workdir, path):
     folder = workdir / "out-half"
-    main(["export", "--ckpt_path", path, "--to", str(folder), "--dtype=float16"])
+    main(["export", "--ckpt_path", path, "--output", str(folder), "--dtype=float16"])
     network, stored = load_trained(path)[0].network, load_file(folder / "model.safetensors")
     with torch.no_grad():
         for name, weight in network.named_parameters():
@@ -230,7 +232,7 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
     parts = "[NoPE, {class_path: my_file.Root, init_args: {start: 0.25}}]"
     flags = ["--model.position=Combined", f"--model.position.parts={parts}"]
     path, folder = fit(workdir, "own", *flags), workdir / "out-own"
-    export_command = ["export", "--ckpt_path", path, "--to", str(folder)]
+    export_command = ["export", "--ckpt_path", path, "--output", str(folder)]
     assert "names the class my_file.Root" in complaint(capsys, *export_command)
     main([*export_command, "--trust", "my_file"])
     assert "KerpleRemoteForCausalLM; " in capsys.readouterr().out

@@ -103,7 +103,7 @@ for module in pkgutil.walk_packages(kerple.__path__, "kerple."):
 for arguments in (
     ["test", "--hf", "smollm2-135m", "--config", "configs/hf.yaml"],
     ["fit", "--config", "configs/demo.yaml", "--weights", "folder", "--model.position", "NoPE"],
-    ["export", "--ckpt_path", "none.ckpt", "--to", "folder"],
+    ["export", "--ckpt_path", "none.ckpt", "--output", "folder"],
     ["compare", "--config", "results/earlier/pretrained/comparison.yaml"],
 ):
     try:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kerple.base.errors import UserError
-from kerple.cli.probe import read_fp32_model
+from kerple.hf.pretrained_model_reader import read_fp32_model
 from kerple.probe.layer_checks import measure_layers
 from kerple.probe.probe_model import probe_model
 from tests.hf.test_bos_and_gguf import YARN as YARN_IN_GGUF

@@ -1,12 +1,9 @@
-"""`python run.py export --ckpt_path … --to FOLDER`: exports a checkpoint as a model of Hugging Face transformers."""
+"""`python run.py export --ckpt_path … --output FOLDER`: exports a checkpoint as a model of transformers."""
 
-import json
 from pathlib import Path
 from typing import Literal
 
-from kerple.base.atomic import new_folder, write
-from kerple.config.files import read_mapping
-from kerple.config.parsing import add_checkpoint_arguments, command_parser, parse
+from kerple.config.parsing import add_checkpoint_arguments, command_parser, parse, rename_options
 
 CARD = """# {name}
 
@@ -28,35 +25,38 @@ def main(arguments: list[str]) -> None:
     """
     parser = command_parser("export", __doc__)
     add_checkpoint_arguments(parser)
-    parser.add_argument("--to", type=str, required=True, help="new or empty folder, for AutoModelForCausalLM")
+    parser.add_argument("--output", type=str, required=True, help="new or empty folder, for AutoModelForCausalLM")
     dtype = Literal["float32", "float16"]
     parser.add_argument("--dtype", type=dtype, default="float32", help="dtype of all weights except the strategy's")
+    rename_options(parser, to="output")
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     from kerple.config import untrusted_checkpoints
     from kerple.data import TokenShards
-    from kerple.data.tokenizer import load_tokenizer
     from kerple.hf import need
     from kerple.training.allowed_classes import allowed_classes
     from kerple.training.trained_model import end_token, load_trained
 
     need()
-    from kerple.hf.exporter import TRAINED_ON, export
+    from kerple.hf.exporter import export  # needs transformers
     from kerple.hf.pretrained_model_reader import read_stored_model
 
     language_model, data = load_trained(options.ckpt_path, options.trust)
-    tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
-    model = read_stored_model(options.ckpt_path, allowed_classes(options.trust))
-    card = {"name": Path(options.to).name, "dtype": options.dtype, "length": model.model["length"], "corpus": "a task"}
-    card |= {"parameters": sum(p.numel() for p in language_model.parameters()), "position": language_model.network.name}
-    steps = untrusted_checkpoints.load(options.ckpt_path)["global_step"]
-    with new_folder("to", Path(options.to)) as folder:
-        name = export(model, folder, tokenizer, end_token(data), options.dtype)
-        if isinstance(data, TokenShards):
-            card["corpus"] = data.corpus or data.location
-            text = {"corpus": card["corpus"], "test": data.manifest.splits["test"].sha256}
-            config = read_mapping(folder / "config.json") | {TRAINED_ON: text}
-            write(folder / "config.json", json.dumps(config, indent=2))
-        write(folder / "README.md", CARD.format(steps=steps, **card))
+    stored = read_stored_model(options.ckpt_path, allowed_classes(options.trust))
+    tokenizer, corpus, trained_on = None, "a task", {}
+    if isinstance(data, TokenShards):
+        tokenizer, corpus = data.folder.tokenizer(), data.corpus or data.location
+        trained_on = {"corpus": corpus, "test": data.manifest.splits["test"].sha256}
+    card = CARD.format(
+        name=Path(options.output).name,
+        parameters=sum(p.numel() for p in language_model.parameters()),
+        position=language_model.network.name,
+        corpus=corpus,
+        steps=untrusted_checkpoints.load(options.ckpt_path)["global_step"],
+        length=stored.model["length"],
+        dtype=options.dtype,
+    )
+    end = end_token(data)
+    name = export(stored, Path(options.output), tokenizer, end, options.dtype, trained_on, card)
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
     condition = needs.get(name, "without the package kerple")
-    print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({condition})")
+    print(f"{options.output}: {name}; AutoModelForCausalLM.from_pretrained loads it ({condition})")

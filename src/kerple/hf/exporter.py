@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Mapping
 from inspect import getsourcefile
 from pathlib import Path
 from shutil import copy
@@ -45,9 +46,15 @@ KerpleRemoteConfig, KerpleRemoteForCausalLM = remote_classes(__name__, {names})
 
 
 def export(
-    stored: StoredModel, folder: Path, tokenizer: Tokenizer | None, end_of_text: int | None, dtype: str = "float32"
+    stored: StoredModel,
+    folder: Path,
+    tokenizer: Tokenizer | None,
+    end_of_text: int | None,
+    dtype: str = "float32",
+    trained_on: Mapping[str, Any] = {},
+    card: str = "",
 ) -> str:
-    """Write config.json, model.safetensors and the tokenizer.
+    """Write config.json, model.safetensors, the tokenizer and README.md.
 
     A network that equals a Llama or a Qwen2 is written as such a model, and transformers loads it without this project.
     The files of strategies from outside this project are copied into the folder. transformers runs their code only with
@@ -59,6 +66,8 @@ def export(
         tokenizer: Tokenizer of the training data, or None.
         end_of_text: Id of the token that ends a text, or None.
         dtype: Dtype of the weights. Weights of the strategy stay in fp32.
+        trained_on: Value of the key `TRAINED_ON` of config.json; empty for no such key.
+        card: Content of README.md; empty for no such file.
 
     Returns:
         Name of the model's class.
@@ -70,10 +79,12 @@ def export(
     external = getattr(model, "remote", ())
     if end_of_text is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = end_of_text
+    if trained_on:
+        setattr(model.config, TRAINED_ON, dict(trained_on))
     for weight_name, weight in model.named_parameters():
         if "positions." not in weight_name:
             weight.data = weight.data.to(getattr(torch, dtype))
-    with new_folder("to", folder) as unfinished:
+    with new_folder("output", folder) as unfinished:
         model.save_pretrained(unfinished)
         add_transformers_4_entries(model.config, unfinished)
         if tokenizer is not None:
@@ -85,6 +96,8 @@ def export(
             imports = [f"from .{s.__module__.rpartition('.')[2]} import {s.__name__}" for s in external]
             code = REMOTE_CODE.format(imports="\n".join(imports), names=", ".join(s.__name__ for s in external))
             (unfinished / "modeling_kerple.py").write_text(code, encoding="utf-8")
+        if card:
+            (unfinished / "README.md").write_text(card, encoding="utf-8")
     return type(model).__name__
 
 

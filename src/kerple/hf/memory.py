@@ -14,7 +14,7 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
-        tokens: Length of the input; 0 to check only the weights. A length above 0 is the option ``to`` of the
+        tokens: Length of the input; 0 to check only the weights. A length above 0 is the option ``length`` of the
             command `extend`, and the error names this option.
         device: Type of the device whose memory is compared, ``cpu`` or ``cuda``.
         trust_remote_code: Whether code that is stored with the model may run.
@@ -36,6 +36,6 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
     if needed > free:
         given, advice = "model: the weights need", "use a machine with more memory, or a smaller model"
         if tokens:
-            given, advice = f"to: got {tokens} tokens, which need", "give a smaller number"
+            given, advice = f"length: got {tokens} tokens, which need", "give a smaller number"
         needed, free = (f"{size / 2**30:.1f} GiB" for size in (needed, free))
         raise UserError(f"{given} about {needed} of memory in fp32, but only {free} are free; {advice}")

@@ -16,7 +16,7 @@ def check_links(folder: Path, model: str) -> None:
     """Raise a UserError if a folder exists and is that of the model, or `link` has not made it."""
     written_by_others = [path for path in folder.glob("*") if not path.is_symlink() and path.name != "config.json"]
     if written_by_others or folder.resolve() == Path(model).resolve():
-        raise UserError(f"run_dir: {folder} exists and is not a result of this command; choose another --run_dir")
+        raise UserError(f"output: {folder} exists and is not a result of this command; choose another folder")
 
 
 def link(model: str, config: Any, folder: Path) -> None:

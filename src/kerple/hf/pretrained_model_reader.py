@@ -8,7 +8,9 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.config.untrusted_checkpoints import Classes
+from kerple.hf import need
 from kerple.hf.adapter import config_length, hugging_face_network
+from kerple.hf.memory import check_memory
 from kerple.hf.pretrained_files import bos_token, find_model, has_tokenizer, read_model, read_model_config
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.hf.translation_from_transformers import read_family
@@ -86,3 +88,26 @@ def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
     source = find_model(path)
     config = read_model_config(source)
     return read_family(config, read_model(source, config).state_dict())
+
+
+def read_fp32_model(path: str, classes: Classes | None = None, trust_remote_code: bool = False) -> tuple[Any, Any]:
+    """Read a model as a `transformers.PreTrainedModel` in fp32, and the configuration of its text model.
+
+    Args:
+        path: A name for `find_model`, or a checkpoint that `fit` has written.
+        classes: The only classes that a checkpoint is allowed to use; None if ``path`` is not a checkpoint.
+        trust_remote_code: Whether code in the model's folder may run.
+
+    Raises:
+        UserError: If the model does not exist, cannot be read, or does not fit into memory.
+    """
+    need()
+    if classes is not None and is_zipfile(path):
+        from kerple.hf.exporter import hugging_face_model  # imports transformers, which may not be installed
+
+        model = hugging_face_model(read_checkpoint(path, classes))
+        return model, model.config
+    source = find_model(path)
+    config = read_model_config(source, trust_remote_code)
+    check_memory(config, trust_remote_code=trust_remote_code)
+    return read_model(source, config, trust_remote_code=trust_remote_code), config.get_text_config()

@@ -1,0 +1,147 @@
+"""`measure_pretrained`: measures a pretrained model of Hugging Face transformers, without Lightning."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from kerple.base.atomic import write
+from kerple.base.errors import require
+from kerple.base.run_progress import FILE, Progress
+from kerple.config.files import read_mapping
+from kerple.config.parsing import listed
+from kerple.data.evaluation_text import ShardText
+from kerple.data.prepare.build import prepare
+from kerple.data.shard_options import ShardOptions
+from kerple.data.shards import Folder
+from kerple.data.tokenizer import MODEL_PREFIX, end_of_text
+from kerple.measure.measure import Measure, check_names
+from kerple.measure.result import Result
+from kerple.measure.runner import Runner
+from kerple.positions import StrategyBuilder
+
+
+@dataclass
+class ModelOptions:
+    """Options for reading a causal language model of Hugging Face transformers.
+
+    Args:
+        length: Training length in tokens; null for the length in the model's configuration.
+        scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk``, ``yarn`` or ``llama3``; null for the
+            scaling in the model's configuration.
+        factor: Target length of the scaling, as a multiple of the training length.
+        position: Strategy that replaces the model's own; it must add no parameters. The model is then converted to
+            `kerple.model.Transformer`, with weights in fp32.
+        dtype: Dtype of the weights in memory, if the model is not converted. Logits and losses are at least fp32.
+        trust_remote_code: Whether code in the model's folder may run.
+        bos: Whether to put a BOS token before every segment. Has no effect if the tokenizer adds no BOS token. The
+            BOS token is not scored, is visible in every window of a test, and does not count towards lengths.
+    """
+
+    length: int | None = None
+    scaling: Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"] | None = None
+    factor: float | None = None
+    position: StrategyBuilder | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    trust_remote_code: bool = False
+    bos: bool = True
+
+
+@dataclass
+class TrainerOptions:
+    """Options of the measurements, with the names of Lightning's Trainer.
+
+    Args:
+        accelerator: Device; ``auto`` is a GPU if one is available.
+        devices: ``auto`` or 1, because each process uses one device. To use several devices, start several processes
+            with torchrun.
+        precision: Precision of arithmetic; ``auto`` selects it for the device.
+        callbacks: The measurements.
+        logger: Whether TensorBoard events are written.
+        use_distributed_sampler: Has no effect. It is accepted because configurations for `fit` have it.
+    """
+
+    accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
+    devices: Literal["auto", 1] = "auto"
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", 32] = "32-true"
+    callbacks: list[Measure] | Measure | None = None
+    logger: bool = True
+    use_distributed_sampler: bool = True
+
+    def runner(self) -> Runner:
+        """Return the runner for these options."""
+        device = {"auto": None, "gpu": "cuda"}.get(self.accelerator, self.accelerator)
+        return Runner.detect(device, "32-true" if self.precision == 32 else self.precision)
+
+
+def measure_pretrained(
+    path: str, model: ModelOptions, data: ShardOptions, trainer: TrainerOptions, directory: Path, config: str
+) -> None:
+    """Load a model, prepare the text, measure, and write the results and the configuration into a folder.
+
+    Args:
+        path: The model, see `kerple.hf.pretrained_files.find_model`.
+        model: Options for reading the model.
+        data: Options of the text, whose test split is measured.
+        trainer: Options of the measurements.
+        directory: Folder of the results.
+        config: The configuration as YAML.
+
+    Raises:
+        UserError: If the model or the text cannot be read, or does not support a measurement.
+    """
+    # kerple.hf imports transformers, which takes seconds
+    from kerple.hf.exporter import TRAINED_ON
+    from kerple.hf.pretrained_files import check_tokenizer, find_model, read_tokenizer
+    from kerple.hf.pretrained_model_reader import read_network
+
+    measures = listed(trainer.callbacks)
+    expected = "one measurement or more, as in configs/hf.yaml"
+    require(bool(measures), "trainer.callbacks", "none", expected)
+    check_names(measures)
+    runner = trainer.runner()
+    if runner.rank == 0:  # only this rank has the right folder: other ranks never add a suffix such as _v1
+        runner = replace(runner, progress=Progress(directory / FILE).count)
+        # a report reads the configuration in the parent folder
+        for file in (directory / "config.yaml", directory.parent / "config.yaml"):
+            if file.parent.resolve() != Path.cwd() and not file.exists():
+                write(file, config)
+    source = find_model(path)
+    if data.corpus is not None:
+        end_of_text(read_tokenizer(source), f"{MODEL_PREFIX}{path}")  # an error before the weights are read
+    network = read_network(path, **vars(model)).to(runner.device)
+    if data.corpus is not None and runner.rank == 0:
+        prepare(data)
+    if runner.processes > 1:
+        torch.distributed.barrier()
+    folder = Folder(data.location)
+    check_tokenizer(folder, source)
+    file = Path(source.location) / "config.json"
+    exported = read_mapping(file).get(TRAINED_ON) if file.is_file() else None
+    if isinstance(exported, dict) and exported.get("test") != folder.manifest.splits["test"].sha256:
+        text = f"the test text of the exported run ({exported.get('corpus')})"
+        print(f"warning: the test text in {folder.directory} differs from {text}")
+    shards = ShardText(folder, "test")
+    for measure in measures:
+        measure.check(network, shards)
+    results = [measure.run(network, shards, runner) for measure in measures]
+    if runner.rank == 0:
+        for result in results:
+            if result.about:
+                result.about = {**result.about, "bos": network.bos}
+        _publish(results, directory, trainer.logger)
+
+
+def _publish(results: list[Result], directory: Path, tensorboard: bool) -> None:
+    """Write the results, and their scalars and figures as TensorBoard events if ``tensorboard``."""
+    from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
+
+    writers = [SummaryWriter(str(directory))] if tensorboard else []
+    for result in results:
+        result.publish(directory, writers)
+        for writer, (name, value) in product(writers, result.scalars.items()):
+            writer.add_scalar(f"test/{name}", value, 0)
+    for writer in writers:
+        writer.close()
