@@ -14,6 +14,7 @@ from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.data.evaluation_text import Text
 from kerple.extend.comparison import compare_best
+from kerple.extend.extension import Extension
 from kerple.extend.methods import Method, methods
 from kerple.extend.search import Search
 from kerple.hf.model_folder import link
@@ -118,6 +119,15 @@ def test_a_bound_that_no_method_meets_is_an_error(unscaled, tmp_path):
     with_pi_as_unchanged = [Method("unchanged", "pi", 4.0), Method("none")]  # without PI the loss is higher
     with pytest.raises(UserError, match=f"but all methods raise the loss at {LENGTH} tokens by more"):
         make_search(unscaled, tmp_path, with_pi_as_unchanged).choose(8)
+
+
+def test_the_results_of_a_scaling_state_its_rope_parameters(unscaled, tmp_path):
+    search = make_search(unscaled, tmp_path / "records", [Method("unchanged"), Method("PI ×4", "pi", 4.0)])
+    settings = {"model": "llama", "length": LENGTH, "target": TARGET}
+    config = hf.AutoConfig.from_pretrained(unscaled[0])
+    findings = Extension(config, search, {}, settings, 0.5, tmp_path).run(2)
+    assert '"rope_type": "linear"' in findings
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["rope_parameters"]["factor"] == 4
 
 
 def flags(*more: str) -> list[str]:
