@@ -28,8 +28,8 @@ from kerple.config.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
 from kerple.config.user_code_digests import SOURCE_DIGESTS, own_classes, source_digests
 from kerple.data.datamodule import TokenShards
 from kerple.data.prepare.build import check_corpus
-from kerple.positions import names
 from kerple.data.shard_options import ShardOptions
+from kerple.positions import names
 from kerple.training.checkpoint_io import AtomicCheckpointIO
 from kerple.training.config_callback import StoreConfig, samples_per_step
 from kerple.training.feasibility import check_memory, check_nodes, machine_memory
