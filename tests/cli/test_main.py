@@ -23,7 +23,8 @@ from kerple.config import PROGRAM
 from kerple.positions import Shape, names, strategies
 from kerple.positions.position_coupling import PlaceEmbedding
 from kerple.tasks import TaskData
-from kerple.training.trained_model import decode_pieces, load_trained
+from kerple.training.continuation import decode_pieces
+from kerple.training.trained_model import load_trained
 from tests.cli.tiny import complaint
 from tests.toy import QUIET
 

@@ -1,8 +1,8 @@
 """`python run.py predict --ckpt_path … --prompt …`: continues a prompt, and prints its tokens one by one."""
 
-from itertools import chain, takewhile
+from itertools import chain
 
-from kerple.base.errors import UserError, require
+from kerple.base.errors import require
 from kerple.config.parsing import add_checkpoint_arguments, command_parser, parse, rename_options
 
 
@@ -28,34 +28,12 @@ def main(arguments: list[str]) -> None:
     rename_options(parser, tokens="length")
     options = parse(parser, arguments)
     require(options.length >= 1, "length", options.length, "1 or more")
-    # imported here, because torch takes seconds and wrong options are reported before
-    import torch
+    from kerple.training.continuation import continue_prompt  # takes seconds, and wrong options are reported before
 
-    from kerple.model.generation import generate
-    from kerple.positions.visibility import Visibility
-    from kerple.tasks import TaskData
-    from kerple.training.torch_settings import configure_torch
-    from kerple.training.trained_model import decode_pieces, end_token, load_trained
-
-    configure_torch()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, data = load_trained(options.ckpt_path, options.trust, device)
-    random = torch.Generator(device)
-    random.seed() if options.seed is None else random.manual_seed(options.seed)
-    if (temperature := options.temperature) is None:
-        temperature = 0.0 if isinstance(data, TaskData) else 0.8
-    end = end_token(data)
+    pieces = continue_prompt(options)
+    first = next(pieces)  # an error is raised here, before any output
     try:
-        start = data.encode(options.prompt) if options.prompt or isinstance(data, TaskData) else [end]
-    except UserError as error:
-        raise UserError(f"prompt: {error}") from error
-    sampling = {"temperature": temperature, "top_k": options.top_k, "top_p": options.top_p, "generator": random}
-    prompt = torch.tensor([start], device=device)
-    new = generate(model.network, prompt, options.length, visibility=Visibility(options.window), stop=end, **sampling)
-    continuation = decode_pieces(data, start, takewhile(lambda token: token != end, map(int, new)))
-    first = next(continuation, "")  # invalid options raise an error here, before any output
-    try:
-        for piece in chain([options.prompt + first], continuation):
+        for piece in chain([first], pieces):
             print(piece, end="", flush=True)
     finally:
         print()

@@ -1,11 +1,8 @@
-"""Loading of a trained model and its data module from a checkpoint, and decoding of the tokens that it generates."""
-
-from collections.abc import Iterable, Iterator
+"""Loading of a trained model and its data module from a checkpoint."""
 
 import torch
 from jsonargparse import ArgumentError
 from pytorch_lightning.cli import LightningArgumentParser
-from tokenizers.decoders import DecodeStream
 
 from kerple.base.errors import UserError
 from kerple.config import untrusted_checkpoints
@@ -59,21 +56,3 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
 def end_token(data: TextData) -> int:
     """Return the id of the token that ends a text or the answer of a task."""
     return END_ID if isinstance(data, TaskData) else data.manifest.end_of_text
-
-
-def decode_pieces(data: TextData, start: list[int], tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of tokens in pieces of complete characters.
-
-    Args:
-        data: Data module that decodes the tokens.
-        start: Token ids of the prompt. The text of a token may depend on earlier tokens.
-        tokens: Token ids of the continuation.
-    """
-    if isinstance(data, TaskData):  # a token is a character
-        yield from (data.decode([token]) for token in tokens)
-        return
-    stream = DecodeStream(ids=start)
-    tokenizer = data.folder.tokenizer()
-    for token in tokens:
-        if piece := stream.step(tokenizer, token):
-            yield piece
