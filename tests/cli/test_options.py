@@ -12,6 +12,7 @@ from kerple.cli.main import MODULES
 from kerple.config.parsing import RenamedOption, add_folder_arguments
 
 COMMANDS = ("prepare", "compare", "predict", "plan", "inspect", "check", "measure_pretrained")
+COMMANDS += ("probe", "extend", "export")
 # options with one meaning, about which each command says more, and words that each help contains
 SPECIFIC = {"length": "tokens", "output": "folder", "config": "file", "model": "model to "}
 SPECIFIC |= {"name": "title of the report", "test_folder": "name of the folder"}

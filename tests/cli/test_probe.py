@@ -45,15 +45,15 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys):
     words = " ".join(f"{chr(97 + i * i % 26)}{i % 7}" for i in range(400))
     for i in range(14):
         (here / f"{i}.txt").write_text(words[i:])
-    parts = ["--gap", "true", "--window", "true", "--blocks", "2", "--text", str(here / "*.txt")]
+    parts = ["--gap", "true", "--far_context", "true", "--blocks", "2", "--text", str(here / "*.txt")]
     main(["probe", str(here / "llama"), *parts])
     content, page = probe_results(here / "logs/probe/llama"), (here / "logs/probe/llama/probe.html").read_text()
     assert {layer["verdict"] for layer in content["layers"]} == {"agrees"}
     assert {i["verdict"] for i in content["invariances"]} == {"holds"}
-    assert [result["name"] for result in content["results"]] == ["gap", "window", "window"]
+    assert [result["name"] for result in content["results"]] == ["gap", "far_context", "far_context"]
     assert "the corpus" in page
     assert page.count("data:image/png") == 2  # the context of a random model does not help: no gap curve
-    assert "gap, window: at least" in capsys.readouterr().out
+    assert "gap, far_context: at least" in capsys.readouterr().out
     other = ["--layers", "false", "--invariances", "false", "--gap", "true", "--text", str(here / "1.txt")]
     complained = complaint(capsys, "probe", here / "llama", *other)
     assert "blocks of 321 tokens that lie inside one document, expected at least 12" in complained

@@ -24,15 +24,19 @@ def main(arguments: list[str]) -> None:
     invariances = "check that logits do not depend on shifts, later tokens, cache, padding, batch and attention kernel"
     add_switch(parser, "invariances", True, invariances)
     add_switch(parser, "gap", False, "measure the loss after a position gap; takes a minute")
-    add_switch(parser, "window", False, "measure perplexity and far context at --length")
-    length = "evaluation length of --window, a multiple of the training length; null: twice the training length"
+    add_switch(parser, "far_context", False, "measure perplexity and far context at --length")
+    length = "evaluation length of --far_context in tokens, a multiple of the training length; null: twice that length"
     parser.add_argument("--length", type=int | None, help=length)
-    parser.add_argument("--blocks", type=int, default=4, help="number of documents for --window, one block of each")
-    parser.add_argument("--text", type=str, default="modules", help="text for --gap and --window, as in data.corpus")
+    parser.add_argument(
+        "--blocks", type=int, default=4, help="number of documents for --far_context, one block of each"
+    )
+    parser.add_argument(
+        "--text", type=str, default="modules", help="text for --gap and --far_context, as in data.corpus"
+    )
     parser.add_argument("--output", type=str | None, help="folder of the results; null: logs/probe/<model>")
     add_switch(parser, "trust_remote_code", False, "run code in the model's folder")
     parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
-    rename_options(parser, to="output")
+    rename_options(parser, to="output", window="far_context")
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     from kerple.hf.pretrained_files import model_name
     from kerple.hf.pretrained_model_reader import read_fp32_model
@@ -47,7 +51,7 @@ def main(arguments: list[str]) -> None:
         classes = allowed_classes(options.trust)
     model, config = read_fp32_model(options.model, classes, options.trust_remote_code)
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
-    if parts := [name for name in ("gap", "window") if options[name]]:
+    if parts := [name for name in ("gap", "far_context") if options[name]]:
         from kerple.probe.text_measurements import measure_on_text  # most calls measure no text
 
         network, text = network_and_text(model, options.model, options.text, options.trust)

@@ -33,10 +33,10 @@ def measure_on_text(
     Args:
         network: A `kerple.model.network.Network`.
         text: The text.
-        parts: ``gap`` for gaps in the positions (`GapCurve`), ``window`` for perplexity beyond the training length
+        parts: ``gap`` for gaps in the positions (`GapCurve`), ``far_context`` for perplexity beyond the training length
             (`Extrapolation` and `FarContext`), or both.
-        length: Evaluation length of ``window`` in tokens: 2, 3, … times the training length; None for 2 times.
-        blocks: Number of documents that ``window`` reads. It reads one block of each document.
+        length: Evaluation length of ``far_context`` in tokens: 2, 3, … times the training length; None for 2 times.
+        blocks: Number of documents that ``far_context`` reads. It reads one block of each document.
 
     Raises:
         UserError: If the text is too short, ``length`` is not 2, 3, … times the training length, or the training length
@@ -52,9 +52,9 @@ def measure_on_text(
     measures: list[tuple[str, Measure, int]] = []  # part, measure and number of tokens that the measure reads
     if "gap" in parts:
         measures.append(("gap", gap, gap.blocks * (gap.context + gap.k) * len(gap.fitting_gaps(network))))
-    if "window" in parts:
-        measures.append(("window", perplexity, 2 * blocks * longest))
-        measures.append(("window", FarContext([longest], **sample), 3 * blocks * longest))
+    if "far_context" in parts:
+        measures.append(("far_context", perplexity, 2 * blocks * longest))
+        measures.append(("far_context", FarContext([longest], **sample), 3 * blocks * longest))
     for _, measure, _ in measures:
         measure.check(network, text)
     seconds = sum(tokens for *_, tokens in measures) * _seconds_per_token(network, text)
