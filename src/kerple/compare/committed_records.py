@@ -46,148 +46,150 @@ def read_run_entry(folder: Path) -> dict[str, Any] | None:
         folder: Folder of the test.
     """
     try:
-        run = read_mapping(folder / results_table.ABOUT).get("run")
+        entry = read_mapping(folder / results_table.ABOUT).get("run")
     except UserError:
         return None
-    return run if isinstance(run, dict) and isinstance(run.get("config"), dict) else None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("config"), dict) else None
 
 
-def finished(job: PlannedRun) -> bool:
-    """Whether the folder of a run has the results of the fit and test that the job describes."""
-    run = read_run_entry(job.test_folder)
-    return run is not None and not changed_fit(run, job) and not changed_test(run, job)
+def finished(run: PlannedRun) -> bool:
+    """Whether the folder of a run has the results of the fit and test that it describes."""
+    entry = read_run_entry(run.test_folder)
+    return entry is not None and not changed_fit(entry, run) and not changed_test(entry, run)
 
 
-def changed_fit(run: dict[str, Any], job: PlannedRun) -> list[str]:
-    """Describe the differences between the fit of a finished run and that of a job: options, data and inputs.
+def changed_fit(entry: dict[str, Any], run: PlannedRun) -> list[str]:
+    """Describe the differences between a finished fit and that of a run: options, data and inputs.
 
     Args:
-        run: The entry ``run`` of the finished run's results.
-        job: The job.
+        entry: The entry ``run`` of the finished test's results.
+        run: The run.
     """
-    changed = differences(run["config"], job.training)
-    if job.data not in (None, run["data"]):
+    changed = differences(entry["config"], run.training)
+    if run.data not in (None, entry["data"]):
         # the corpus stdlib consists of files of the installed Python
-        python = run.get("cost", {}).get("environment", {}).get("python", "unknown")
+        python = entry.get("cost", {}).get("environment", {}).get("python", "unknown")
         changed.append(f"its data has another checksum (with Python {python}, now {platform.python_version()})")
-    return changed + _changed_inputs(run, job)
+    return changed + _changed_inputs(entry, run)
 
 
-def changed_test(run: dict[str, Any], job: PlannedRun) -> list[str]:
-    """Describe the differences between the test of a finished run and that of a job: options, and inputs of the test.
+def changed_test(entry: dict[str, Any], run: PlannedRun) -> list[str]:
+    """Describe the differences between a finished test and that of a run: options, and inputs of the test.
 
     Args:
-        run: The entry ``run`` of the finished run's results.
-        job: The job.
+        entry: The entry ``run`` of the finished test's results.
+        run: The run.
     """
-    now = {name: value for name, value in flat(job.test_config).items() if value != {}}
-    names = dict.fromkeys([*run["test"], *flat(job.test)])
-    return differences(run["test"], {name: now.get(name) for name in names}) + _changed_inputs(run, job, of_test=True)
+    now = {name: value for name, value in flat(run.test_config).items() if value != {}}
+    names = dict.fromkeys([*entry["test"], *flat(run.test)])
+    return differences(entry["test"], {name: now.get(name) for name in names}) + _changed_inputs(
+        entry, run, of_test=True
+    )
 
 
-def _changed_inputs(run: dict[str, Any], job: PlannedRun, of_test: bool = False) -> list[str]:
-    """Name the inputs of a job that had another content in a run. An input whose digest is missing counts as unchanged.
+def _changed_inputs(entry: dict[str, Any], run: PlannedRun, of_test: bool = False) -> list[str]:
+    """Name the inputs of a run that had another content before. An input whose digest is missing counts as unchanged.
 
     Args:
-        run: A mapping with the digests of the run's ``inputs``.
-        job: The job.
+        entry: A mapping with the earlier digests ``inputs``.
+        run: The run.
         of_test: Whether to compare the inputs that only the test reads, instead of those of the fit.
     """
-    before = run.get("inputs", {})
-    now = {name: digest for name, digest in job.inputs.items() if name.startswith(OF_TEST) == of_test}
+    before = entry.get("inputs", {})
+    now = {name: digest for name, digest in run.inputs.items() if name.startswith(OF_TEST) == of_test}
     return [f"{name} has changed" for name, digest in now.items() if before.get(name, digest) != digest]
 
 
-def changes(job: PlannedRun) -> list[str]:
-    """Describe the differences between the fit in the job's folder, finished or not, and the fit of the job."""
-    if run := read_run_entry(job.test_folder):
-        return changed_fit(run, job)
-    if (config := job.directory / "config.yaml").is_file():
-        return differences(flat(read_mapping(config)), job.training) + _changed_inputs(_begun(job), job)
+def changes(run: PlannedRun) -> list[str]:
+    """Describe the differences between the fit in the run's folder, finished or not, and the fit of the run."""
+    if entry := read_run_entry(run.test_folder):
+        return changed_fit(entry, run)
+    if (config := run.directory / "config.yaml").is_file():
+        return differences(flat(read_mapping(config)), run.training) + _changed_inputs(_begun(run), run)
     # a process that was stopped during its start leaves some of `FIRST_FILES`
-    others = any(not path.name.startswith(FIRST_FILES) for path in job.directory.glob("*"))
-    if job.config and others and not job.checkpoint.is_file():
+    others = any(not path.name.startswith(FIRST_FILES) for path in run.directory.glob("*"))
+    if run.config and others and not run.checkpoint.is_file():
         return ["the folder has no config.yaml"]
     return []
 
 
-def begin(job: PlannedRun, resumed: bool) -> None:
+def begin(run: PlannedRun, resumed: bool) -> None:
     """Write the description of a run into its folder, with the digests of the code of all processes that work on it.
 
     Args:
-        job: The run.
+        run: The run.
         resumed: Whether the run has a checkpoint of an earlier process.
     """
-    earlier = _begun(job).get("code", []) if resumed else []
+    earlier = _begun(run).get("code", []) if resumed else []
     code = yaml.safe_dump({"code": sorted({*earlier, package_digest()})})
-    write(job.run_file, job.description() + code)
+    write(run.run_file, run.description() + code)
 
 
-def _begun(job: PlannedRun) -> dict[str, Any]:
+def _begun(run: PlannedRun) -> dict[str, Any]:
     """The content of the file that `begin` wrote; empty if there is none."""
     # runs of earlier code have a file next to the folder, with only the entries inputs and code
-    files = (job.run_file, job.sidecar(".begun.json"))
+    files = (run.run_file, run.sidecar(".begun.json"))
     return next((read_mapping(path) for path in files if path.is_file()), {})
 
 
-def complete(job: PlannedRun) -> None:
+def complete(run: PlannedRun) -> None:
     """Add the entry ``run`` to the results of a test. The run then counts as finished.
 
     Raises:
         UserError: If the test has no results.
     """
-    read_runs([job.finished_run])
-    _, about = results_table.read(job.test_folder)
-    config = job.training
-    cost = job.directory / "cost.json"
-    if (stored := job.directory / "config.yaml").is_file():  # contains a precision in place of `auto`
+    read_runs([run.finished_run])
+    _, about = results_table.read(run.test_folder)
+    config = run.training
+    cost = run.directory / "cost.json"
+    if (stored := run.directory / "config.yaml").is_file():  # contains a precision in place of `auto`
         config = config | {PRECISION: flat(read_mapping(stored))[PRECISION]}
     about["run"] = {
         "config": {key: value for key, value in with_class_names(config).items() if value is not None},
-        "cost": read_mapping(cost) | {"parallel": job.parallel} if cost.exists() else {},
-        "data": job.data,
-        "inputs": job.inputs,
-        "test": flat(job.test),
-        "plan": job.plan,
-        "code": sorted({*_begun(job).get("code", []), package_digest()}),
+        "cost": read_mapping(cost) | {"parallel": run.parallel} if cost.exists() else {},
+        "data": run.data,
+        "inputs": run.inputs,
+        "test": flat(run.test),
+        "plan": run.plan,
+        "code": sorted({*_begun(run).get("code", []), package_digest()}),
     }
-    results_table.write_about(job.test_folder, about)
+    results_table.write_about(run.test_folder, about)
 
 
-def reuse(job: PlannedRun, record: Path) -> str | None:
+def reuse(run: PlannedRun, record: Path) -> str | None:
     """Copy a record into the test folder of a run, if it is a record of the same run.
 
     Args:
-        job: The run.
+        run: The run.
         record: Folder of the record.
 
     Returns:
         None if the record was copied, otherwise the reason why it was not.
     """
     try:
-        run = results_table.read(record)[1]["run"]
-        for name, differing in (("fit", changed_fit(run, job)), ("test", changed_test(run, job))):
+        entry = results_table.read(record)[1]["run"]
+        for name, differing in (("fit", changed_fit(entry, run)), ("test", changed_test(entry, run))):
             if differing:
                 return f"has another {name}: {'; '.join(differing)}"
-        read_runs([replace(job.finished_run, folder=record)])  # reads all files, so that a damaged record is not copied
-        _copy(record, job.test_folder)
+        read_runs([replace(run.finished_run, folder=record)])  # reads all files, so that a damaged record is not copied
+        _copy(record, run.test_folder)
     except UNREADABLE as error:
         return f"cannot be read ({type(error).__name__}: {error})"
     return None
 
 
-def write_record(job: PlannedRun, folders: Iterable[Path]) -> None:
+def write_record(run: PlannedRun, folders: Iterable[Path]) -> None:
     """Write the record of a finished run to the first folder, unless the first folder that has a record has this one.
 
     Args:
-        job: The run.
+        run: The run.
         folders: Folders of records.
     """
-    about = (job.test_folder / results_table.ABOUT).read_bytes()
-    records = [job.record(folder) for folder in folders]
+    about = (run.test_folder / results_table.ABOUT).read_bytes()
+    records = [run.record(folder) for folder in folders]
     existing = (record / results_table.ABOUT for record in records)
     if next((path.read_bytes() for path in existing if path.is_file()), None) != about:
-        _copy(job.test_folder, records[0])
+        _copy(run.test_folder, records[0])
 
 
 def pack(report: Path) -> None:

@@ -34,43 +34,43 @@ def deviations(
         finished: The finished runs of the comparison by name.
         refused: The reasons why existing results or records were refused, by name of the run.
     """
-    runs: defaultdict[str, list[str]] = defaultdict(list)  # the names of runs by difference
+    names_by_difference: defaultdict[str, list[str]] = defaultdict(list)
     for name in (name for name in planned if name not in finished):
         reason = f" (results were refused: {refused[name]})" if name in refused else ""
-        runs[f"missing{reason}"].append(name)
-    for name, job in finished.items():
-        run = committed_records.read_run_entry(job.test_folder) or {}
-        then = run.get("plan", {})
-        found = [f"another version of {path} at training" for path, now in job.plan.items() if then.get(path) != now]
+        names_by_difference[f"missing{reason}"].append(name)
+    for name, run in finished.items():
+        entry = committed_records.read_run_entry(run.test_folder) or {}
+        then = entry.get("plan", {})
+        found = [f"another version of {path} at training" for path, now in run.plan.items() if then.get(path) != now]
         if name not in planned:
             found.append("not planned")
         else:
-            found += differences(run["config"], planned[name].training)
-            found += [f"test: {change}" for change in committed_records.changed_test(run, planned[name])]
-        if plan.planned_data not in (None, run["data"]):
-            found.append(f"other data, checksum {run['data']}")
-        if plan.planned_code and run.get("code") != [plan.planned_code]:
-            found.append(f"other code, digest {', '.join(run.get('code', ['unknown']))}")
-        if job.seed in plan.seeds_seen_before_plan:
+            found += differences(entry["config"], planned[name].training)
+            found += [f"test: {change}" for change in committed_records.changed_test(entry, planned[name])]
+        if plan.planned_data not in (None, entry["data"]):
+            found.append(f"other data, checksum {entry['data']}")
+        if plan.planned_code and entry.get("code") != [plan.planned_code]:
+            found.append(f"other code, digest {', '.join(entry.get('code', ['unknown']))}")
+        if run.seed in plan.seeds_seen_before_plan:
             found.append("results known before the plan")
         for difference in found:
-            runs[difference].append(name)
+            names_by_difference[difference].append(name)
     for name in diverged(finished.values()):
-        runs[f"diverged, loss not finite or above {DIVERGED} times the median"].append(name)
-    return [f"{difference}: {', '.join(names)}" for difference, names in runs.items()]
+        names_by_difference[f"diverged, loss not finite or above {DIVERGED} times the median"].append(name)
+    return [f"{difference}: {', '.join(names)}" for difference, names in names_by_difference.items()]
 
 
-def diverged(jobs: Iterable[PlannedRun]) -> list[str]:
+def diverged(runs: Iterable[PlannedRun]) -> list[str]:
     """Names of the runs whose loss at the shortest length is not finite, or above `DIVERGED` times the median.
 
     The median is over the runs with the same strategy and part. The loss is that of the first protocol of the test.
     """
     losses: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for job in jobs:
-        totals = results_table.totals(results_table.read(job.test_folder)[0])
+    for run in runs:
+        totals = results_table.totals(results_table.read(run.test_folder)[0])
         first = totals[totals["metric"] == "ppl"].sort_values("length", kind="stable").head(1)
         for total, count in zip(first["sum"], first["count"], strict=True):
-            losses[job.part, job.label][job.name] = total / count
+            losses[run.part, run.label][run.name] = total / count
     # a finite limit, which an infinite loss exceeds even if the median is infinite
     limits = {key: min(DIVERGED * median(of.values()), sys.float_info.max) for key, of in losses.items()}
     return [name for key, of in losses.items() for name, loss in of.items() if not loss <= limits[key]]

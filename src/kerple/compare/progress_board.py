@@ -22,20 +22,20 @@ class Board:
 
     Args:
         total: Number of all runs of the comparison.
-        jobs: The unfinished runs. The caller removes a run from the attribute ``unfinished`` when it has ended.
+        runs: The unfinished runs. The caller removes a run from the attribute ``unfinished`` when it has ended.
         parallel: Number of runs at a time.
         console: Console for the output.
     """
 
-    def __init__(self, total: int, jobs: Sequence[PlannedRun], parallel: int, console: Console) -> None:
-        self.total, self.unfinished, self.parallel, self.console = total, list(jobs), parallel, console
+    def __init__(self, total: int, runs: Sequence[PlannedRun], parallel: int, console: Console) -> None:
+        self.total, self.unfinished, self.parallel, self.console = total, list(runs), parallel, console
         self._duration: float | None = None  # estimated seconds of one run
         self._printed = time.monotonic()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> "Board":
-        for job in self.unfinished:  # the progress file of a stopped run would show it as an active run
-            for folder in (job.directory, job.test_folder):
+        for run in self.unfinished:  # the progress file of a stopped run would show it as an active run
+            for folder in (run.directory, run.test_folder):
                 (folder / FILE).unlink(missing_ok=True)
         if self._live:
             self._live.start()
@@ -70,8 +70,8 @@ class Board:
     def running(self) -> dict[str, dict[str, Any]]:
         """The progress of each active run by its name: that of its test, or that of its fit before the test starts."""
         states = {
-            job.name: read_progress(job.test_folder / FILE) or read_progress(job.directory / FILE)
-            for job in self.unfinished
+            run.name: read_progress(run.test_folder / FILE) or read_progress(run.directory / FILE)
+            for run in self.unfinished
         }
         return {name: progress for name, progress in states.items() if progress}
 

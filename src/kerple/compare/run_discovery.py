@@ -16,7 +16,7 @@ from zipfile import BadZipFile, ZipFile
 
 import zstandard
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.base.run_folder import versions
 from kerple.compare.finished_runs import FinishedRun
 from kerple.measure import results_table
@@ -67,10 +67,8 @@ def recorded_runs(report: Path) -> list[FinishedRun]:
     found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results_table.ABOUT)}
     runs = []
     for about, folder in sorted(found.items()):
-        if len(about.parts) < 3 or not re.fullmatch(r"seed-\d+", about.parts[-2]):
-            raise UserError(
-                f"{report}: got a record in {about.parent}, expected [PART/]LABEL/seed-N; move or remove it"
-            )
+        valid = len(about.parts) > 2 and re.fullmatch(r"seed-\d+", about.parts[-2]) is not None
+        require(valid, str(report), f"a record in {about.parent}", "[PART/]LABEL/seed-N; move or remove it")
         *part, label, seed, _ = about.parts
         runs.append(FinishedRun(label, int(seed.removeprefix("seed-")), folder, "/".join(part)))
     return runs
@@ -91,15 +89,13 @@ def find_runs(folders: Iterable[Path], test: str = "test") -> list[FinishedRun]:
         UserError: If a folder contains no run, ``test`` is not the name of a folder, or the newest test of a run lacks
             a measurement of an earlier one. Such a test was stopped, or had other options.
     """
-    if not is_folder_name(test):
-        raise UserError(f"compare: test_folder: got {test!r}, expected {FOLDER_NAME}")
+    require(is_folder_name(test), "compare: test_folder", repr(test), FOLDER_NAME)
     runs = []
     for folder in folders:
         found = {path.parent.parent for path in folder.rglob(f"{escape(test)}*/{results_table.ABOUT}")}
         tests = [newest for run in sorted(found) if (newest := _newest_test(run, test))]
-        if not tests:
-            expected = f"a folder with runs that have {test}/{results_table.ABOUT}"
-            raise UserError(f"compare: directories: got {folder}, expected {expected}")
+        expected = f"a folder with runs that have {test}/{results_table.ABOUT}"
+        require(bool(tests), "compare: directories", folder, expected)
         for path in tests:
             run = path.parent.resolve()
             seed = re.fullmatch(r"seed-(\d+)", run.name)

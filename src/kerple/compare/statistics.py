@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.compare.estimates import by_block, difference, estimate, logarithm, over_seeds
 
 CELL = ["metric", "protocol", "length"]
@@ -40,9 +40,8 @@ def lower_is_better(metric: str) -> bool:
     Raises:
         UserError: If the metric is not known.
     """
-    if metric not in METRIC_NAMES:
-        names = ", ".join(METRIC_NAMES)
-        raise UserError(f"metric: got {metric!r}, expected one of {names}; add your own to METRIC_NAMES in {__name__}")
+    expected = f"one of {', '.join(METRIC_NAMES)}; add your own to METRIC_NAMES in {__name__}"
+    require(metric in METRIC_NAMES, "metric", repr(metric), expected)
     return metric in LOWER_IS_BETTER
 
 
@@ -89,8 +88,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         UserError: If the baseline has no results.
     """
     strategies = list(dict.fromkeys(results["strategy"]))
-    if baseline not in strategies:
-        raise UserError(f"compare: baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
+    require(baseline in strategies, "compare: baseline", repr(baseline), f"one of {', '.join(strategies)}")
     with np.errstate(divide="ignore"):
         logarithms = np.log(results["value"])
     results = results.assign(value=logarithms.where(results["metric"].isin(LOGARITHMIC), results["value"]))
