@@ -11,12 +11,12 @@ import yaml
 from tokenizers import Tokenizer
 
 from kerple.cli.main import main
-from kerple.cli.measure_pretrained import configuration
 from kerple.config.files import config_path
 from kerple.data import TokenShards
 from kerple.hf import pretrained_files
 from kerple.hf.pretrained_model_reader import read_network
 from kerple.measure import results_table
+from kerple.measure.pretrained_options import configuration
 from kerple.positions import ALiBi
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, hf, saved, tiny

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -67,8 +66,9 @@ def resolve(run: PlannedRun) -> PlannedRun:
     """
     try:
         if not run.fit_flags:
-            pretrained = import_module("kerple.cli.measure_pretrained")  # needs optional packages
-            return replace(run, test_config=_of_run(pretrained.configuration(run.test_flags)))
+            from kerple.measure.pretrained_options import configuration  # imports torch, which takes seconds
+
+            return replace(run, test_config=_of_run(configuration(run.test_flags)))
         config, test_config, position = _shared(tuple(run.fit_flags), tuple(run.test_flags))
         strategy = {"position": _position(position, *run.position_flags)}
         if test_config["model"]["position"] == config["model"]["position"]:  # unless the test replaces the strategy
