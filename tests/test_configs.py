@@ -30,7 +30,7 @@ class Parsed(CLI):
 
 
 def parsed(*arguments: str) -> Any:
-    return Parsed(LanguageModel, ["fit", *arguments], "").config.fit
+    return Parsed(["fit", *arguments]).config.fit
 
 
 def build(model: dict[str, Any]) -> None:
