@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from kerple.cli.main import main
 from kerple.config.files import config_path
 from kerple.data import TokenShards
-from kerple.hf import pretrained_files
+from kerple.hf import pretrained_tokenizer
 from kerple.hf.pretrained_model_reader import read_network
 from kerple.measure import results_table
 from kerple.measure.pretrained_options import configuration
@@ -159,7 +159,7 @@ def test_a_declared_end_of_text_is_used_and_ids_outside_the_embedding_are_refuse
     assert shards.folder.tokenizer().id_to_token(shards.manifest.end_of_text) == "<|end|>"
     tokenizer.add_tokens(["far"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    pretrained_files._read_tokenizer.cache_clear()
+    pretrained_tokenizer._read_tokenizer.cache_clear()
     data = [f"--data.tokenizer=hf:{folder}", "--data.vocabulary=259", f"--data.corpus={here / 'hf.yaml'}"]
     for command in (
         ["test", "--hf", str(folder), "--config", "hf.yaml"],

@@ -12,8 +12,9 @@ from tokenizers import processors
 from kerple.compare.resolution import _digest
 from kerple.data.tokenizer import end_of_text, load_tokenizer
 from kerple.hf.adapter import hugging_face_network
-from kerple.hf.pretrained_files import bos_token, find_model, read_model_config, source_digest
+from kerple.hf.pretrained_files import find_model, read_model_config, source_digest
 from kerple.hf.pretrained_model_reader import read_network
+from kerple.hf.pretrained_tokenizer import bos_token
 from kerple.measure.receptive_field import gradient_by_distance
 from kerple.positions.visibility import EVERYTHING, Visibility
 from tests.hf.tiny import LENGTH, VOCABULARY, hf, our_network, saved, small, text, tiny

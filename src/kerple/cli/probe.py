@@ -81,7 +81,8 @@ def network_and_text(model: Any, path: str, corpus: str, trust: str = "") -> tup
         from kerple.training.trained_model import load_trained  # imports Lightning
 
         return network, load_trained(path, trust)[1].text("test")
-    from kerple.hf.pretrained_files import bos_token, find_model, read_tokenizer
+    from kerple.hf.pretrained_files import find_model
+    from kerple.hf.pretrained_tokenizer import bos_token, read_tokenizer
     from kerple.probe.text_measurements import corpus_text
 
     source = find_model(path)

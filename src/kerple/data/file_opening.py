@@ -1,7 +1,12 @@
-"""Opening of the files of a corpus by fsspec, at a path or URL, and decompression according to the file extension."""
+"""Listing and opening of the files of a corpus, at paths or URLs, and decompression according to their extensions."""
 
+import glob
 import gzip
 import io
+import os
+from collections.abc import Iterable, Iterator
+from itertools import filterfalse
+from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec
@@ -9,6 +14,13 @@ import zstandard
 
 from kerple.base.errors import UserError
 
+PACKED = ("", ".zst", ".gz")
+LINES = tuple(f".{kind}{packed}" for kind in ("jsonl", "ndjson") for packed in PACKED)
+JSON = tuple(f".json{packed}" for packed in PACKED)  # JSON lines, as in C4 and Dolma, or one document
+SAMPLE_TEXTS = tuple(f".{kind}{packed}" for kind in ("txt", "text") for packed in PACKED)
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+PARQUET = ".parquet"
+CONTAINERS = (*LINES, *TARS, PARQUET)  # extensions of files with several documents; other files are text files
 PROTOCOLS = {"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "memory", "hf"}
 
 
@@ -46,6 +58,66 @@ def filesystem(path: str) -> tuple[Any, str]:
         return cast("tuple[Any, str]", fsspec.core.url_to_fs(path))
     except ImportError as error:
         raise UserError(f"data.corpus: got {path}, which needs a package that is not installed: {error}") from error
+
+
+def list_files(corpus: str) -> list[str]:
+    """Return the sorted paths or URLs of the files of a corpus.
+
+    They are the files in a folder and its subfolders, the files that match a pattern, or a single file. Files and
+    folders whose names begin with a dot are left out. In a folder, symbolic links to other folders are not followed.
+
+    Args:
+        corpus: Path or URL of a file or folder, or a glob pattern.
+
+    Raises:
+        UserError: A folder cannot be read, a link leads out of the folder (for a pattern: out of the last folder named
+            before the first ``*``, ``?`` or ``[``), or a file is not a regular file.
+    """
+    if not is_remote(corpus):
+        root = corpus.removeprefix("file://")
+        if os.path.isdir(root):
+            paths = _check_links(root, _walk(root))
+        elif os.path.lexists(root):  # checked before patterns, because a file's name may contain * ? or [
+            paths = [root]
+        else:
+            found = (path for path in glob.glob(root, recursive=True) if not os.path.isdir(path))
+            paths = _check_links(os.path.dirname(root.partition("*")[0].partition("?")[0].partition("[")[0]), found)
+        for path in filterfalse(os.path.isfile, paths):  # reading a FIFO or a device may never end
+            raise UserError(f"data.corpus: {path} is not a regular file; remove it from the corpus")
+        return sorted(paths)
+    system, inner = filesystem(corpus)
+    pattern = any(mark in without_query(corpus) for mark in "*?[")
+    if not pattern and has_extension(corpus, (*CONTAINERS, *JSON)):
+        return [corpus]  # most web servers cannot list folders, so that `find` fails
+    try:
+        paths = system.glob(inner) if pattern else system.find(inner)
+    except Exception as error:  # each file system raises other errors
+        raise UserError(f"data.corpus: {corpus} cannot be read ({error!r}); check its address") from error
+    root_length = len(inner.rpartition("/")[0]) if pattern else len(inner)  # folders above the corpus may be hidden
+    return [system.unstrip_protocol(path) for path in sorted(set(paths)) if "/." not in f"/{path[root_length:]}"]
+
+
+def _walk(root: str) -> Iterator[str]:
+    """Yield the paths of the files in a folder and its subfolders, except hidden ones."""
+
+    def refuse(error: OSError) -> None:
+        given = f"{error.filename} cannot be read ({error.strerror})"
+        raise UserError(f"data.corpus: {given}; make it readable, or move it away") from error
+
+    for folder, subfolders, names in os.walk(root, onerror=refuse):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]  # os.walk skips the removed ones
+        _check_links(root, (os.path.join(folder, name) for name in subfolders))
+        yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
+
+
+def _check_links(root: str, paths: Iterable[str]) -> list[str]:
+    """Return the paths, after checking that neither they nor their folders are links to places outside ``root``."""
+    paths = list(paths)
+    target = Path(root).resolve()
+    for path in {os.path.dirname(path) for path in paths} | set(filter(os.path.islink, paths)):
+        if not Path(path).resolve().is_relative_to(target):
+            raise UserError(f"data.corpus: {path} is a link out of {root}; copy its target into the corpus")
+    return paths
 
 
 def open_bytes(path: str) -> IO[bytes]:

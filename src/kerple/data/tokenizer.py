@@ -68,7 +68,8 @@ def load_tokenizer(source: str) -> Tokenizer:
         UserError: `source` does not exist, the hub cannot be reached, or the file is not a tokenizer.
     """
     if source.startswith(MODEL_PREFIX):
-        from kerple.hf.pretrained_files import find_model, read_tokenizer  # needs optional packages
+        from kerple.hf.pretrained_files import find_model  # needs optional packages
+        from kerple.hf.pretrained_tokenizer import read_tokenizer
 
         return read_tokenizer(find_model(source.removeprefix(MODEL_PREFIX)))
     path = tokenizer_file(source)
@@ -137,7 +138,8 @@ def end_of_text(tokenizer: Tokenizer, source: str, declared: Sequence[str | int]
 def _declarations(source: str) -> dict[str, dict[str, Any]]:
     """Return the content of the files `DECLARATIONS` in the folder of a tokenizer or model, by name."""
     if source.startswith(MODEL_PREFIX):
-        from kerple.hf.pretrained_files import find_model, read_declaration  # needs optional packages
+        from kerple.hf.pretrained_files import find_model  # needs optional packages
+        from kerple.hf.pretrained_tokenizer import read_declaration
 
         model = find_model(source.removeprefix(MODEL_PREFIX))
         return {name: read_declaration(model, name) for name in DECLARATIONS}

@@ -20,10 +20,11 @@ from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.extend.comparison import compare_best
 from kerple.extend.methods import methods
 from kerple.extend.search import TEST, VALIDATION, Search
-from kerple.hf.adapter import config_length
 from kerple.hf.memory import check_memory
 from kerple.hf.model_folder import check_links, link, unpack
-from kerple.hf.pretrained_files import check_tokenizer, find_model, read_model_config, read_tokenizer, source_digest
+from kerple.hf.position_limit import config_length
+from kerple.hf.pretrained_files import find_model, read_model_config, source_digest
+from kerple.hf.pretrained_tokenizer import check_tokenizer, read_tokenizer
 from kerple.hf.rope import scaled
 from kerple.measure.runner import Runner
 

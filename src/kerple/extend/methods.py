@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kerple.base.errors import UserError
@@ -54,49 +55,66 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         UserError: If no method applies.
     """
     s = target / length  # scaling factor that extends L to N
-
-    def rope(scaling: AnyScaling, factor: float, **options: float) -> Method:
-        scaled(config, scaling, factor, length, options)  # raises an error if the model has no RoPE
-        unscaled = config.rope_parameters.get("rope_type", "default") == "default"
-        label = ", ".join([f"{STRATEGIES[scaling]} ×{factor:g}", *(f"{name} {v:g}" for name, v in options.items())])
-        return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk" and unscaled)
-
-    def on_transformer(visibility: Visibility = EVERYTHING, neighbors: int = 0) -> Method:
-        """Return a method for which the model is translated to this project's `Transformer`.
-
-        Args:
-            visibility: The keys that a query sees.
-            neighbors: Number of near keys with exact distances in Self-Extend; 0 for a method without Self-Extend.
-        """
-        model = read_options(config)
-        position = model["position"]
-        label = f"window with first {FIRST} tokens, distances {visibility.distances}"
-        if neighbors:
-            # the smallest group size for which no distance exceeds those of training
-            group = math.ceil((target - neighbors) / (length - neighbors))
-            label = f"Self-Extend, window {neighbors}, groups of {group}"
-            arguments = {"position": position, "neighbor_window": neighbors, "group": group}
-            position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}
-        shape = Shape(model["dim"], model["heads"], length, layers=model["layers"], head_width=model["head_dim"])
-        check_distances(build_strategy(position)(shape), visibility)  # raises an error if the strategy does not fit
-        return Method(label, position=position, visibility=visibility, as_trained=not neighbors)
-
-    builders: dict[str, Callable[[], list[Method]]] = {
-        "PI": lambda: [rope("pi", s)],
-        "NTK": lambda: [rope("ntk", s), rope("ntk", 2 * s)],
-        "dynamic NTK": lambda: [rope("dynamic_ntk", 1.0), rope("dynamic_ntk", s)],
-        "YaRN": lambda: [rope("yarn", s), rope("yarn", 2 * s), rope("yarn", s, beta_fast=4.0, attention_factor=1.0)],
-        "Self-Extend": lambda: [on_transformer(neighbors=length // n) for n in (4, 2)],
-        "window": lambda: [on_transformer(Visibility(length, FIRST, d)) for d in ("capped", "cache")],
+    rope = partial(_rope_method, config, length)
+    transformer = partial(_transformer_method, config, length, target)
+    faster = {"beta_fast": 4.0, "attention_factor": 1.0}
+    builders: dict[str, list[Callable[[], Method]]] = {
+        "PI": [partial(rope, "pi", s)],
+        "NTK": [partial(rope, "ntk", s), partial(rope, "ntk", 2 * s)],
+        "dynamic NTK": [partial(rope, "dynamic_ntk", 1.0), partial(rope, "dynamic_ntk", s)],
+        "YaRN": [partial(rope, "yarn", s), partial(rope, "yarn", 2 * s), partial(rope, "yarn", s, **faster)],
+        "Self-Extend": [partial(transformer, neighbors=length // n) for n in (4, 2)],
+        "window": [partial(transformer, Visibility(length, FIRST, d)) for d in ("capped", "cache")],
     }
     applicable = [Method("unchanged", as_trained=True)]
     reasons = {}
-    for name, build in builders.items():
+    for name, of_name in builders.items():
         try:
-            applicable += build()
+            applicable += [build() for build in of_name]
         except UserError as error:
             reasons[name] = str(error)
     if not applicable[1:]:
         listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
         raise UserError(f"model: got one to which no extension applies; use another model. Reasons by method: {listed}")
     return applicable, reasons
+
+
+def _rope_method(config: Any, length: int, scaling: AnyScaling, factor: float, **options: float) -> Method:
+    """Return the method that scales RoPE.
+
+    Raises:
+        UserError: If the model has no RoPE, or RoPE that cannot be scaled so.
+    """
+    scaled(config, scaling, factor, length, options)
+    unscaled = config.rope_parameters.get("rope_type", "default") == "default"
+    label = ", ".join([f"{STRATEGIES[scaling]} ×{factor:g}", *(f"{name} {v:g}" for name, v in options.items())])
+    return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk" and unscaled)
+
+
+def _transformer_method(
+    config: Any, length: int, target: int, visibility: Visibility = EVERYTHING, neighbors: int = 0
+) -> Method:
+    """Return a method for which the model is translated to this project's `Transformer`.
+
+    Args:
+        config: The model's `transformers.PreTrainedConfig`.
+        length: Training length in tokens.
+        target: Length in tokens that the method has to read.
+        visibility: The keys that a query sees.
+        neighbors: Number of near keys with exact distances in Self-Extend; 0 for a method without Self-Extend.
+
+    Raises:
+        UserError: If the model cannot be translated, or its strategy does not support the method.
+    """
+    model = read_options(config)
+    position = model["position"]
+    label = f"window with first {FIRST} tokens, distances {visibility.distances}"
+    if neighbors:
+        # the smallest group size for which no distance exceeds those of training
+        group = math.ceil((target - neighbors) / (length - neighbors))
+        label = f"Self-Extend, window {neighbors}, groups of {group}"
+        arguments = {"position": position, "neighbor_window": neighbors, "group": group}
+        position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}
+    shape = Shape(model["dim"], model["heads"], length, layers=model["layers"], head_width=model["head_dim"])
+    check_distances(build_strategy(position)(shape), visibility)
+    return Method(label, position=position, visibility=visibility, as_trained=not neighbors)

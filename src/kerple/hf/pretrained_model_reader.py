@@ -9,9 +9,11 @@ import torch
 from kerple.base.errors import UserError
 from kerple.config.untrusted_checkpoints import Classes
 from kerple.hf import need
-from kerple.hf.adapter import config_length, hugging_face_network
+from kerple.hf.adapter import hugging_face_network
 from kerple.hf.memory import check_memory
-from kerple.hf.pretrained_files import bos_token, find_model, has_tokenizer, read_model, read_model_config
+from kerple.hf.position_limit import config_length
+from kerple.hf.pretrained_files import find_model, read_model, read_model_config
+from kerple.hf.pretrained_tokenizer import bos_token, has_tokenizer
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.hf.translation_from_transformers import read_family
 from kerple.model.stored_model import StoredModel, build_transformer, copy_weights, read_checkpoint

@@ -1,6 +1,7 @@
 """Reading of the scaling of RoPE from GGUF files, from which transformers reads only the base of RoPE."""
 
 import math
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -25,39 +26,66 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
     Raises:
         UserError: If ``rope_parameters`` cannot express the scaling.
     """
-    from transformers.integrations.gguf import read_gguf_metadata
+    from transformers.integrations.gguf import read_gguf_metadata  # an optional package
 
-    metadata, tensors = read_gguf_metadata(str(path))
-    prefix = f"{metadata['general.architecture']}."
-    entries = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    scaling = {key.removeprefix("rope.scaling."): v for key, v in entries.items() if key.startswith("rope.scaling.")}
     if not (rope := deepcopy(getattr(config, "rope_parameters", None))):
         return None
-    # llama.cpp scales only the global layers of Gemma 3
-    target = rope["full_attention"] if config.model_type == "gemma3_text" else rope
-    factor = scaling.get("factor") or entries.get("rope.scale_linear") or 1.0
+    metadata, tensors = read_gguf_metadata(str(path))
+    entries = _below(f"{metadata['general.architecture']}.", metadata)
+    scaling = _below("rope.scaling.", entries)
     divisors = [name for name in DIVISORS if name in tensors]
     kind = "divisors" if divisors else scaling.get("type", "linear")
+    factor = scaling.get("factor") or entries.get("rope.scale_linear") or 1.0
     length = scaling.get("original_context_length", entries.get("context_length"))
-    changes = {"rope_theta": entries["rope.freq_base"]} if "rope.freq_base" in entries else {}
-    original = {"original_max_position_embeddings": length, "attention_factor": scaling.get("attn_factor", 1.0)}
-    if kind == "divisors":
-        from gguf import GGUFReader
-
-        lists = {tensor.name: tensor.data.tolist() for tensor in GGUFReader(path).tensors if tensor.name in divisors}
-        factors = {"short_factor": lists[divisors[0]], "long_factor": lists[divisors[-1]]}
-        changes |= {"rope_type": "longrope", "factor": 1.0, **factors, **original}
-    elif kind == "yarn":
-        original["attention_factor"] *= 0.1 * math.log(factor) + 1
-        betas = {name: scaling[f"yarn_{name}"] for name in ("beta_fast", "beta_slow") if f"yarn_{name}" in scaling}
-        changes |= {"rope_type": "yarn", "factor": factor, **original, **betas}
-    elif kind == "linear" and factor != 1:
-        changes |= {"rope_type": "linear", "factor": factor}
-    unknown = kind not in ("none", "linear", "yarn", "divisors") or not scaling.keys() <= set(SCALING)
-    if unknown or ("rope_type" in changes and "rope_theta" not in target) or (kind == "divisors" and factor != 1):
+    changes = _rope_entries(kind, factor, length, scaling, _read_lists(path, divisors))
+    # llama.cpp scales only the global layers of Gemma 3
+    target = rope["full_attention"] if config.model_type == "gemma3_text" else rope
+    known = changes is not None and scaling.keys() <= set(SCALING) and not (divisors and factor != 1)
+    if not known or (changes and "rope_theta" not in target):
         listed = ", ".join([*(f"{key} {value}" for key, value in scaling.items()), *divisors])
         given = f"got {path.name}, whose RoPE has a scaling of type {kind} ({listed})"
         raise UserError(f"model: {given}; it cannot be read from GGUF; use the safetensors of the model")
     if "rope_theta" in target:
-        target.update(changes)
+        base = {"rope_theta": entries["rope.freq_base"]} if "rope.freq_base" in entries else {}
+        target.update(base, **(changes or {}))
     return rope
+
+
+def _below(prefix: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries whose keys begin with a prefix, without the prefix."""
+    return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
+
+
+def _read_lists(path: Path, names: list[str]) -> list[list[float]]:
+    """Return the numbers of some tensors of a GGUF file, in the order of their names."""
+    if not names:
+        return []
+    from gguf import GGUFReader  # an optional package
+
+    lists = {tensor.name: tensor.data.tolist() for tensor in GGUFReader(path).tensors if tensor.name in names}
+    return [lists[name] for name in names]
+
+
+def _rope_entries(
+    kind: str, factor: float, length: int | None, scaling: Mapping[str, Any], divisors: list[list[float]]
+) -> dict[str, Any] | None:
+    """Return the entries of ``rope_parameters`` for a scaling, except ``rope_theta``; None for an unknown kind.
+
+    Args:
+        kind: ``none``, ``linear``, ``yarn``, or ``divisors`` for lists of divisors.
+        factor: Scaling factor.
+        length: Training length in tokens, or None if the file does not state it.
+        scaling: The entries ``<architecture>.rope.scaling.…``.
+        divisors: One or two lists that divide the frequencies.
+    """
+    original = {"original_max_position_embeddings": length, "attention_factor": scaling.get("attn_factor", 1.0)}
+    if kind == "divisors":
+        factors = {"short_factor": divisors[0], "long_factor": divisors[-1]}
+        return {"rope_type": "longrope", "factor": 1.0, **factors, **original}
+    if kind == "yarn":
+        original["attention_factor"] *= 0.1 * math.log(factor) + 1
+        betas = {name: scaling[f"yarn_{name}"] for name in ("beta_fast", "beta_slow") if f"yarn_{name}" in scaling}
+        return {"rope_type": "yarn", "factor": factor, **original, **betas}
+    if kind == "linear" and factor != 1:
+        return {"rope_type": "linear", "factor": factor}
+    return {} if kind in ("none", "linear") else None

@@ -94,8 +94,9 @@ def measure_pretrained(
     """
     # kerple.hf imports transformers, which takes seconds
     from kerple.hf.exporter import TRAINED_ON
-    from kerple.hf.pretrained_files import check_tokenizer, find_model, read_tokenizer
+    from kerple.hf.pretrained_files import find_model
     from kerple.hf.pretrained_model_reader import read_network
+    from kerple.hf.pretrained_tokenizer import check_tokenizer, read_tokenizer
 
     measures = listed(trainer.callbacks)
     expected = "one measurement or more, as in configs/hf.yaml"

@@ -38,8 +38,9 @@ def parse_options(arguments: list[str]) -> Namespace:
     options = parse(of_command, arguments)
     require(bool(options.hf), "hf", "none", MODEL_FORMS)
     from kerple.hf import need  # these imports take seconds, so errors about options are reported first
-    from kerple.hf.adapter import config_length
-    from kerple.hf.pretrained_files import find_model, read_model_config, read_tokenizer
+    from kerple.hf.position_limit import config_length
+    from kerple.hf.pretrained_files import find_model, read_model_config
+    from kerple.hf.pretrained_tokenizer import read_tokenizer
 
     source = find_model(options.hf)
     need()

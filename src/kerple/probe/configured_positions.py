@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerple.hf.adapter import config_length
+from kerple.hf.position_limit import config_length
 from kerple.hf.rope import NO_ROPE_IN_FULL_LAYERS, NO_ROPE_WITH_WINDOWS, layer_rope, read_rope
 from kerple.hf.windowed_attention import layer_kinds
 from kerple.model import Transformer

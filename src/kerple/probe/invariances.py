@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kerple.base.errors import UserError, describe
-from kerple.hf.adapter import learned_positions, longest_input, reset_dynamic_rope
+from kerple.hf.adapter import reset_dynamic_rope
 from kerple.hf.foreign_errors import foreign_errors
+from kerple.hf.position_limit import learned_positions, longest_input
 from kerple.hf.windowed_attention import attention_replaced
 from kerple.model import Transformer
 from kerple.probe.configured_positions import configured_layers

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.hf.adapter import learned_positions
+from kerple.hf.position_limit import learned_positions
 from kerple.model import Transformer
 from kerple.probe.capture import Call, captured
 from kerple.probe.configured_positions import Layer, configured_layers, original_length, our_layers

@@ -141,7 +141,8 @@ def load_initial_weights(network: Transformer, data: LightningDataModule, path: 
         UserError: If a weight outside the strategy is missing, a weight has another shape, or the tokenizer of the data
             differs.
     """
-    from kerple.hf.pretrained_files import check_tokenizer, find_model, has_tokenizer, read_tokenizer
+    from kerple.hf.pretrained_files import find_model
+    from kerple.hf.pretrained_tokenizer import check_tokenizer, has_tokenizer, read_tokenizer
 
     if isinstance(data, TokenShards):
         if not is_zipfile(path) and has_tokenizer(source := find_model(path)):

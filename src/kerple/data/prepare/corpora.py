@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kerple.base.errors import require
-from kerple.data.file_opening import has_extension, is_remote
-from kerple.data.prepare.readers import Document, Fault, dataset, list_files, read_files
+from kerple.data.file_opening import has_extension, is_remote, list_files
+from kerple.data.prepare.readers import Document, Fault, dataset, read_files
 from kerple.data.prepare.rfc import read_rfcs
 from kerple.data.prepare.wheels import read_list, read_wheels
 from kerple.data.shard_options import HUB

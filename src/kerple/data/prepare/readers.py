@@ -4,28 +4,32 @@ A reader yields a `Document`, or a `Fault` for a document that cannot be used. I
 cannot be opened.
 """
 
-import glob
 import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, filterfalse, groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any, cast
 
 from kerple.base.errors import UserError
-from kerple.data.file_opening import decompress, filesystem, has_extension, is_remote, open_bytes, without_query
+from kerple.data.file_opening import (
+    CONTAINERS,
+    JSON,
+    LINES,
+    PARQUET,
+    SAMPLE_TEXTS,
+    TARS,
+    decompress,
+    has_extension,
+    is_remote,
+    open_bytes,
+    without_query,
+)
 
-PACKED = ("", ".zst", ".gz")
-LINES = tuple(f".{kind}{packed}" for kind in ("jsonl", "ndjson") for packed in PACKED)
-JSON = tuple(f".json{packed}" for packed in PACKED)  # JSON lines, as in C4 and Dolma, or one document
-SAMPLE_TEXTS = tuple(f".{kind}{packed}" for kind in ("txt", "text") for packed in PACKED)
-TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
-PARQUET = ".parquet"
-CONTAINERS = (*LINES, *TARS, PARQUET)  # extensions of files with several documents; other files are text files
 LONGEST_LINE = 1 << 26  # bytes that are read to find out whether the first line of a file is JSON
 
 
@@ -61,66 +65,6 @@ class Fault:
     reason: str
     bytes: int
     details: str = ""
-
-
-def list_files(corpus: str) -> list[str]:
-    """Return the sorted paths or URLs of the files of a corpus.
-
-    They are the files in a folder and its subfolders, the files that match a pattern, or a single file. Files and
-    folders whose names begin with a dot are left out. In a folder, symbolic links to other folders are not followed.
-
-    Args:
-        corpus: Path or URL of a file or folder, or a glob pattern.
-
-    Raises:
-        UserError: A folder cannot be read, a link leads out of the folder (for a pattern: out of the last folder named
-            before the first ``*``, ``?`` or ``[``), or a file is not a regular file.
-    """
-    if not is_remote(corpus):
-        root = corpus.removeprefix("file://")
-        if os.path.isdir(root):
-            paths = _check_links(root, _walk(root))
-        elif os.path.lexists(root):  # checked before patterns, because a file's name may contain * ? or [
-            paths = [root]
-        else:
-            found = (path for path in glob.glob(root, recursive=True) if not os.path.isdir(path))
-            paths = _check_links(os.path.dirname(root.partition("*")[0].partition("?")[0].partition("[")[0]), found)
-        for path in filterfalse(os.path.isfile, paths):  # reading a FIFO or a device may never end
-            raise UserError(f"data.corpus: {path} is not a regular file; remove it from the corpus")
-        return sorted(paths)
-    system, inner = filesystem(corpus)
-    pattern = any(mark in without_query(corpus) for mark in "*?[")
-    if not pattern and has_extension(corpus, (*CONTAINERS, *JSON)):
-        return [corpus]  # most web servers cannot list folders, so that `find` fails
-    try:
-        paths = system.glob(inner) if pattern else system.find(inner)
-    except Exception as error:  # each file system raises other errors
-        raise UserError(f"data.corpus: {corpus} cannot be read ({error!r}); check its address") from error
-    root_length = len(inner.rpartition("/")[0]) if pattern else len(inner)  # folders above the corpus may be hidden
-    return [system.unstrip_protocol(path) for path in sorted(set(paths)) if "/." not in f"/{path[root_length:]}"]
-
-
-def _walk(root: str) -> Iterator[str]:
-    """Yield the paths of the files in a folder and its subfolders, except hidden ones."""
-
-    def refuse(error: OSError) -> None:
-        given = f"{error.filename} cannot be read ({error.strerror})"
-        raise UserError(f"data.corpus: {given}; make it readable, or move it away") from error
-
-    for folder, subfolders, names in os.walk(root, onerror=refuse):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]  # os.walk skips the removed ones
-        _check_links(root, (os.path.join(folder, name) for name in subfolders))
-        yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
-
-
-def _check_links(root: str, paths: Iterable[str]) -> list[str]:
-    """Return the paths, after checking that neither they nor their folders are links to places outside ``root``."""
-    paths = list(paths)
-    target = Path(root).resolve()
-    for path in {os.path.dirname(path) for path in paths} | set(filter(os.path.islink, paths)):
-        if not Path(path).resolve().is_relative_to(target):
-            raise UserError(f"data.corpus: {path} is a link out of {root}; copy its target into the corpus")
-    return paths
 
 
 def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:

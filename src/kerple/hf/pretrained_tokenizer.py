@@ -1,0 +1,125 @@
+"""Functions that read the tokenizer of a pretrained model, its BOS token and its end-of-text token."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from kerple.base.errors import UserError
+from kerple.hf import need
+from kerple.hf.pretrained_files import ModelSource, read_json_file, reading
+
+TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
+IRRELEVANT = ("post_processor", "truncation", "padding")  # parts of a tokenizer that change only the ends of a text
+
+
+def has_tokenizer(source: ModelSource) -> bool:
+    """Return whether the folder of a model has a tokenizer; True for a GGUF file and for a model on the hub."""
+    folder = Path(source.location)
+    not_a_folder = source.gguf is not None or not folder.is_dir()
+    return not_a_folder or any((folder / name).exists() for name in TOKENIZER_FILES)
+
+
+@lru_cache(maxsize=2)  # reading a tokenizer from a GGUF file takes seconds
+def _read_tokenizer(source: ModelSource) -> Any:
+    """Return the tokenizer as an object of transformers."""
+    need()
+    if not has_tokenizer(source):
+        raise UserError(f"model: got {source.name}, a folder without a tokenizer; copy its tokenizer.json into it")
+    from transformers import AutoTokenizer
+
+    with reading(source, "tokenizer"):
+        return AutoTokenizer.from_pretrained(source.location, use_fast=True, trust_remote_code=False, **source.files)
+
+
+def bos_token(source: ModelSource, advice: str = "") -> int | None:
+    """Return the id of the token that the model's tokenizer adds before a text, or None.
+
+    transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json. This function uses
+    ``add_bos_token``, because a model for which it is true was probably trained with a BOS token.
+
+    Args:
+        source: The model.
+        advice: End of the error message about a tokenizer that adds several tokens, such as GLM's ``[gMASK]<sop>``.
+
+    Raises:
+        UserError: If the model has no tokenizer, or one that adds several tokens.
+    """
+    tokenizer = _read_tokenizer(source)
+    plain, with_special = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+    if len(with_special) > len(plain) and with_special[:1] != plain[:1]:
+        if with_special[1 : 1 + len(plain)] != plain:
+            given = f"got {source.name}, whose tokenizer adds more than one token before a text"
+            raise UserError(f"model: {given}, expected one, BOS{advice}")
+        return with_special[0]
+    add_bos = source.gguf is None and read_json_file(source, "tokenizer_config.json").get("add_bos_token")
+    return tokenizer.bos_token_id if add_bos else None
+
+
+def read_declaration(source: ModelSource, name: str) -> dict[str, Any]:
+    """Return the content of a JSON file of a model that declares its end-of-text token; {} if there is no such file.
+
+    Entries of ``text_config`` are on the top level, too. For a GGUF file, which has no JSON files, its own entries are
+    returned in place of config.json.
+    """
+    with reading(source, name):
+        if source.gguf is None:
+            content = dict(read_json_file(source, name))
+            return dict(content.get("text_config") or {}) | content
+        return _read_gguf_declaration(source) if name == "config.json" else {}
+
+
+@lru_cache(maxsize=2)
+def _read_gguf_declaration(source: ModelSource) -> dict[str, Any]:
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    entries, _ = read_gguf_metadata(str(Path(source.location, str(source.gguf))), {"tokenizer.ggml.tokens"})
+    rows = len(entries.get("tokenizer.ggml.tokens") or ())
+    return {"eos_token_id": entries.get("tokenizer.ggml.eos_token_id"), "vocab_size": rows}
+
+
+def read_tokenizer(source: ModelSource) -> Tokenizer:
+    """Read the tokenizer of a model, as an object of the library tokenizers.
+
+    Special tokens that are not added to a text, such as a padding token, never occur in an input. Their ids may
+    therefore be outside the model's embedding.
+
+    Raises:
+        UserError: If the model has no tokenizer, one that is written in Python (a slow tokenizer), or one with an id
+            outside the model's embedding.
+    """
+    tokenizer = _read_tokenizer(source)
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(fast, Tokenizer):
+        given = f"whose tokenizer {type(tokenizer).__name__} has no tokenizer.json"
+        raise UserError(f"model: got {source.name}, {given}; convert it to a fast tokenizer of transformers")
+    rows = read_declaration(source, "config.json").get("vocab_size")
+    unused = {i for i, token in fast.get_added_tokens_decoder().items() if token.special} - {*tokenizer.encode("a")}
+    token, largest = max(fast.get_vocab().items(), key=lambda entry: -1 if entry[1] in unused else entry[1])
+    if isinstance(rows, int) and largest >= rows:
+        given = f"got {source.name}, whose tokenizer has the id {largest} ({token!r})"
+        raise UserError(f"model: {given}, expected ids below {rows}, its vocab_size; copy the tokenizer of this model")
+    return fast
+
+
+def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Return whether two tokenizers have equal definitions, so that they encode every text equally.
+
+    Truncation, padding and special tokens at the ends of a text may differ.
+    """
+    first, second = (json.loads(tokenizer.to_str()) | dict.fromkeys(IRRELEVANT) for tokenizer in (one, other))
+    return first == second
+
+
+def check_tokenizer(folder: Any, source: ModelSource) -> None:
+    """Check that the shards of a `kerple.data.shards.Folder` were made with a model's tokenizer.
+
+    Raises:
+        UserError: If they were made with another tokenizer, or the model has none.
+    """
+    if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
+        tokenizer = folder.manifest.settings.get("tokenizer", "another tokenizer")
+        given = f"the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer of {source.name}"
+        raise UserError(f"data.tokenizer: {given}; set it to hf:{source.name}, and data.directory to a new folder")
