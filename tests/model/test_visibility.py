@@ -12,7 +12,7 @@ from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.architecture import Architecture
 from kerple.model.generation import generate
-from kerple.model.self_attention import SelfAttention, prepare_context
+from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import T5, ALiBi, Combined, KerpleLog, NoPE, PoPE, Position, RoPE, Shape, Sink, SSMax, XPos
 from kerple.positions.token_positions import TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
@@ -71,7 +71,7 @@ def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: st
     gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
     for option in ("auto", "reference"):
         tokens, visibility = torch.zeros(2, LENGTH, dtype=torch.int64), Visibility(WINDOW, FIRST, kind)
-        context = prepare_context(position, TokenPositions.arange(LENGTH, 40), tokens, visibility, option)
+        context = PositionContext(position, TokenPositions.arange(LENGTH, 40), tokens, visibility, option)
         out = attention(x, position, context)
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
         torch.testing.assert_close(torch.autograd.grad(out, leaves, grad, materialize_grads=True), gradients)

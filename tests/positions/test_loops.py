@@ -17,7 +17,7 @@ from kerple.attention import query_block_attention
 from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.architecture import Architecture
-from kerple.model.self_attention import SelfAttention, prepare_context
+from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Combined, Position, QueryKeyBlock, Shape, Sink, TokenPositions
 from kerple.positions.visibility import Visibility
 from kerple.training.language_model import LanguageModel
@@ -70,7 +70,7 @@ def compare_with_loops(
     expected_gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
     tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
     for option in ("auto", "blocks"):
-        context = prepare_context(position, TokenPositions.arange(LENGTH, offset), tokens, Visibility(window), option)
+        context = PositionContext(position, TokenPositions.arange(LENGTH, offset), tokens, Visibility(window), option)
         out = attention(x, position, context)
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
         gradients = torch.autograd.grad(out, leaves, grad, materialize_grads=True)

@@ -7,7 +7,7 @@ separately from the scores of the tokens in the window. The other letters in sha
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,11 +24,15 @@ from kerple.positions.visibility import Visibility
 DISTANCE_HOOKS = ("bias", "score_scale", "transform_qk", "sink_logit", "transform_output")
 
 
-@dataclass(frozen=True)
 class FirstTokens:
     """Positions, mask, bias and score scale of first tokens, for queries whose window does not contain these tokens.
 
     Args:
+        position: The strategy.
+        positions: Positions of all tokens, including tokens in the cache, with their visibility.
+        cached: Number of tokens in the cache, which are not queries; None without a cache.
+
+    Attributes:
         queries: Positions of the queries. Their differences from the positions of first tokens are the distances that
             `Visibility.distances` defines. These may differ from the true distances.
         keys: Positions of those first tokens that are not yet in the cache.
@@ -39,26 +43,12 @@ class FirstTokens:
             none.
     """
 
-    queries: TokenPositions
-    keys: TokenPositions
-    hidden: Tensor
-    bias: Tensor | None
-    score_scale: Tensor | None
-
-    @classmethod
-    def of(cls, position: Position, positions: TokenPositions, cached: int | None) -> "FirstTokens":
-        """Compute the attributes for a forward pass.
-
-        Args:
-            position: The strategy.
-            positions: Positions of all tokens, including tokens in the cache, with their visibility.
-            cached: Number of tokens in the cache, which are not queries; None without a cache.
-        """
+    def __init__(self, position: Position, positions: TokenPositions, cached: int | None) -> None:
         visibility = positions.visibility
         window, first_keys, distances = visibility.window, visibility.first_keys, visibility.distances
         assert window is not None
         queries, keys = positions[cached:], positions[:first_keys]
-        hidden = queries.rows[:, None] - keys.rows < window  # (Tq, F)
+        self.hidden = queries.rows[:, None] - keys.rows < window  # (Tq, F)
         if distances != "true":
             # for "cache", the visible keys have the positions 0, 1, …; a query sees at most first_keys + window keys
             query_ids, key_ids = queries.rows.clamp(max=first_keys + window - 1), keys.rows
@@ -66,10 +56,10 @@ class FirstTokens:
                 query_ids, key_ids = torch.full_like(query_ids, window), torch.zeros_like(key_ids)
             queries = replace(queries, ids=query_ids, contiguous=False)
             keys = replace(keys, ids=key_ids, contiguous=False)
-        pairs = QueryKeyBlock(queries, replace(keys, contiguous=False), ~hidden)
-        bias = pairs.evaluate(position.bias) if position.uses("bias") else None
-        score_scale = pairs.evaluate(position.score_scale) if position.uses("score_scale") else None
-        return cls(queries, keys[cached:], hidden, bias, score_scale)
+        pairs = QueryKeyBlock(queries, replace(keys, contiguous=False), ~self.hidden)
+        self.bias = pairs.evaluate(position.bias) if position.uses("bias") else None
+        self.score_scale = pairs.evaluate(position.score_scale) if position.uses("score_scale") else None
+        self.queries, self.keys = queries, keys[cached:]
 
     def scores_and_values(
         self, position: Position, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, cache: LayerCache | None

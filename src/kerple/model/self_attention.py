@@ -6,7 +6,7 @@ width of a strategy's state.
 """
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -23,27 +23,51 @@ from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 
-@dataclass(frozen=True)
 class PositionContext:
     """Contribution of a strategy to one forward pass. It is computed once for all layers that share the strategy.
 
     Args:
+        position: The strategy.
         positions: Positions of all tokens, including tokens in the cache.
-        queries: Positions of the queries, which are the last tokens.
-        table: `Position.bias` at distances 0 to T - 1, (H, T) fp32. None if the strategy has no bias, or if positions
-            are not contiguous (the bias is then evaluated for each pair of query and key).
-        score_scale: `Position.score_scale` at distances 0 to T - 1, (H, T) fp32, or None for the same reasons.
+        tokens: All tokens (B, T), including tokens in the cache.
+        visibility: Keys that a query sees. A narrower window of the strategy takes precedence.
         attention: Option for the implementation of attention, see `kerple.attention.backend_selection`.
+        cached: Number of tokens in the cache, which are not queries; None without a cache.
+
+    Attributes:
+        positions: Positions of all tokens that the strategy uses, with their visibility.
+        queries: Positions of the queries, which are the last tokens.
+        spec: Modifications of attention that are equal in all layers. The tables of `Position.bias` and
+            `Position.score_scale` at distances 0 to T - 1 are None if positions are not contiguous: both are then
+            evaluated for each pair of query and key.
         first_tokens: Data for the scores of the first tokens, for queries whose window does not contain these tokens.
             None if the scores are not computed separately (`kerple.model.first_token_scores`).
+
+    Raises:
+        UserError: If the strategy does not support the option ``visibility.distances``.
     """
 
-    positions: TokenPositions
-    queries: TokenPositions
-    table: Tensor | None
-    score_scale: Tensor | None
-    attention: AttentionOption = "auto"
-    first_tokens: FirstTokens | None = None
+    def __init__(
+        self,
+        position: Position,
+        positions: TokenPositions,
+        tokens: Tensor,
+        visibility: Visibility = EVERYTHING,
+        attention: AttentionOption = "auto",
+        cached: int | None = None,
+    ) -> None:
+        visibility = visibility.narrow(position.window)
+        check_distances(position, visibility)
+        self.positions = replace(position.remap_positions(positions, tokens), visibility=visibility)
+        self.queries = self.positions[cached:]
+        self.attention: AttentionOption = attention
+        window, first_keys = visibility.window, visibility.first_keys
+        self.spec = AttentionSpec(window=window, first_keys=first_keys, neighbor_window=position.neighbor_window)
+        if self.positions.contiguous:
+            distance = self.positions.rows.float()
+            self.spec = replace(self.spec, table=position.bias(distance), score_scale=position.score_scale(distance))
+        separate = is_separable(position, visibility) and (cached is not None or visibility.distances != "true")
+        self.first_tokens = FirstTokens(position, self.positions, cached) if separate else None
 
 
 class SelfAttention(nn.Module):
@@ -139,59 +163,19 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
     Raises:
         UserError: If `Position.bias` or `Position.score_scale` does not return a row for each head.
     """
-    for hook, table in (("bias", context.table), ("score_scale", context.score_scale)):
+    for hook, table in (("bias", context.spec.table), ("score_scale", context.spec.score_scale)):
         if table is not None and len(table) != q.shape[1]:
             name = f"{type(position).__module__}.{type(position).__name__}.{hook}"
             expected = f"({q.shape[1]}, {table.shape[-1]}), one row per head"
             raise UserError(f"{name}: got shape {tuple(table.shape)}, expected {expected}")
     keys = context.positions[-v.shape[2] :]
-    visibility = context.positions.visibility
     pairwise = not keys.contiguous and (position.uses("bias") or position.uses("score_scale"))
-    return AttentionSpec(
+    return replace(
+        context.spec,
         scale=v.shape[-1] ** -0.5,  # the scale for δ, although `Position.transform_qk` may change the head dimension
-        table=context.table,
-        score_scale=context.score_scale,
-        window=visibility.window,
-        first_keys=visibility.first_keys,
         sink=position.sink_logit(q, context.queries),
         modify_scores=position.apply_to_scores if pairwise or position.uses("modify_scores") else None,
         add_to_output=position.add_to_output if position.uses("add_to_output") else None,
         keys=keys,
         state=state,
-        neighbor_window=position.neighbor_window,
     )
-
-
-def prepare_context(
-    position: Position,
-    positions: TokenPositions,
-    tokens: Tensor,
-    visibility: Visibility = EVERYTHING,
-    attention: AttentionOption = "auto",
-    cached: int | None = None,
-) -> PositionContext:
-    """Compute the contribution of a strategy to a forward pass.
-
-    Args:
-        position: The strategy.
-        positions: Positions of all tokens, including tokens in the cache.
-        tokens: All tokens (B, T), including tokens in the cache.
-        visibility: Keys that a query sees. A narrower window of the strategy takes precedence.
-        attention: Option for the implementation of attention.
-        cached: Number of tokens in the cache, which are not queries; None without a cache.
-
-    Raises:
-        UserError: If the strategy does not support the option ``visibility.distances``.
-    """
-    visibility = visibility.narrow(position.window)
-    positions = replace(position.remap_positions(positions, tokens), visibility=visibility)
-    check_distances(position, visibility)
-    separate = is_separable(position, visibility) and (cached is not None or visibility.distances != "true")
-    first_tokens = FirstTokens.of(position, positions, cached) if separate else None
-    queries = positions[cached:]
-    bias = None
-    score_scale = None
-    if positions.contiguous:
-        distance = positions.rows.float()
-        bias, score_scale = position.bias(distance), position.score_scale(distance)
-    return PositionContext(positions, queries, bias, score_scale, attention, first_tokens)

@@ -24,7 +24,7 @@ from kerple.model.network import (
     SupportsOffset,
     SupportsWindows,
 )
-from kerple.model.self_attention import PositionContext, SelfAttention, prepare_context
+from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
@@ -160,7 +160,7 @@ class Transformer(
         if isinstance(offset, Tensor):
             shifted = replace(positions, ids=positions.ids + F.pad(offset, (int(adds_bos), 0)), contiguous=False)
         arguments = all_tokens, visibility, self.attention, cached
-        contexts = [prepare_context(p, shifted if p.window is None else positions, *arguments) for p in self.positions]
+        contexts = [PositionContext(p, shifted if p.window is None else positions, *arguments) for p in self.positions]
         x = self.embedding(tokens)  # (B, T, D)
         x = self.embedding_norm(x if self.embedding_scale == 1 else x * self.embedding_scale)
         x = self.dropout(self.positions[0].embed(x, contexts[0].queries))

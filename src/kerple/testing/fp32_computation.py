@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerple.attention import attend
 from kerple.attention.reference import attend_reference
-from kerple.model.self_attention import prepare_context, spec_of
+from kerple.model.self_attention import PositionContext, spec_of
 from kerple.positions import AttentionWeights, Position, QueryKeyBlock, TokenPositions
 from kerple.testing.parameters import trained
 from kerple.testing.subject import Subject, holds, holds_at_lengths, same, tokens
@@ -106,11 +106,11 @@ def error_in_bf16(subject: Subject, length: int) -> None:
     fused_error = _relative_error(fused, attend_reference(q.double(), k.double(), v.double()))
 
     def output(attend: Callable[..., Tensor], position: Position, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        context = prepare_context(position, TokenPositions.arange(length), ids)
+        context = PositionContext(position, TokenPositions.arange(length), ids)
         state = position.token_state(x, context.positions, None)
         return attend(q, k, v, spec_of(position, context, q, v, state))
 
-    context = prepare_context(position, TokenPositions.arange(length), ids)
+    context = PositionContext(position, TokenPositions.arange(length), ids)
     q, k = position.transform_qk(q, k, position.token_state(x, context.positions, None), context.positions)
     exact = output(attend_reference, copy.deepcopy(position).double(), *(tensor.double() for tensor in (x, q, k, v)))
     error = _relative_error(output(attend, position, x, q, k, v), exact)
