@@ -85,6 +85,7 @@ def normalise(
 def select_backend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, option: AttentionOption) -> str:
     """Return the name of the implementation for these arguments of `attend`, after `normalise`."""
     queries, length = q.shape[2], k.shape[2]
+    unfused = (spec.score_scale, spec.more_keys, spec.modify_scores, spec.add_to_output)
     return select(
         option,
         device=q.device,
@@ -95,7 +96,7 @@ def select_backend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, option:
         # a sink and two halves need the log-sum-exp, which the kernels for tables return and torch's sdpa does not
         table=spec.table is not None or spec.sink is not None or spec.neighbor_window is not None,
         window=spec.window is not None,
-        explicit_scores=spec.needs_explicit_scores,
+        explicit_scores=spec.first_keys > 0 or any(modification is not None for modification in unfused),
     )
 
 

@@ -63,39 +63,38 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
         rows: Indices of these queries among all Tk tokens.
         columns: Indices of these keys among all Tk tokens.
     """
-    queries, keys = q.shape[2], k.shape[2]
     seen = visible_keys(rows, columns, spec, q.device)
-    scale = spec.scale_of(q)
+    p = block_probabilities(q, k, spec, rows, columns, seen).to(v.dtype)
+    values = v if spec.more_keys is None else torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
+    with torch.autocast(v.device.type, enabled=False):
+        out = torch.matmul(p, values)  # (B, H, queries, δ')
+    if spec.add_to_output is None:
+        return out
+    return (out + spec.add_to_output(p, v, spec.block(rows, columns, seen))).to(out.dtype)
+
+
+def block_probabilities(q: Tensor, k: Tensor, spec: AttentionSpec, rows: slice, columns: slice, seen: Tensor) -> Tensor:
+    """Return the probabilities of F additional keys and of the keys of a block, (B, H, queries, F + keys)."""
+    queries, keys, scale = q.shape[2], k.shape[2], spec.scale_of(q)
     s = scores(q, k, spec, rows, columns, lambda a, b: _products(a, b, scale))  # (B, H, queries, keys)
     if spec.score_scale is not None:
         s = s * table_block(spec.score_scale, queries, keys)
     if spec.table is not None:
         s = s + table_block(spec.table, queries, keys)
     sink = spec.sink
-    p = None
     if spec.modify_scores is not None:
         modified = spec.modify_scores(s, q, k, spec.block(rows, columns, seen))
         if isinstance(modified, AttentionWeights):
-            p = modified.p
-        elif isinstance(modified, tuple):
-            s, new_sink = modified
+            return modified.p
+        s, new_sink = modified if isinstance(modified, tuple) else (modified, None)
+        if new_sink is not None:
             sink = new_sink if sink is None else torch.logaddexp(new_sink, sink_of_queries(sink))
-        else:
-            s = modified
-    if p is None:
-        s = s.masked_fill(~seen, -math.inf)
-        if spec.more_keys is not None:
-            s, v = torch.cat([spec.more_keys[0], s], -1), torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
-        if sink is None:
-            p = s.softmax(-1)
-        else:
-            p = (s - torch.logaddexp(s.logsumexp(-1), sink_of_queries(sink))[..., None]).exp()
-    p = p.to(v.dtype)
-    with torch.autocast(v.device.type, enabled=False):
-        out = torch.matmul(p, v)  # (B, H, queries, δ')
-    if spec.add_to_output is None:
-        return out
-    return (out + spec.add_to_output(p, v, spec.block(rows, columns, seen))).to(out.dtype)
+    s = s.masked_fill(~seen, -math.inf)
+    if spec.more_keys is not None:
+        s = torch.cat([spec.more_keys[0], s], -1)
+    if sink is None:
+        return s.softmax(-1)
+    return (s - torch.logaddexp(s.logsumexp(-1), sink_of_queries(sink))[..., None]).exp()
 
 
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:

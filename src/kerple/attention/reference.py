@@ -48,17 +48,15 @@ def attention_probabilities(q: Tensor, k: Tensor, spec: AttentionSpec) -> Tensor
         s = s * spec.score_scale[:, distance]
     if spec.table is not None:
         s = s + spec.table[:, distance]
-    sinks = [] if spec.sink is None else [spec.sink]
+    sinks = [spec.sink]
     if spec.modify_scores is not None:
         modified = spec.modify_scores(s, q, k, spec.block(rows, columns, seen))
         if isinstance(modified, AttentionWeights):
             return modified.p.to(q.dtype)
-        if isinstance(modified, tuple):
-            s, sinks = modified[0], [*sinks, modified[1]]
-        else:
-            s = modified
+        s, new_sink = modified if isinstance(modified, tuple) else (modified, None)
+        sinks.append(new_sink)
     s = s.masked_fill(~seen, float("-inf"))
     if spec.more_keys is not None:
         s = torch.cat([spec.more_keys[0], s], -1)
-    logits = [sink_of_queries(x).expand(s.shape[:3])[..., None].to(s) for x in sinks]
+    logits = [sink_of_queries(x).expand(s.shape[:3])[..., None].to(s) for x in sinks if x is not None]
     return torch.cat([s, *logits], -1).softmax(-1)[..., : s.shape[-1]].to(q.dtype)

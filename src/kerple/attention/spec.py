@@ -61,12 +61,6 @@ class AttentionSpec:
     more_keys: tuple[Tensor, Tensor] | None = None
     neighbor_window: int | None = None
 
-    @property
-    def needs_explicit_scores(self) -> bool:
-        """Whether no fused kernel supports these modifications."""
-        unfused = (self.score_scale, self.more_keys, self.modify_scores, self.add_to_output)
-        return self.first_keys > 0 or any(modification is not None for modification in unfused)
-
     def scale_of(self, q: Tensor) -> float:
         """Return the factor of q·k."""
         return q.shape[-1] ** -0.5 if self.scale is None else self.scale
