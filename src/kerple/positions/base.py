@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kerple.base.errors import require
 from kerple.positions.constrained_parameters import Constrained
-from kerple.positions.token_positions import ModifiedScores, QueryKeyBlock, TokenPositions
+from kerple.positions.token_positions import ModifiedScores, QueriesAndKeys, QueryKeyBlock, TokenPositions
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,7 @@ class Position(Constrained, ABC):
         """
         return None
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
         """Return queries (B, H, T, δ) and keys (B, G, T, δ) changed by their positions, in the same dtype.
 
         The results may have a larger last dimension, equal for queries and keys. The scale of the scores stays 1/√δ.

@@ -13,7 +13,13 @@ from kerple.positions.base import Position, Shape, StrategyBuilder
 from kerple.positions.combination_check import check_combination
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.temperature import SSMax
-from kerple.positions.token_positions import AttentionWeights, ModifiedScores, QueryKeyBlock, TokenPositions
+from kerple.positions.token_positions import (
+    AttentionWeights,
+    ModifiedScores,
+    QueriesAndKeys,
+    QueryKeyBlock,
+    TokenPositions,
+)
 
 
 class Combined(Position):
@@ -66,9 +72,7 @@ class Combined(Position):
     def score_scale(self, distance: Tensor) -> Tensor | None:
         return _reduce_present(torch.mul, [part.score_scale(distance) for part in self.parts])
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
         for part, part_state in self._with_states(state):
             q, k = part.transform_qk(q, k, part_state, positions)
         return q, k

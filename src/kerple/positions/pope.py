@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
 from kerple.positions.fp32_matmul import precise
-from kerple.positions.token_positions import TokenPositions
+from kerple.positions.token_positions import QueriesAndKeys, TokenPositions
 
 
 class PoPE(Position):
@@ -45,9 +45,7 @@ class PoPE(Position):
         # an option and a parameter `phase` of the opposite sign are in earlier checkpoints, which the new name refuses
         self.learn("key_phase", size, key_phase, between=(minimum, 0.0), minimum=minimum, maximum=0.0)
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
         q_waves, k_waves = positions.compute_once(self.waves)
         return _to_coordinates(q, q_waves), _to_coordinates(k, k_waves)
 

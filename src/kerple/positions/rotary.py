@@ -8,7 +8,7 @@ from torch import Tensor
 from kerple.positions.base import Position, Shape
 from kerple.positions.fp32_matmul import precise
 from kerple.positions.rotary_scaling import RotaryFrequencies, Scaling
-from kerple.positions.token_positions import TokenPositions
+from kerple.positions.token_positions import QueriesAndKeys, TokenPositions
 
 Layout = Literal["half", "interleaved"]
 
@@ -166,24 +166,13 @@ class RoPE(Position):
         self.require(length >= 1, "original_length", length, "1 or more tokens, or null for the training length")
         self.layout, self.mistake = layout, mistake
         self.frequencies = RotaryFrequencies(
-            dim,
-            base,
-            length,
-            scaling,
-            factor=factor or 1.0,
-            beta_fast=beta_fast,
-            beta_slow=beta_slow,
-            rotated=rotated,
-            short_factors=short_factors,
-            long_factors=long_factors,
+            dim, base, length, scaling, factor or 1.0, beta_fast, beta_slow, rotated, short_factors, long_factors
         )
         self.attention_factor = self.frequencies.attention_factor if attention_factor is None else attention_factor
         self.prefix_consistent = scaling not in ("dynamic_ntk", "longrope")
         self.shift_invariant = self.prefix_consistent and mistake is None
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
         cos, sin = positions.compute_once(self.waves)
         return apply_rotary(q, cos, sin, self.layout), apply_rotary(k, cos, sin, self.layout)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kerple.positions.base import HOOKS, Shape, StrategyBuilder
 from kerple.positions.rotary import RoPE
-from kerple.positions.token_positions import TokenPositions
+from kerple.positions.token_positions import QueriesAndKeys, TokenPositions
 from kerple.positions.wrapper import Wrapper
 
 
@@ -57,9 +57,7 @@ class SelfExtend(Wrapper):
         if group is not None and group > 1 and self.shift_invariant:
             self.shift_invariant = None  # only for offsets that are multiples of the group size
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
         q_positions, k_positions = positions.compute_once(self._far_positions)
         near_q, near_k = self.position.transform_qk(q, k, state, positions)
         far_q, _ = self.position.transform_qk(q, k, state, q_positions)

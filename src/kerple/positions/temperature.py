@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kerple.positions.base import Position, Shape
 from kerple.positions.fp32_matmul import precise
-from kerple.positions.token_positions import TokenPositions
+from kerple.positions.token_positions import QueriesAndKeys, TokenPositions
 
 Rule = Literal["llama4", "ministral3", "beam", "inkling", "swan"]
 
@@ -48,9 +48,7 @@ class SSMax(Position):
         self.scale = nn.Parameter(torch.full((shape.heads,), start, dtype=torch.float32))
         self.offset = None if bias is None else nn.Parameter(torch.full_like(self.scale.detach(), bias))
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
         factor = self.scale[:, None] * positions.visible.to(self.scale.dtype).log()  # (H, T)
         factor = factor if self.offset is None else factor + self.offset[:, None]
         return (precise(q) * factor[..., None]).to(q.dtype), k
@@ -95,9 +93,7 @@ class Temperature(Position):
         self.require(scale > 0, "scale", scale, "a positive number; published models have 0.1")
         self.require(self.length >= 2, "length", self.length, "2 keys or more; Llama 4 has 8192")
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
         if self.rule == "swan" and self.training:
             return q, k
         return (precise(q) * self.factor(positions, precise(q).dtype)).to(q.dtype), k

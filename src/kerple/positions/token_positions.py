@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from kerple.positions.visibility import Visibility
 
 Result = TypeVar("Result")
+QueriesAndKeys = tuple[Tensor, Tensor]
+"""Result of `Position.transform_qk`."""
 
 
 @dataclass(frozen=True)

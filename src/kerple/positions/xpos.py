@@ -6,7 +6,7 @@ from torch import Tensor
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
 from kerple.positions.rotary import Layout, apply_rotary, rotary_dim
-from kerple.positions.token_positions import TokenPositions
+from kerple.positions.token_positions import QueriesAndKeys, TokenPositions
 
 
 class XPos(Position):
@@ -38,9 +38,7 @@ class XPos(Position):
         self.require(decay >= 1, "decay", decay, "1 or more tokens, such as 512")
         self.base, self.decay, self.layout = base, decay, layout
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
         cos, sin, log_factor = positions.compute_once(self.waves)
         limit = 7 if k.dtype == torch.float16 else 80
         log_factor = log_factor.clamp(-limit, limit)
