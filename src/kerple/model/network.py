@@ -58,7 +58,7 @@ class SupportsWindows(ABC):
         """Return the losses of `Network.losses` if each query sees only the keys of ``visibility``."""
 
 
-class SupportsOffset(ABC):
+class SupportsOffset(SupportsWindows):
     """Network whose positions can be shifted."""
 
     @abstractmethod

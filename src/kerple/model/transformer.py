@@ -22,7 +22,6 @@ from kerple.model.network import (
     SupportsAttentionProbabilities,
     SupportsGeneration,
     SupportsOffset,
-    SupportsWindows,
 )
 from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
@@ -35,13 +34,7 @@ GRAPHS = 64  # largest number of graphs of compiled blocks: one per kind of laye
 
 
 class Transformer(
-    nn.Module,
-    HasLengthLimit,
-    SupportsWindows,
-    SupportsOffset,
-    SupportsGeneration,
-    SupportsAttentionProbabilities,
-    HasEmbedding,
+    nn.Module, HasLengthLimit, SupportsOffset, SupportsGeneration, SupportsAttentionProbabilities, HasEmbedding
 ):
     """Decoder with any positional strategy (Chi et al. 2022, arXiv 2205.09921, section 5).
 
@@ -164,9 +157,9 @@ class Transformer(
         x = self.embedding(tokens)  # (B, T, D)
         x = self.embedding_norm(x if self.embedding_scale == 1 else x * self.embedding_scale)
         x = self.dropout(self.positions[0].embed(x, contexts[0].queries))
+        run = self.run_block if cache is None else run_block  # a compiled block would need a graph for each length
         for i, block in enumerate(self.blocks):
             strategy = min(i, len(self.positions) - 1)  # 0 if all layers share a strategy
-            run = self.run_block if cache is None else run_block  # a compiled block would need a graph for each length
             x = run(block, x, self.positions[strategy], contexts[strategy], None if cache is None else cache.layers[i])
         return self.norm(x[:, int(adds_bos) :])
 
