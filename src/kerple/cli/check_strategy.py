@@ -40,5 +40,5 @@ def main(arguments: list[str]) -> None:
         errors += [outcome.error] if outcome.error and not isinstance(outcome.error, AssertionError) else []
     if failed:
         print(f"{failed} of {len(PROPERTIES)} properties do not hold", file=sys.stderr)
-        raise SystemExit(1) from next(iter(errors), None)  # the cause is printed with --debug
+        raise SystemExit(1) from next(iter(errors), None)  # the cause is printed with --debug true
     print(f"all {len(PROPERTIES)} properties hold, or do not apply")

@@ -44,7 +44,7 @@ HELP = f"""usage: {PROGRAM} COMMAND [options]
 
 {PROGRAM} COMMAND --help lists the options of a command.
 At any position, --threads N sets the number of CPU threads of each process; without this option and OMP_NUM_THREADS,
-it is the number of free cores. --debug shows the traceback of every error."""
+it is the number of free cores. --debug true shows the traceback of every error."""
 # Threads of OpenMP that wait for work spin this often before they sleep. By default they spin for milliseconds, so that
 # beside one busy process training was two to four times slower (docs/how-to/troubleshooting.md).
 SPINS = "2000"
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     A wrong option, an error in the user's code, a missing package, or an error of the machine, such as a full disk or
     memory, ends the command with one line on standard error and exit status 2. Any other error is a bug and has a
-    traceback. With ``--debug``, each error has a traceback.
+    traceback. With ``--debug true``, each error has a traceback.
 
     Args:
         arguments: The command and its arguments; None for the arguments of the process. With None,
@@ -71,8 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = with_shipped_configs(arguments)
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file, each update of a progress bar is a line
-    if debug := "--debug" in arguments:
-        arguments.remove("--debug")
+    debug, arguments = _take_debug(arguments)
     if arguments[:1] in (["-h"], ["--help"], ["help"]):
         print(HELP)
         return
@@ -125,6 +124,15 @@ def _report_thread_error(failure: threading.ExceptHookArgs) -> None:
     """Print a traceback, except for an error of the machine: TensorBoard's writer raises it in the main thread too."""
     if machine_error(failure.exc_value) is None:
         threading.__excepthook__(failure)
+
+
+def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:
+    """Return whether the option ``--debug`` is true, which it is without a value too, and the other arguments."""
+    for place, argument in enumerate(arguments):
+        if argument in ("--debug", "--debug=true", "--debug=false"):
+            end = place + 1 + (argument == "--debug" and arguments[place + 1 : place + 2] in (["true"], ["false"]))
+            return not arguments[end - 1].endswith("false"), arguments[:place] + arguments[end:]
+    return False, arguments
 
 
 def _set_threads(arguments: list[str]) -> list[str]:
