@@ -1,17 +1,13 @@
 """`python run.py fit`, `validate` and `test`: LightningCLI with a folder for each run and checks of checkpoints."""
 
-import shlex
-import sys
 import traceback
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import Namespace
-from pytorch_lightning import Callback, LightningDataModule, Trainer
-from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
+from pytorch_lightning import LightningDataModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
@@ -25,7 +21,7 @@ from kerple.config.class_errors import as_user_error, original_errors
 from kerple.config.flat_configuration import flat
 from kerple.config.parsing import listed, parse
 from kerple.config.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
-from kerple.config.user_code_digests import SOURCE_DIGESTS, own_classes, source_digests
+from kerple.config.user_code_digests import SOURCE_DIGESTS, source_digests
 from kerple.data.datamodule import TokenShards
 from kerple.data.prepare.build import check_corpus
 from kerple.data.shard_options import ShardOptions
@@ -35,12 +31,8 @@ from kerple.training.config_callback import StoreConfig, samples_per_step
 from kerple.training.feasibility import check_memory, check_nodes, machine_memory
 from kerple.training.fit_options import SEED, add_run_arguments, link_model_to_data
 from kerple.training.language_model import LanguageModel
-from kerple.training.last_checkpoint import LastCheckpoint
-from kerple.training.non_finite_guard import NonFiniteGuard
-from kerple.training.progress_lines import ProgressLines
-from kerple.training.provenance import Provenance
-from kerple.training.random_state import RandomState
-from kerple.training.slow_machine import SlowMachine
+from kerple.training.next_commands import mention_earlier_fit, resume_command, test_command
+from kerple.training.required_callbacks import callback_options
 from kerple.training.stored_options import insert_stored_config, load_initial_weights
 from kerple.training.torch_settings import configure_torch
 from kerple.training.trainer import AutoTrainer, print_once, resolve_auto
@@ -188,12 +180,10 @@ class CLI(LightningCLI):
             super()._run_subcommand(subcommand)
             print_once(f"written to {directory}")
             if subcommand == "fit" and last.is_file():
-                packages = sorted({name.partition(".")[0] for name in own_classes(flat(load(last, "meta")[CONFIG]))})
-                trust = ["--trust", ",".join(packages)] if packages else []
-                print_once(f"to test it: {PROGRAM} {shlex.join(['test', '--ckpt_path', str(last), *trust])}")
+                print_once(f"to test it: {test_command(last)}")
         except SystemExit as end:  # by a signal
             if subcommand == "fit" and last.is_file():
-                print_once(f"to continue this fit: {_resume_command(last)}")
+                print_once(f"to continue this fit: {resume_command(last)}")
             # Lightning's status after Ctrl-C is 1
             raise SystemExit(130 if isinstance(end.__context__, KeyboardInterrupt) else end.code) from end
         except Exception as error:
@@ -219,22 +209,11 @@ class CLI(LightningCLI):
         if self.logger is not None:
             options["logger"] = self.logger
         options["plugins"] = [*listed(trainer["plugins"]), AtomicCheckpointIO()]
-        callbacks = listed(trainer["callbacks"])
-        if self.subcommand == "fit":
-            callbacks = _with_required_callbacks(callbacks, trainer["enable_checkpointing"])
         # Lightning's summary is off by default, because `before_fit` prints the number of parameters
         options["enable_model_summary"] = bool(trainer["enable_model_summary"])
-        others = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
-        if trainer["enable_progress_bar"] is not False:
-            # output to a file cannot show a bar, and in a test Lightning's bar does not count the blocks of text
-            if self.subcommand == "test" or not sys.stdout.isatty():
-                options["enable_progress_bar"] = False
-                callbacks = [*others, ProgressLines()]
-            elif self.subcommand == "fit" and callbacks == others:
-                # each update of the bar waits for the GPU
-                callbacks = [*callbacks, TQDMProgressBar(refresh_rate=trainer["log_every_n_steps"] or 50)]
+        options |= callback_options(self.subcommand, trainer)
         try:
-            trainer = super().instantiate_trainer(**options, callbacks=callbacks)
+            trainer = super().instantiate_trainer(**options)
         except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:  # about options
             raise as_user_error(error) from error
         if spawns_processes(trainer):
@@ -249,33 +228,10 @@ def _fit_folder(config: Namespace) -> Path:
     preferred = Path(config.output or Path(config.logs, config.experiment, strategy, f"seed-{config.seed_everything}"))
     directory = fit_directory(preferred, config.ckpt_path)
     if config.ckpt_path is None and (earlier := last_checkpoint(preferred)):
-        _mention_earlier_fit(earlier)
+        mention_earlier_fit(earlier)
     if config.ckpt_path == "last":
         last = directory / LAST
         config.ckpt_path = str(last) if last.is_file() else None
         if config.ckpt_path is None:  # no error in a new run, so that a requeued job can always use "last"
             print_once(f"ckpt_path: {last} does not exist, so the run starts at step 0")
     return directory
-
-
-def _mention_earlier_fit(last: Path) -> None:
-    """Print how to continue the fit with this last checkpoint, if it was stopped before its last step."""
-    with suppress(UserError, LookupError, TypeError):  # the checkpoint is damaged, but this run does not need it
-        content = load(last, "meta")
-        step, steps = content["global_step"], content[CONFIG]["trainer"]["max_steps"]
-        if step < steps:
-            earlier = f"{last.parents[1]} has a fit that was stopped at step {step:,} of {steps:,}"
-            print_once(f"{earlier}. This is a new fit; to continue that one: {_resume_command(last)}")
-
-
-def _resume_command(last: Path) -> str:
-    """Return the command that continues a fit from its last checkpoint, with the options stored in its folder."""
-    options = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
-    return f"{PROGRAM} {shlex.join(['fit', *options])}"
-
-
-def _with_required_callbacks(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
-    """Add the callbacks that every fit needs, if they are missing. Without checkpoints, add no LastCheckpoint."""
-    required = [RandomState, NonFiniteGuard, Provenance, SlowMachine]
-    required += [] if checkpoints is False else [LastCheckpoint]
-    return callbacks + [kind() for kind in required if not any(isinstance(callback, kind) for callback in callbacks)]

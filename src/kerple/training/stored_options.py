@@ -128,6 +128,7 @@ def insert_architecture(arguments: list[str], path: str, trust: str | None = Non
     return [*(f"--config={file}" for file in files.config), "--config", yaml.safe_dump({"model": model}), *flags]
 
 
+@name_in_errors("weights")
 def load_initial_weights(network: Transformer, data: LightningDataModule, path: str, trust: str | None = None) -> None:
     """Copy the weights of a model into a network, and print the copied, new and unused weights.
 
@@ -141,19 +142,18 @@ def load_initial_weights(network: Transformer, data: LightningDataModule, path: 
         UserError: If a weight outside the strategy is missing, a weight has another shape, or the tokenizer of the data
             differs.
     """
-    from kerple.hf.pretrained_files import find_model
-    from kerple.hf.pretrained_tokenizer import check_tokenizer, has_tokenizer, read_tokenizer
-
-    if isinstance(data, TokenShards):
-        if not is_zipfile(path) and has_tokenizer(source := find_model(path)):
-            with name_in_errors("weights"):
-                read_tokenizer(source)  # reports an id outside the embedding before the preparation
+    if isinstance(data, TokenShards) and is_zipfile(path):
         data.prepare_data()
-        if is_zipfile(path):  # a checkpoint has a checksum of the tokenizer, which `load_state_dict` compares
-            states = load(path)
-            data.load_state_dict(states.get(type(data).__qualname__) or states.get("TokenShards") or {})
-        else:
-            with name_in_errors("weights"):
-                check_tokenizer(data.folder, find_model(path))
+        states = load(path)  # with a checksum of the tokenizer, which `load_state_dict` compares
+        data.load_state_dict(states.get(type(data).__qualname__) or states.get("TokenShards") or {})
+    elif isinstance(data, TokenShards):
+        # imports transformers, which takes seconds
+        from kerple.hf.pretrained_files import find_model
+        from kerple.hf.pretrained_tokenizer import check_tokenizer, has_tokenizer, read_tokenizer
+
+        if has_tokenizer(source := find_model(path)):
+            read_tokenizer(source)  # reports an id outside the embedding before the preparation
+        data.prepare_data()
+        check_tokenizer(data.folder, source)
     print(f"weights of {path}:\n{copy_weights(network, _read(path, trust or ''))}", flush=True)
     _read.cache_clear()

@@ -1,0 +1,35 @@
+"""Commands that a fit names in its output: those that test and continue it."""
+
+import shlex
+from contextlib import suppress
+from pathlib import Path
+
+from kerple.base.errors import UserError
+from kerple.config import PROGRAM
+from kerple.config.flat_configuration import flat
+from kerple.config.untrusted_checkpoints import CONFIG, load
+from kerple.config.user_code_digests import own_classes
+from kerple.training.trainer import print_once
+
+
+def test_command(last: Path) -> str:
+    """Return the command that tests the last checkpoint of a fit, and trusts the packages of the user's classes."""
+    packages = sorted({name.partition(".")[0] for name in own_classes(flat(load(last, "meta")[CONFIG]))})
+    trust = ["--trust", ",".join(packages)] if packages else []
+    return f"{PROGRAM} {shlex.join(['test', '--ckpt_path', str(last), *trust])}"
+
+
+def resume_command(last: Path) -> str:
+    """Return the command that continues a fit from its last checkpoint, with the options stored in its folder."""
+    options = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
+    return f"{PROGRAM} {shlex.join(['fit', *options])}"
+
+
+def mention_earlier_fit(last: Path) -> None:
+    """Print how to continue the fit with this last checkpoint, if it was stopped before its last step."""
+    with suppress(UserError, LookupError, TypeError):  # the checkpoint is damaged, but this run does not need it
+        content = load(last, "meta")
+        step, steps = content["global_step"], content[CONFIG]["trainer"]["max_steps"]
+        if step < steps:
+            earlier = f"{last.parents[1]} has a fit that was stopped at step {step:,} of {steps:,}"
+            print_once(f"{earlier}. This is a new fit; to continue that one: {resume_command(last)}")
