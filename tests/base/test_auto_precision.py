@@ -64,5 +64,5 @@ def test_the_trainer_accepts_auto_and_does_not_use_apple_gpus(machine, monkeypat
     options = {"precision": "auto", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
     trainer = AutoTrainer(**options)
     assert (trainer.precision, trainer.strategy.root_device.type) == ("32-true", "cpu")
-    with pytest.raises(ValueError, match=r"trainer\.accelerator: got mps, an Apple GPU"):
+    with pytest.raises(ValueError, match=r"trainer\.accelerator: got mps, expected cpu, because an Apple GPU"):
         AutoTrainer(accelerator="mps", **options)
