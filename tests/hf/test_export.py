@@ -265,7 +265,7 @@ def test_fit_starts_from_weights_with_another_strategy(workdir, capsys):
     slow = ["--model.lr", "1e-12", *data]
     path = fit(workdir, "retrofit", *weights, "--model.position", "KerpleLog", *slow)
     printed = capsys.readouterr().out
-    assert "carried over:" in printed
+    assert "copied:" in printed
     assert "positions.0." in printed
     ours, theirs = load_trained(path)[0], hf.AutoModelForCausalLM.from_pretrained(folder)
     torch.testing.assert_close(ours.network.embedding.weight[:257], theirs.model.embed_tokens.weight, atol=1e-6, rtol=0)

@@ -99,20 +99,20 @@ class CopiedWeights:
     Args:
         copied: Entries that were copied.
         new: Entries of the network that keep their initial values.
-        not_copied: Entries of the stored model that were not copied, because the network has no tensor of this name, or
+        unused: Entries of the stored model that were not copied, because the network has no tensor of this name, or
             because its strategy is of another class.
     """
 
     copied: dict[str, int]
     new: dict[str, int]
-    not_copied: dict[str, int]
+    unused: dict[str, int]
 
     def __str__(self) -> str:
         lines = []
-        for title, counts in (("carried over", self.copied), ("new", self.new), ("left behind", self.not_copied)):
+        for title, counts in (("copied", self.copied), ("new", self.new), ("unused", self.unused)):
             strategy = [name for name in counts if name.startswith("positions.")]
             names = f" ({', '.join(strategy)})" if strategy else ""
-            lines.append(f"{title + ':':<13} {len(counts):>4} tensors, {sum(counts.values()):>13,} numbers{names}")
+            lines.append(f"{title + ':':<7} {len(counts):>4} tensors, {sum(counts.values()):>13,} numbers{names}")
         return "\n".join(lines)
 
 
