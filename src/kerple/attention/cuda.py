@@ -33,9 +33,8 @@ class AddTableGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor, grad_lse: Tensor | None):
-        from kerple.attention.cuda_table_gradient import (
-            table_gradient,
-        )  # needs Triton, which may be missing without a GPU
+        # imported here, because it needs Triton, which may be missing without a GPU
+        from kerple.attention.cuda_table_gradient import table_gradient
 
         out, lse, q, k, v, table = ctx.saved_tensors
         delta = (grad.float() * out.float()).sum(-1)  # (B, H, T); computed here, where torch.compile can fuse it

@@ -172,7 +172,6 @@ def sum_tiles(tiles: Tensor) -> Tensor:
     sums = padded[..., : side * (2 * side - 1)].unflatten(-1, (side, 2 * side - 1)).sum(2)
     total = sums.new_zeros(heads, count + 1, side)
     total[:, 1:] += sums[..., side - 1 :]  # distances t·S to t·S + S - 1
-    total[:, :-1, 1:] += sums[
-        ..., : side - 1
-    ]  # distances t·S - (S - 1) to t·S - 1; for tile 0 they are negative, with sums 0
+    # distances t·S - (S - 1) to t·S - 1; for tile 0 they are negative, with sums 0
+    total[:, :-1, 1:] += sums[..., : side - 1]
     return total.flatten(1)[:, side:]
