@@ -13,7 +13,7 @@ from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.positions import Combined, KerpleLog, LayerPattern, PaTH, PoPE, Position, Shape, names, strategies
 from kerple.positions.base import HOOKS
-from kerple.positions.combination_check import SINGLE_WIDTH
+from kerple.positions.combined import SINGLE_WIDTH
 from kerple.positions.fp32_matmul import product
 from kerple.positions.wrapper import Wrapper
 from kerple.testing import AT_LENGTHS, PROPERTIES, DoesNotApply, Subject

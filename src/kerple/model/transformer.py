@@ -1,9 +1,9 @@
 """`Transformer`: a decoder with any positional strategy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +27,17 @@ from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
+Element = TypeVar("Element", bound=nn.Module)
+
 if TYPE_CHECKING:
-    from kerple.positions.typed_module_list import Modules
+
+    class Modules(nn.ModuleList, Generic[Element]):
+        """`torch.nn.ModuleList` with a type of its elements. It does not exist at run time."""
+
+        def __getitem__(self, index: int) -> Element: ...  # type: ignore[override]
+
+        def __iter__(self) -> Iterator[Element]: ...
+
 
 GRAPHS = 64  # largest number of graphs of compiled blocks: one per kind of layer, length, window, and mode
 
