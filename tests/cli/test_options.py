@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser, capture_parser
 from jsonargparse._actions import _ActionConfigLoad
 
 from kerple.cli.main import MODULES
-from kerple.config.parsing import RenamedOption, add_folder_arguments
+from kerple.config.options import RenamedOption, add_folder_arguments
 
 COMMANDS = ("prepare", "compare", "predict", "plan", "inspect", "check", "measure_pretrained")
 COMMANDS += ("probe", "extend", "export")

@@ -3,7 +3,8 @@
 import pytest
 
 from kerple.base.errors import UserError
-from kerple.config.parsing import add_switch, command_parser, parse, rename_options
+from kerple.config.options import add_switch, command_parser, rename_options
+from kerple.config.parsing import parse
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 import sys
 
 from kerple.base.errors import UserError, describe, require
-from kerple.config.parsing import command_parser, parse
+from kerple.config.options import command_parser
+from kerple.config.parsing import parse
 from kerple.positions import StrategyBuilder
 from kerple.testing import PROPERTIES, Subject, outcomes
 

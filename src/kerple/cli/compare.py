@@ -8,7 +8,8 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.run_discovery import find_runs
 from kerple.compare.workflow import compare_strategies, report_runs
-from kerple.config.parsing import add_switch, command_parser, parse, rename_options
+from kerple.config.options import add_switch, command_parser, rename_options
+from kerple.config.parsing import parse
 
 
 def main(arguments: list[str]) -> None:

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from kerple.config.parsing import add_checkpoint_arguments, command_parser, parse, rename_options
+from kerple.config.options import add_checkpoint_arguments, command_parser, rename_options
+from kerple.config.parsing import parse
 
 CARD = """# {name}
 

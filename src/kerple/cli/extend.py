@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from kerple.base.run_progress import duration
-from kerple.config.parsing import MODEL_FORMS, command_parser, parse, rename_options
+from kerple.config.options import MODEL_FORMS, command_parser, rename_options
+from kerple.config.parsing import parse
 from kerple.data.shard_options import ShardOptions
 
 

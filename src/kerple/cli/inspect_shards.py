@@ -6,7 +6,8 @@ import random
 import numpy as np
 
 from kerple.base.errors import require
-from kerple.config.parsing import add_switch, command_parser, parse, rename_options
+from kerple.config.options import add_switch, command_parser, rename_options
+from kerple.config.parsing import parse
 from kerple.data.manifest import SPLITS
 from kerple.data.shards import Folder, TokenStream, verify
 

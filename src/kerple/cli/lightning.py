@@ -19,7 +19,8 @@ from kerple.config import DESCRIPTION, PROGRAM
 from kerple.config.checkpoint_agreement import check_resumption, check_tested_model
 from kerple.config.class_errors import as_user_error, original_errors
 from kerple.config.flat_configuration import flat
-from kerple.config.parsing import listed, parse
+from kerple.config.options import listed
+from kerple.config.parsing import parse
 from kerple.config.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
 from kerple.config.user_code_digests import SOURCE_DIGESTS, source_digests
 from kerple.data.datamodule import TokenShards

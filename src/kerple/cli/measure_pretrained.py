@@ -5,7 +5,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from kerple.base.run_folder import test_directory
-from kerple.config.parsing import name_in_errors
+from kerple.config.options import name_in_errors
 from kerple.data.shard_options import ShardOptions
 from kerple.measure.pretrained import measure_pretrained
 from kerple.measure.pretrained_options import dump, parse_options, parser

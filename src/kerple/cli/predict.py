@@ -3,7 +3,8 @@
 from itertools import chain
 
 from kerple.base.errors import require
-from kerple.config.parsing import add_checkpoint_arguments, command_parser, parse, rename_options
+from kerple.config.options import add_checkpoint_arguments, command_parser, rename_options
+from kerple.config.parsing import parse
 
 
 def main(arguments: list[str]) -> None:

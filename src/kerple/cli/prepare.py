@@ -8,7 +8,8 @@ import yaml
 from kerple.base.errors import UserError
 from kerple.cli.inspect_shards import show
 from kerple.config.files import read_mapping
-from kerple.config.parsing import command_parser, parse, split_options
+from kerple.config.options import command_parser, split_options
+from kerple.config.parsing import parse
 from kerple.data.prepare.build import prepare
 from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from kerple.config.parsing import MODEL_FORMS, add_switch, command_parser, parse, rename_options
+from kerple.config.options import MODEL_FORMS, add_switch, command_parser, rename_options
+from kerple.config.parsing import parse
 from kerple.data.tokenizer import MODEL_PREFIX
 
 

@@ -13,7 +13,8 @@ from kerple.base.errors import UserError, require
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import FOLDER_NAME, is_folder_name, record_folders
 from kerple.config.files import config_path, with_shipped_configs
-from kerple.config.parsing import command_parser, parse, rename_options
+from kerple.config.options import command_parser, rename_options
+from kerple.config.parsing import parse
 
 SET_BY_COMPARE = {  # flags that a comparison sets for every run, and advice for users who set them
     "output": "use runs and test_folder",

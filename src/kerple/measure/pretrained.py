@@ -11,7 +11,7 @@ from kerple.base.atomic import write
 from kerple.base.errors import require
 from kerple.base.run_progress import FILE, Progress
 from kerple.config.files import read_mapping
-from kerple.config.parsing import listed
+from kerple.config.options import listed
 from kerple.data.evaluation_text import ShardText
 from kerple.data.prepare.build import prepare
 from kerple.data.shard_options import ShardOptions

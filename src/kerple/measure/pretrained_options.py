@@ -7,7 +7,8 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from kerple.base.errors import UserError, require
 from kerple.config.files import config_path
-from kerple.config.parsing import MODEL_FORMS, add_folder_arguments, import_modules, name_in_errors, parse
+from kerple.config.options import MODEL_FORMS, add_folder_arguments, import_modules, name_in_errors
+from kerple.config.parsing import parse
 from kerple.data.shard_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.measure.pretrained import ModelOptions, TrainerOptions

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import kerple.data.datamodule  # noqa: F401 -- defines data modules
-from kerple.config.parsing import import_modules
+from kerple.config.options import import_modules
 from kerple.config.untrusted_checkpoints import Classes
 from kerple.measure.measure import Measure
 from kerple.positions import Position

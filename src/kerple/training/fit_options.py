@@ -9,7 +9,7 @@ from jsonargparse.typing import register_type
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 
-from kerple.config.parsing import add_folder_arguments
+from kerple.config.options import add_folder_arguments
 from kerple.training.allowed_classes import import_classes
 from kerple.training.language_model import LanguageModel
 from kerple.training.trainer import AutoTrainer

@@ -6,7 +6,7 @@ from typing import Any
 from jsonargparse import Namespace
 from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
 
-from kerple.config.parsing import listed
+from kerple.config.options import listed
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.non_finite_guard import NonFiniteGuard
 from kerple.training.progress_lines import ProgressLines

@@ -14,7 +14,7 @@ from kerple.base.errors import require
 from kerple.base.run_folder import LAST
 from kerple.config.files import read_mapping
 from kerple.config.flat_configuration import flat
-from kerple.config.parsing import name_in_errors, split_options
+from kerple.config.options import name_in_errors, split_options
 from kerple.config.untrusted_checkpoints import load
 from kerple.data import TokenShards
 from kerple.model import Transformer
