@@ -20,7 +20,6 @@ from kerple.compare.statistics import holm
 from results.judge.__main__ import tiers
 from results.judge.evidence import Value
 from results.judge.questions import FIVE_PERCENT, QUESTIONS, answers
-from results.judge.resolution import resolved
 from results.judge.statements import ALPHA, evaluate
 
 TIMES = 1000  # simulated data sets per row
@@ -196,7 +195,7 @@ def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
             for question, of in answers(plan).items():
                 row = (of.p < ALPHA / 2, of.below < ALPHA / 2, of.answer == "yes")
                 rates.setdefault((question, name), []).append(row)
-                resolvable.setdefault(question, []).append([resolved(part.number.estimate) for part in of.parts])
+                resolvable.setdefault(question, []).append([part.number.estimate.detectable() for part in of.parts])
     for question in QUESTIONS:
         of = {name: np.mean(rates[question, name], 0) for name in truths}
         wrong = max(of["first"][0], of["second"][0])

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from kerple.compare.context_gain_figures import context_figures, curve
-from kerple.compare.estimates import difference, estimate, logarithm
+from kerple.compare.estimates import difference, estimate, logarithm, over_seeds
 from kerple.compare.statistics import against_baseline, holm, summarise
 
 
@@ -199,3 +199,13 @@ def test_loss_and_gain_have_a_figure_with_a_band_for_every_strategy_and_part() -
     assert drawn["context-gain"].axes[0].get_xlabel() == "distance beyond the 64 tokens of the window"
     parts = pd.concat([table().assign(part="a"), table().assign(part="b")])
     assert "context-gain-b" in dict(context_figures(parts, parts["strategy"]))
+
+
+def test_a_test_detects_the_detectable_difference_with_the_stated_power() -> None:
+    generator = np.random.default_rng(0)
+    known = estimate(over_seeds(pd.Series([1.0, 3.0])), over_seeds(pd.Series([0.0, 2.0])))  # variance 2 of each
+    expected = known.expected(6)
+    assert expected.seed_variance == pytest.approx(2 * 2 / 6)
+    shifted = generator.normal(expected.detectable(), np.sqrt(2), (6, 20_000))
+    p = stats.ttest_ind(shifted, generator.normal(0, np.sqrt(2), (6, 20_000))).pvalue
+    assert (p < 0.05).mean() == pytest.approx(0.8, abs=0.03)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -75,6 +75,30 @@ class Estimate:
         """Two-sided p-value of the hypothesis that the mean is 0; NaN if `error` is NaN."""
         above = self.above()
         return 2 * min(above, 1 - above)
+
+    def expected(self, seeds: int, blocks: float | None = None) -> "Estimate":
+        """Return the estimate that is expected with other numbers of seeds per strategy and blocks of equal size.
+
+        Args:
+            seeds: Number of seeds of each strategy. This estimate must have the same number of seeds of each strategy.
+            blocks: Number of blocks of text; None for the same text.
+        """
+        blocks = self.text_freedom + 1 if blocks is None else blocks
+        return replace(
+            self,
+            seed_variance=self.seed_variance * self.seeds / seeds,
+            text_variance=self.text_variance * (self.text_freedom + 1) / blocks,
+            seeds=seeds,
+            seed_freedom=self.seed_freedom * (seeds - 1) / (self.seeds - 1),
+            text_freedom=blocks - 1,
+        )
+
+    def detectable(self, power: float = 0.8) -> float:
+        """Return the mean that a one-sided test at 2.5% with this standard error detects with this power.
+
+        A two-sided test at 5% detects it with the same power, except for the chance of an error in the sign.
+        """
+        return float((stats.t.isf(0.025, self.freedom) + stats.t.ppf(power, self.freedom)) * self.error)
 
 
 def satterthwaite(variances: ArrayLike, freedoms: ArrayLike) -> float:
