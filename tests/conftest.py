@@ -41,10 +41,9 @@ def _seed() -> None:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures out of reports, because drawing takes most of the time of a report."""
-    for name in ("figures", "context_figures"):
-        monkeypatch.setattr(f"kerple.compare.comparison_report.{name}", lambda *_: ())
+    monkeypatch.setattr("kerple.compare.comparison_report.write_figures", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

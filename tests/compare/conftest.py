@@ -80,7 +80,7 @@ def start_command(config: Path) -> Any:
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_figures: None) -> Path:
     """A comparison of 2 strategies × 2 seeds."""
     use_fake_runs(monkeypatch.setattr)
     monkeypatch.setenv("FAKE_STEP", "0.001")

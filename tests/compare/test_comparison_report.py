@@ -1,6 +1,5 @@
 """The report of runs with known numbers."""
 
-import base64
 import json
 import re
 from html.parser import HTMLParser
@@ -13,11 +12,11 @@ from matplotlib.figure import Figure
 
 from kerple.base.errors import UserError
 from kerple.compare import comparison_report as report
+from kerple.compare.charts import DEVIATION, loss_and_gain, metric_charts
 from kerple.compare.estimates import estimate
-from kerple.compare.figures import DEVIATION, add_legend, figures, loss_and_gain
+from kerple.compare.figures import add_legend, draw, narrow, styles_of, write_print_figures
 from kerple.compare.finished_runs import FinishedRun, Runs, read_runs
 from kerple.compare.inconsistencies import inconsistencies
-from kerple.compare.print_figures import _narrow, write_print_figures
 from kerple.compare.statistics import summarise
 from kerple.measure import results_table
 from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, reconfigure, write_run, write_runs, write_task_run
@@ -100,9 +99,7 @@ class Links(HTMLParser):
 
 def test_the_page_needs_no_other_file_and_describes_the_comparison(folder: Path) -> None:
     page = (folder / "report.html").read_text()
-    sources = Links(page).sources
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
-    assert b"<svg" in base64.b64decode(sources[0].partition(",")[2])
+    assert Links(page).sources == []
     for name in ("ppl-against-length", "ppl-relative-to-KerpleLog"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     # protocol, number of targets, version, speed, common option, missing run, differing option
@@ -127,7 +124,8 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(runs: Runs, 
         assert b"/MediaBox [ 0 0 234 169.2 ]" in pdf  # 3.25 inches of 72 points
         assert name not in again or pdf == (tmp_path / "two" / name).read_bytes()
     ppl = summary[summary["metric"] == "ppl"]
-    (figure, *_) = dict(figures(ppl.assign(std=ppl["mean"] / 2), runs.training_lengths, "KerpleLog")).values()
+    chart, *_ = metric_charts(ppl.assign(std=ppl["mean"] / 2), runs, "KerpleLog")
+    figure = draw(chart, styles_of(ppl["strategy"]))
     assert figure.axes[0].get_ylim()[0] < ppl["mean"].min() / 2  # the axis contains the bands
     assert figure.legends[0].get_title().get_text() == DEVIATION
     with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* KerpleLog, ALiBi, RoPE"):
@@ -142,7 +140,7 @@ def test_the_legend_is_inside_the_page_and_leaves_room_for_the_axes(strategies: 
         ax.plot([1, 2], [i, i], label=f"KerpleLog per layer {i}")
     add_legend(figure, "band")
     if in_print:
-        _narrow(figure)
+        narrow(figure)
     figure.draw_without_rendering()
     legend, axes, page = figure.legends[0].get_window_extent(), ax.get_window_extent(), figure.bbox
     assert page.x0 <= legend.x0 < legend.x1 <= page.x1
@@ -151,7 +149,7 @@ def test_the_legend_is_inside_the_page_and_leaves_room_for_the_axes(strategies: 
     assert min(axes.height, axes.width) > page.width / 3
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_an_analysis_that_the_report_does_not_know_is_a_table_of_means(tmp_path: Path) -> None:
     runs = write_runs(tmp_path, {"KerpleLog": CURVES["RoPE"], "T5": CURVES["RoPE"]}, SEEDS[:2])
     for run in runs:
@@ -169,7 +167,7 @@ def test_an_analysis_that_the_report_does_not_know_is_a_table_of_means(tmp_path:
     assert list(table.columns) == ["strategy", "seed", "distance", "bias"]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_tasks_are_ranked_beyond_the_training_length(tmp_path: Path) -> None:
     runs = []
     for strategy, copy, reverse in (("NoPE", 0.9, 0.2), ("T5", 0.5, 0.3), ("Sinusoidal", 0.0, 0.2)):
@@ -182,7 +180,7 @@ def test_tasks_are_ranked_beyond_the_training_length(tmp_path: Path) -> None:
     assert "| Sinusoidal | 0.000 | 0.200 | 0.367 |" in text  # (1/3 + 1/2.5) / 2
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_without_a_task_of_a_strategy_there_are_no_ranks_and_only_common_lengths_count(tmp_path: Path) -> None:
     """T5 lacks a task. Learned has no positions for the longest problems of the other task."""
     accuracies = {"NoPE": {"copy": (1.0, 1.0, 0.9, 0.1), "reverse": (1.0, 1.0, 0.2, 0.2)}}
@@ -232,7 +230,7 @@ def test_labels_are_escaped_in_every_markup_language(hostile_report: Path) -> No
     assert (folder / "ppl-relative-to-base_line.png").exists()
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_other_differences_than_strategy_and_seed_are_named_above_the_tables(tmp_path: Path) -> None:
     callback = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}
     saver = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "here", "save_top_k": 1}}
@@ -254,7 +252,7 @@ def test_other_differences_than_strategy_and_seed_are_named_above_the_tables(tmp
     assert "ModelCheckpoint.init_args.save_top_k" not in page.split("<h2>")[1]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_tables_of_far_context_are_differences_of_the_same_runs_over_groups_of_documents(tmp_path: Path) -> None:
     rng, runs, losses = np.random.default_rng(0), [], {}
     documents, groups = [5, 5, 7, 9, 9, 9, 11], ["a", "b", "a", "c"]  # document of each block, group of each document
@@ -272,8 +270,8 @@ def test_tables_of_far_context_are_differences_of_the_same_runs_over_groups_of_d
     page, text = report_texts(runs, tmp_path)
     assert "Perplexity, far_" not in text
     assert "foreign: it reads L - T tokens of another document" in page
-    ((_, figure),) = loss_and_gain(read_runs(runs).results, pd.Series(["KerpleLog"]))
-    (points,) = [line.get_xydata() for line in figure.axes[0].lines if line.get_label() == "KerpleLog"]
+    (chart,) = loss_and_gain(read_runs(runs).results)
+    points = chart.panels[0].points[["x", "y"]]
     gains = [(losses[seed]["none"] - losses[seed]["own"]).mean() for seed in SEEDS]
     loss = [np.log(CURVES["KerpleLog"][2] * (1 + (seed - 1236) / 1000)) for seed in SEEDS]
     np.testing.assert_allclose(points, np.stack([loss, gains], 1), rtol=1e-12)
@@ -287,7 +285,7 @@ def test_tables_of_far_context_are_differences_of_the_same_runs_over_groups_of_d
         assert f"{differences.mean():+.4f} [{low:+.4f}, {high:+.4f}]" in row
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_the_report_names_differences_in_text_precision_and_number_of_targets(tmp_path: Path) -> None:
     runs = []
     for seed, sampling, blocks, precision in ((1235, "blocks", 12, "32-true"), (1236, "paper", 3, "bf16-mixed")):

@@ -57,7 +57,7 @@ def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_l
     assert values["full", 64] == pytest.approx(CURVE[0])
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_a_test_without_configuration_and_cost_has_a_report(tmp_path: Path) -> None:
     test = write_run(tmp_path / "mine", "ALiBi", 1235, CURVE)
     for name in ("config.yaml", "cost.json"):
@@ -221,7 +221,7 @@ def test_latex_has_columns_that_do_not_fit_on_a_page_in_tables_below() -> None:
     assert latex.count(r"\caption") == 1
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_a_table_of_many_lengths_or_tasks_has_at_most_twelve_columns(tmp_path: Path) -> None:
     curve, lengths = tuple(np.linspace(20, 30, 20)), tuple(64 * n for n in range(1, 21))
     tasks = {f"task {i:02d}": (i / 20,) * 4 for i in range(20)}

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from kerple.compare.context_gain_figures import context_figures, curve
+from kerple.compare.charts import context_charts, curve
 from kerple.compare.estimates import difference, estimate, logarithm, over_seeds
+from kerple.compare.figures import draw, styles_of
 from kerple.compare.statistics import against_baseline, holm, summarise
 
 
@@ -171,7 +172,7 @@ def table(seeds: int = 3) -> pd.DataFrame:
 def test_points_of_the_loss_are_means_over_seeds_with_the_error_over_seeds_and_text() -> None:
     one = table()[table()["strategy"] == "KerpleLog"]
     positions, estimates = curve(one, "loss")
-    assert positions.tolist() == [16 + 32 * i for i in range(32)]
+    assert positions == [16 + 32 * i for i in range(32)]
     seeds = one[one["first"].isin([512, 528])].groupby("seed")["loss"].mean()
     assert estimates[16].mean == pytest.approx(seeds.mean())
     assert estimates[16].error == pytest.approx(np.hypot(stats.sem(seeds), 0.03))
@@ -183,22 +184,21 @@ def test_the_gain_has_two_points_per_octave_of_distance_beyond_the_window() -> N
     distances, estimates = curve(one, "gain")
     middles = [8 + 16 * i for i in range(60)]
     spans = [[m for m in middles if 2 ** (i / 2) <= m < 2 ** ((i + 1) / 2)] for i in range(20)]
-    assert distances.tolist() == pytest.approx([np.mean(span) for span in spans if span])
+    assert distances == pytest.approx([np.mean(span) for span in spans if span])
     assert np.diff([e.mean for e in estimates]).min() > 0
     assert [e.text_variance for e in estimates] == pytest.approx([0.01**2] * len(distances))
     assert {e.blocks for e in estimates} == {40}
 
 
 def test_loss_and_gain_have_a_figure_with_a_band_for_every_strategy_and_part() -> None:
-    drawn = dict(context_figures(table(), table()["strategy"]))
-    assert list(drawn) == ["loss-by-position", "context-gain"]
-    for figure in drawn.values():
-        (ax,) = figure.axes
+    gain = table()[table()["first"] >= 64]
+    for chart in (*context_charts(table(), "loss"), *context_charts(gain, "gain")):
+        (ax,) = draw(chart, styles_of(table()["strategy"])).axes
         assert [line.get_label() for line in ax.lines][:2] == ["KerpleLog", r" _ALiBi\$"]
         assert len(ax.collections) == 2
-    assert drawn["context-gain"].axes[0].get_xlabel() == "distance beyond the 64 tokens of the window"
-    parts = pd.concat([table().assign(part="a"), table().assign(part="b")])
-    assert "context-gain-b" in dict(context_figures(parts, parts["strategy"]))
+    assert chart.panels[0].across == "distance beyond the 64 tokens of the window"
+    parts = pd.concat([gain.assign(part="a"), gain.assign(part="b")])
+    assert [chart.name for chart in context_charts(parts, "gain")] == ["context-gain-a", "context-gain-b"]
 
 
 def test_a_test_detects_the_detectable_difference_with_the_stated_power() -> None:

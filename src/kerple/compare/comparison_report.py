@@ -1,9 +1,12 @@
 """The report of a comparison: a folder with tables, figures and a page. It can be read without the runs."""
 
 import base64
+import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,13 @@ from markupsafe import Markup
 from kerple.base.atomic import refuse_links_out
 from kerple.base.templates import render_template
 from kerple.compare import tables
-from kerple.compare.context_gain_figures import context_figures
-from kerple.compare.figures import figures, loss_and_gain, save
+from kerple.compare.charts import Chart, Panel, charts
+from kerple.compare.figures import styles_of, write_figures, write_print_figures
 from kerple.compare.findings import findings
 from kerple.compare.finished_runs import Runs
 from kerple.compare.inconsistencies import inconsistencies, only_positions_differ, public_configs
 from kerple.compare.measure_tables import analyses
-from kerple.compare.page_data import page_figures
-from kerple.compare.print_figures import write_print_figures
-from kerple.compare.statistics import in_tokens, summarise
+from kerple.compare.statistics import summarise
 from kerple.compare.table_markup import Table, without_tags
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
@@ -40,6 +41,7 @@ PROTOCOLS = {  # meaning of a protocol, by the beginning of its name
     "L - T tokens of another document, and then the last T tokens of the block; the name contains k",
     "niah": "retrieve a fact hidden in a text of the length",
 }
+DRAWN_ANALYSES = ("context_gain", "training")  # analyses that have charts instead of tables
 
 
 def write_comparison(
@@ -83,114 +85,140 @@ def write_comparison(
 
     # the protocols far_… score few targets, so their losses are not comparable with `full`; only differences are shown
     shown = summary[~summary["protocol"].str.contains(r"\bfar_")]
-    summary = summary if shown.empty else shown
+    report = Report(name, baseline, runs, summary if shown.empty else shown, missing, deviations)
     if printed is not None:
-        write_print_figures(summary, runs, printed, baseline, folder / "paper")
-    main, details = _tables(summary, runs, baseline)
-    differences = inconsistencies(runs)
+        write_print_figures(report.summary, runs, printed, baseline, folder / "paper")
     title = [f"Not as planned: {'; '.join(deviations)}.\n"] if deviations else []
     title.append(f"# {without_tags(name)}\n")
-    if differences:
-        title.append(f"Runs differ in more than strategy and seed: {without_tags('; '.join(differences))}.\n")
-    markdown = "\n".join([*title, *(table.markdown() for table in main + details)])
+    if differences := without_tags("; ".join(report.inconsistencies)):
+        title.append(f"Runs differ in more than strategy and seed: {differences}.\n")
+    all_tables = [*report.tables[0], *report.tables[1]]
+    markdown = "\n".join([*title, *(table.markdown() for table in all_tables)])
     (folder / "table.md").write_text(markdown, encoding="utf-8")
-    latex = "\n".join([LATEX_HEAD, *(table.latex() for table in main + details)])
+    latex = "\n".join([LATEX_HEAD, *(table.latex() for table in all_tables)])
     (folder / "table.tex").write_text(latex, encoding="utf-8")
-    drawings = dict(figures(summary, runs.training_lengths, baseline))
-    drawings |= loss_and_gain(runs.results, summary["strategy"])
-    drawings |= context_figures(runs.analyses.get("context_gain"), summary["strategy"])
-    images = {figure: save(drawing, folder, figure) for figure, drawing in drawings.items()}
-
-    common, differing = _configs(runs)
-    data = {"baseline": baseline, "figures": page_figures(summary, runs)}
-    page = render_template(
-        "kerple.compare",
-        "page.html.jinja",
-        data=Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
-        script=Markup(_shipped("uPlot/uPlot.iife.min.js") + _shipped("page.js")),
-        style=Markup(_shipped("uPlot/uPlot.min.css")),
-        plots=data["figures"],
-        findings=list(findings(summary, runs, baseline)),
-        name=name,
-        baseline=baseline,
-        strategies=list(dict.fromkeys(runs.results["strategy"])),
-        seeds=sorted(int(s) for s in runs.results["seed"].unique()),
-        trained=runs.training_length,
-        tokens=any(map(in_tokens, summary["metric"], summary["protocol"])),
-        tables=main,
-        details=details,
-        figures={figure: base64.b64encode(svg.read_bytes()).decode() for figure, svg in images.items()},
-        protocols=_protocols(runs),
-        mixed=differences,
-        alike=only_positions_differ(runs),
-        environments=_environments(runs),
-        common=yaml.safe_dump(common, sort_keys=False),
-        differing=differing,
-        missing=missing,
-        deviations=deviations,
-        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    )
+    write_figures(report.charts, report.summary["strategy"], folder)
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(render_template("kerple.compare", "page.html.jinja", report=report), encoding="utf-8")
     return path
 
 
-def _shipped(file: str) -> str:
-    """Read a file of this package."""
-    return resources.files("kerple.compare").joinpath(file).read_text(encoding="utf-8")
+@dataclass(frozen=True)
+class Report:
+    """The content of a report. Its page is a template, which reads the properties.
 
+    Args:
+        name: Title.
+        baseline: The strategy with which the others are compared.
+        runs: The runs.
+        summary: The rows of `kerple.compare.statistics.summarise` that are shown.
+        missing: Names of unfinished runs.
+        deviations: Differences from the comparison's plan.
+    """
 
-def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[Table], list[Table]]:
-    """The tables of the section Results, and those of the section Details."""
-    main: list[Table | None] = []
-    details: list[Table | None] = []
-    strategies = summary["strategy"]
-    for metric, of_metric in summary.groupby("metric", sort=False):
-        main.append(tables.task_table(runs.results, str(metric), runs.training_lengths))
-        for protocol, cells in of_metric.groupby("protocol", sort=False):
-            trained = runs.training_lengths[str(protocol)]
-            # bits per byte are in Details, because with one tokenizer they rank the strategies like perplexity
-            section = details if metric == "bits_per_byte" else main
-            if metric == "ppl" and "far_own" not in str(protocol):  # the tables of far_own are added below
-                main += tables.difference_tables(runs.blocks, strategies, str(protocol), trained)
-            section.append(tables.metric_table(cells, trained, baseline))
-            details.append(tables.ratio_table(cells, trained, baseline))
-    for own in (protocol for protocol in runs.training_lengths if "far_own" in protocol):
-        main += tables.difference_tables(runs.blocks, strategies, own, runs.training_lengths[own])
-    main.append(tables.cost_table(runs.costs))
-    details += analyses({name: table for name, table in runs.analyses.items() if name != "context_gain"})
-    return [table for table in main if table], [table for table in details if table]
+    name: str
+    baseline: str
+    runs: Runs
+    summary: pd.DataFrame
+    missing: Sequence[str]
+    deviations: Sequence[str]
 
+    @cached_property
+    def charts(self) -> list[Chart]:
+        """The charts, in the order of the page."""
+        return list(charts(self.summary, self.runs, self.baseline))
 
-def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
-    """Rows (protocol, meaning, lengths, number of targets per run) of all protocols in the report."""
-    rows = []
-    for protocol, group in runs.results.groupby("protocol", sort=False):
-        name = str(protocol).split()[-1]
-        meaning = next((text for start, text in PROTOCOLS.items() if name.startswith(start)), "task")
-        # the counts of bits per byte are numbers of bytes
-        targets = tables.format_range(group.loc[group["metric"] != "bits_per_byte", "count"])
-        lengths = sorted(int(length) for length in group["length"].unique())
-        many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"
-        shown = ", ".join(map(str, lengths)) if len(lengths) <= 16 else many
-        description = ". ".join([meaning, *runs.text_descriptions.get(str(protocol), [])])
-        rows.append((str(protocol), description, shown, targets))
-    return rows
+    @cached_property
+    def inconsistencies(self) -> list[str]:
+        """Differences of the runs in more than strategy and seed."""
+        return inconsistencies(self.runs)
 
+    @cached_property
+    def tables(self) -> tuple[list[Table], list[Table]]:
+        """The tables of the section Results, and those of the section Details."""
+        main: list[Table | None] = []
+        details: list[Table | None] = []
+        blocks, strategies, lengths = self.runs.blocks, self.summary["strategy"], self.runs.training_lengths
+        for metric, of_metric in self.summary.groupby("metric", sort=False):
+            main.append(tables.task_table(self.runs.results, str(metric), lengths))
+            for protocol, cells in of_metric.groupby("protocol", sort=False):
+                trained = lengths[str(protocol)]
+                # bits per byte are in Details, because with one tokenizer they rank the strategies like perplexity
+                section = details if metric == "bits_per_byte" else main
+                if metric == "ppl" and "far_own" not in str(protocol):  # the tables of far_own are added below
+                    main += tables.difference_tables(blocks, strategies, str(protocol), trained)
+                section.append(tables.metric_table(cells, trained, self.baseline))
+                details.append(tables.ratio_table(cells, trained, self.baseline))
+        for own in (protocol for protocol in lengths if "far_own" in protocol):
+            main += tables.difference_tables(blocks, strategies, own, lengths[own])
+        main.append(tables.cost_table(self.runs.costs))
+        details += analyses({name: of for name, of in self.runs.analyses.items() if name not in DRAWN_ANALYSES})
+        return [table for table in main if table], [table for table in details if table]
 
-def _environments(runs: Runs) -> list[tuple[str, str]]:
-    """Rows (entry, value) of versions and machine. If runs differ in an entry, all its values are listed."""
-    environments = runs.environments.values()
-    keys = dict.fromkeys(key for environment in environments for key in environment)
-    return [(key, " | ".join(dict.fromkeys(str(e[key]) for e in environments if key in e))) for key in keys]
+    def findings(self) -> Iterator[str]:
+        """Sentences on the main results."""
+        yield from findings(self.summary, self.runs, self.baseline)
 
+    def protocols(self) -> Iterator[tuple[str, str, str, str]]:
+        """Rows (protocol, meaning, lengths, number of targets per run) of all protocols."""
+        for protocol, group in self.runs.results.groupby("protocol", sort=False):
+            name = str(protocol).split()[-1]
+            meaning = next((text for start, text in PROTOCOLS.items() if name.startswith(start)), "task")
+            # the counts of bits per byte are numbers of bytes
+            targets = tables.format_range(group.loc[group["metric"] != "bits_per_byte", "count"])
+            lengths = sorted(int(length) for length in group["length"].unique())
+            many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"
+            shown = ", ".join(map(str, lengths)) if len(lengths) <= 16 else many
+            yield (
+                str(protocol),
+                ". ".join([meaning, *self.runs.text_descriptions.get(str(protocol), [])]),
+                shown,
+                targets,
+            )
 
-def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """The options that are equal in all runs, and the other options of each part and strategy."""
-    configs = public_configs(runs)
-    first, *others = configs.values()
-    common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
-    differing: dict[str, dict[str, str]] = {}
-    for run, config in configs.items():  # the first seed stands for all seeds of a strategy
-        differing.setdefault(run.label, {key: str(value) for key, value in config.items() if key not in common})
-    return common, differing
+    def environments(self) -> Iterator[tuple[str, str]]:
+        """Rows (entry, value) of versions and machine. If runs differ in an entry, all its values are listed."""
+        environments = self.runs.environments.values()
+        for key in dict.fromkeys(key for environment in environments for key in environment):
+            yield key, " | ".join(dict.fromkeys(str(e[key]) for e in environments if key in e))
+
+    @cached_property
+    def configs(self) -> tuple[str, dict[str, dict[str, str]]]:
+        """The options that are equal in all runs, as YAML, and the other options of each part and strategy."""
+        configs = public_configs(self.runs)
+        first, *others = configs.values()
+        common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+        differing: dict[str, dict[str, str]] = {}
+        for run, config in configs.items():  # the first seed stands for all seeds of a strategy
+            differing.setdefault(run.label, {key: str(value) for key, value in config.items() if key not in common})
+        return yaml.safe_dump(common, sort_keys=False), differing
+
+    def only_positions_differ(self) -> bool:
+        """Whether the runs differ only in strategy and seed."""
+        return only_positions_differ(self.runs)
+
+    def data(self) -> Markup:
+        """JSON of the charts, for the script of the page. In a panel, a strategy has rows (x, y, low, high, text)."""
+
+        def rows(points: pd.DataFrame) -> Any:
+            # pandas writes infinite and missing values as null, because JSON has neither
+            return json.loads(points[["x", "y", "low", "high", "text"]].to_json(orient="values", double_precision=8))
+
+        def panel(of: Panel) -> dict[str, Any]:
+            return vars(of) | {"points": {str(name): rows(p) for name, p in of.points.groupby("strategy", sort=False)}}
+
+        shown = [vars(chart) | {"panels": list(map(panel, chart.panels))} for chart in self.charts]
+        data = {"styles": styles_of(self.summary["strategy"]), "charts": shown}
+        return Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
+
+    def scripts(self) -> tuple[str, Markup]:
+        """The script of Plotly, as gzip in base64, which is 40% of its size, and that of the page."""
+        plotly, page = (
+            resources.files(package).joinpath(file).read_bytes()
+            for package, file in (("plotly", "package_data/plotly.min.js"), ("kerple.compare", "page.js"))
+        )
+        return base64.b64encode(gzip.compress(plotly, 6, mtime=0)).decode(), Markup(page.decode())
+
+    def time(self) -> str:
+        """The current time."""
+        return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -100,7 +100,7 @@ def difference_tables(
     for title, first, second, meaning in contrasts:
         if gains := loss_differences(blocks, first, second):
             cells = {
-                cell: Cell(_format_estimate("+.4f", gain.mean, *gain.interval()), bool(gain.interval()[0] > 0))
+                cell: Cell(format_estimate("+.4f", gain.mean, *gain.interval()), bool(gain.interval()[0] > 0))
                 for cell, gain in gains.items()
             }
             sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
@@ -245,7 +245,7 @@ def _mean_cell(row: Any) -> Any:
 
 def _ratio_cell(row: Any, digits: str) -> Any:
     """The `Cell` of the ratio and its interval in a row of a summary. ``digits`` is the format of the numbers."""
-    return Cell(_format_estimate(digits, row["ratio"], row["ratio_low"], row["ratio_high"]))
+    return Cell(format_estimate(digits, row["ratio"], row["ratio_low"], row["ratio_high"]))
 
 
 def _with_ratio(cells: pd.DataFrame) -> pd.DataFrame:
@@ -253,7 +253,7 @@ def _with_ratio(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[cells["fewest_seeds"].notna() & np.isfinite(cells["ratio"])]
 
 
-def _format_estimate(digits: str, value: float, low: float, high: float) -> str:
+def format_estimate(digits: str, value: float, low: float, high: float) -> str:
     """Format a value and its interval. With one seed, the words "one seed" replace the interval.
 
     Args:

@@ -77,7 +77,7 @@ class ContextGain(Metric):
 
     Positions are divided into bins. Each segment contributes one mean to each bin. Standard errors are over segments,
     because the targets inside a segment depend on each other. Segments of one document are not independent either, so
-    standard errors may be too small, see `kerple.compare.context_gain_figures`.
+    standard errors may be too small, see `kerple.compare.charts`.
 
     Args:
         length: Number of targets L in a segment.
