@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from torch.utils.tensorboard import SummaryWriter
 
 from kerple.base.errors import UserError
 from kerple.compare import comparison_report as report
@@ -108,6 +109,29 @@ def test_the_page_needs_no_other_file_and_describes_the_comparison(folder: Path)
     found = re.findall('<p class="finding">(.*?)</p>', page)[0]
     for sentence in ("KerpleLog has the lowest perplexity, 17.20", "none is better and ALiBi, RoPE are worse"):
         assert sentence in found
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_page_has_curves_of_the_training_and_the_report_their_table(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path, {"KerpleLog": CURVES["KerpleLog"]}, SEEDS[:2])
+    for run, offset in zip(runs, (-0.5, 0.5), strict=True):
+        for steps in ((1, 2, 3), (3, 4)):  # a process that was stopped after step 3, and one that resumed at step 2
+            writer = SummaryWriter(run.folder.parent, filename_suffix=str(steps))
+            for step in steps:
+                writer.add_scalar("train/loss", 8 - step + offset + 9 * (steps == (1, 2, 3) and step == 3), step)
+            writer.add_scalar("val/loss", 5 + offset, steps[-1])
+            writer.close()
+    page, text = report_texts(runs, tmp_path)
+    assert "training" not in text.lower().replace("training length", "").replace("cost of training", "")
+    table = pd.read_csv(tmp_path / "report" / "training.csv").set_index(["seed", "step"])
+    assert table.loc[SEEDS[0], "train_loss"].to_dict() == {1: 6.5, 2: 5.5, 3: 4.5, 4: 3.5}
+    found = re.search(r'id="data">(.*?)</script>', page)
+    assert found
+    charts = {chart["title"]: chart["panels"][0]["points"] for chart in json.loads(found[1])["charts"]}
+    rows = charts["Training loss"]["KerpleLog"]
+    assert [row[:2] for row in rows] == [[1, 7], [2, 6], [3, 5], [4, 4]]
+    assert rows[0][2:] == pytest.approx([7 - 0.5**0.5, 7 + 0.5**0.5, "7.000 ± 0.707"])
+    assert charts["Training speed"]["KerpleLog"][0][:2] == [26_000 + SEEDS[0], "KerpleLog"]  # of the runs' costs
 
 
 @pytest.mark.slow

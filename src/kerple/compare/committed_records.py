@@ -27,6 +27,7 @@ from kerple.base.run_folder import FIRST_FILES
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, recorded_runs
+from kerple.compare.training_curves import TABLE, training_curves
 from kerple.config.files import read_mapping
 from kerple.config.flat_configuration import differences, flat, with_class_names
 from kerple.config.user_code_digests import package_digest
@@ -138,6 +139,8 @@ def complete(run: PlannedRun) -> None:
     Raises:
         UserError: If the test has no results.
     """
+    if (curves := training_curves(run.directory)) is not None:
+        results_table.write_compressed(run.test_folder / f"{TABLE}.csv.gz", curves)
     read_runs([run.finished_run])
     _, about = results_table.read(run.test_folder)
     config = run.training

@@ -11,6 +11,7 @@ import pandas as pd
 
 from kerple.base.errors import UserError, require
 from kerple.compare.statistics import CELL, LOGARITHMIC
+from kerple.compare.training_curves import TABLE, training_curves
 from kerple.config.files import read_mapping
 from kerple.config.flat_configuration import configured_length, flat
 from kerple.measure import results_table
@@ -261,7 +262,7 @@ def _texts(content: _Content) -> Iterator[tuple[str, str, str]]:
 
 
 def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the name and the table of each analysis of a test.
+    """Yield the name and the table of each analysis of a test, and the curves of the training.
 
     Raises:
         UserError: If a table cannot be read, or has the name of a table of the report.
@@ -275,3 +276,6 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
                 yield name, pd.read_csv(path)
             except ValueError as error:
                 raise UserError(f"{path}: is not a CSV file ({error}); test the run again") from error
+    # `compare` has stored the curves with the test; other runs have only the events of the fit
+    if not any(folder.glob(f"{TABLE}.csv*")) and (curves := training_curves(folder.parent)) is not None:
+        yield TABLE, curves
