@@ -109,6 +109,9 @@ def test_the_page_needs_no_other_file_and_describes_the_comparison(folder: Path)
     found = re.findall('<p class="finding">(.*?)</p>', page)[0]
     for sentence in ("KerpleLog has the lowest perplexity, 17.20", "none is better and ALiBi, RoPE are worse"):
         assert sentence in found
+    # differences of 5% and more, and a standard deviation of 0.1% over seeds, which is the same for all strategies
+    assert "seeds of each strategy: 2 (ALiBi, RoPE)." in page
+    assert "mean correlation of 1.00, over 3 pairs" in page
 
 
 @pytest.mark.usefixtures("without_figures")

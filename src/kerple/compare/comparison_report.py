@@ -20,7 +20,7 @@ from kerple.base.templates import render_template
 from kerple.compare import tables
 from kerple.compare.charts import Chart, Panel, charts
 from kerple.compare.figures import styles_of, write_figures, write_print_figures
-from kerple.compare.findings import findings
+from kerple.compare.findings import findings, power_of_the_tests
 from kerple.compare.finished_runs import Runs
 from kerple.compare.inconsistencies import inconsistencies, only_positions_differ, public_configs
 from kerple.compare.measure_tables import analyses
@@ -156,8 +156,9 @@ class Report:
         return [table for table in main if table], [table for table in details if table]
 
     def findings(self) -> Iterator[str]:
-        """Sentences on the main results."""
+        """Sentences on the main results, and on the number of seeds that an effect needs."""
         yield from findings(self.summary, self.runs, self.baseline)
+        yield from power_of_the_tests(self.summary, self.runs, self.baseline)
 
     def protocols(self) -> Iterator[tuple[str, str, str, str]]:
         """Rows (protocol, meaning, lengths, number of targets per run) of all protocols."""

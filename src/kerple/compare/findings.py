@@ -1,13 +1,20 @@
 """Sentences at the top of the page: the main results of a comparison and their significance."""
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from kerple.compare.estimates import Estimate, by_block, difference, estimate, over_seeds
 from kerple.compare.finished_runs import Runs
-from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better
+from kerple.compare.statistics import CELL, LOGARITHMIC, METRIC_NAMES, lower_is_better
 from kerple.compare.tables import count_seeds, format_mean, loss_differences
+
+MOST_SEEDS = 100  # largest number of seeds that is computed for an effect
 
 
 def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
@@ -97,6 +104,55 @@ def _context_gain(blocks: pd.DataFrame, window: str) -> Iterator[str]:
         text = "; it ".join(f"{effect} the loss of {', '.join(names)}" for effect, names in effects.items() if names)
         width = name.removeprefix("windowed")
         yield f"At length {longest:,}, text farther away than {width} tokens {text} (95% intervals)."
+
+
+def power_of_the_tests(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
+    """Yield a text on the differences that the tests detect and the seeds that the observed differences need.
+
+    A second text is on the correlation of losses over seeds. Both are about the first metric and protocol at the
+    longest length. They leave out strategies with one seed. The arguments are those of `findings`.
+    """
+    metric, protocol = summary[["metric", "protocol"]].iloc[0]
+    length = summary["length"][(summary["metric"] == metric) & (summary["protocol"] == protocol)].max()
+    cell = [metric, protocol, length]
+    results, blocks = (table[(table[CELL] == cell).all(axis=1)] for table in (runs.results, runs.blocks))
+    values = results.pivot(index="seed", columns="strategy", values="value")
+    values = values.apply(np.log) if metric in LOGARITHMIC else values
+    sums = {str(strategy): by_block(rows) for strategy, rows in blocks.groupby("strategy")}
+    detectable: list[float] = []
+    needed: defaultdict[int, list[str]] = defaultdict(list)  # strategies by number of seeds
+    for strategy in (name for name in map(str, values) if name != baseline and baseline in values):
+        pair = [over_seeds(values[name].dropna()) for name in (strategy, baseline)]
+        found = difference(sums.get(strategy), sums.get(baseline)) or difference(pair[0], pair[1])
+        if found is not None and found.error > 0:
+            # the variance over seeds as if both strategies had the smaller number of seeds
+            variance = sum(alone.seed_variance * alone.seeds / found.seeds for alone in map(estimate, pair))
+            equal = replace(found, seed_variance=variance)
+            needed[_seeds_needed(equal)].append(strategy)
+            detectable.append(found.detectable())
+    if needed:
+        unit = "nats per token" if metric == "ppl" else METRIC_NAMES[metric].lower()
+        ends = " to ".join(dict.fromkeys(f"{end:.2g}" for end in (min(detectable), max(detectable))))
+        seeds = (
+            f"{n if n <= MOST_SEEDS else f'more than {MOST_SEEDS}'} ({', '.join(needed[n])})" for n in sorted(needed)
+        )
+        yield (
+            f"At length {length:,}, the smallest difference from {baseline} that a test detects with a probability of "
+            f"80% is {ends} {unit} (two-sided test at 5% without Holm's correction). For a difference of the observed "
+            f"size on this text, a test needs so many seeds of each strategy: {'; '.join(seeds)}."
+        )
+    pairs = values.corr(min_periods=3).to_numpy()[np.triu_indices(values.shape[1], 1)]
+    if len(pairs := pairs[np.isfinite(pairs)]):
+        yield (
+            f"The losses of two strategies at equal seeds have a mean correlation of {pairs.mean():.2f}, over "
+            f"{len(pairs)} pairs of strategies with at least 3 common seeds. The tests treat seeds as independent."
+        )
+
+
+def _seeds_needed(found: Estimate) -> int:
+    """The number of seeds of each strategy with which a test detects this difference; `MOST_SEEDS` + 1 for more."""
+    numbers = range(2, MOST_SEEDS + 1)
+    return 2 + bisect_left(numbers, True, key=lambda n: found.expected(n).detectable() <= abs(found.mean))
 
 
 def _are(names: Any) -> str:
