@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> None:
         UserError: If the model does not exist, or it does not support an option.
     """
     options = parse_options(arguments)
-    from kerple.training.torch_settings import configure_torch
+    from kerple.training.torch_settings import configure_torch  # wrong options are reported before slow imports
 
     configure_torch()
     objects = parser().instantiate_classes(options)
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _run_folder(options: Namespace) -> Path:
-    from kerple.hf.pretrained_files import model_name
+    from kerple.hf.pretrained_files import model_name  # takes seconds
 
     model, label = options.model, model_name(options.hf)
     label += f"-{model.scaling}{model.factor or ''}" if model.scaling else ""

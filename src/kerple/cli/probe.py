@@ -75,7 +75,7 @@ def network_and_text(model: Any, path: str, corpus: str, trust: str = "") -> tup
         corpus: Text for a pretrained model, as ``data.corpus``. For a checkpoint, its test text is used.
         trust: Packages whose classes a checkpoint may use, separated by commas.
     """
-    from kerple.hf.adapter import hugging_face_network
+    from kerple.hf.adapter import hugging_face_network  # takes seconds, as do the imports below
 
     network = model.network if hasattr(model, "network") else hugging_face_network(model)
     if is_zipfile(path):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.position_limit import config_length, learned_positions, longest_input, takes_positions
 from kerple.hf.rope import strategy_name
@@ -127,13 +127,11 @@ class HuggingFaceNetwork(nn.Module, HasLengthLimit, SupportsWindows, SupportsGen
 
         The module is the whole model, which returns logits, or its base model, which returns hidden states.
         """
-        if visibility.distances != "true":
-            given = f"got {visibility.distances!r}, expected 'true' for a model that is run by transformers"
-            raise UserError(f"distances: {given}; set 'true', or set model.position, so that this project runs it")
-        end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
-        if self.max_length is not None and end > self.max_length:
-            expected = f"at most {self.max_length}, for which the model has positions"
-            raise UserError(f"lengths: got {end} positions, expected {expected}; remove longer lengths")
+        expected = "'true' for a model that transformers runs; or set model.position, so that this project runs it"
+        require(visibility.distances == "true", "distances", repr(visibility.distances), expected)
+        end, limit = int(torch.as_tensor(offset).max()) + tokens.shape[1], self.max_length
+        expected = f"at most {limit}, for which the model has positions; remove longer lengths"
+        require(limit is None or end <= limit, "lengths", f"{end} positions", expected)
         inputs = self._after_bos(tokens)
         rows = torch.arange(inputs.shape[1], device=tokens.device)[None]
         options = {}
@@ -200,9 +198,9 @@ class HuggingFaceNetwork(nn.Module, HasLengthLimit, SupportsWindows, SupportsGen
         """
         tokens = self._random_tokens()
         eps, scale = torch.finfo(self.embedding.weight.dtype).eps, float(self(tokens).abs().max())
-        if self._changes_others(tokens.shape[1] - 1):
-            name = type(self.model).__name__
-            raise UserError(f"model: got {name}, whose logits depend on later tokens; expected a causal language model")
+        causal = not self._changes_others(tokens.shape[1] - 1)
+        given = f"{type(self.model).__name__}, whose logits depend on later tokens"
+        require(causal, "model", given, "a causal language model")
         self.chunked_logits = False
         expected = self.losses(tokens, 7)
         self.chunked_logits = isinstance(self.head, nn.Linear)

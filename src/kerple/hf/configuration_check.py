@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 
 COUNTS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
@@ -36,23 +36,22 @@ def check_configuration(config: Any) -> None:
     for name in COUNTS:
         for count in _listed(getattr(config, name, None)):
             valid = type(count) is int and 1 <= count <= LARGEST
-            _require(valid, config.attribute_map.get(name, name), count, "a whole number of 1 or more")
+            _check(valid, config.attribute_map.get(name, name), count, "a whole number of 1 or more")
     kinds, layers = getattr(config, "layer_types", None), getattr(config, "num_hidden_layers", None)
     expected = f"an entry for each of {layers} layers"
-    _require(kinds is None or len(kinds) == layers, "layer_types", kinds, expected)
+    _check(kinds is None or len(kinds) == layers, "layer_types", kinds, expected)
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *(rope for rope in ropes.values() if isinstance(rope, dict))):
         for name, (low, high) in ROPE.items():
             for number in _listed(rope.get(name)):
                 valid = type(number) in (int, float) and low < number < high
                 expected = f"a number between {low} and {high:.0f}"
-                _require(valid, f"rope_parameters.{name}", number, expected)
+                _check(valid, f"rope_parameters.{name}", number, expected)
 
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _require(valid: bool, name: str, value: Any, expected: str) -> None:
-    if not valid:
-        raise UserError(f"model: got {value!r:.60} for {name} in config.json, expected {expected}; correct the file")
+def _check(valid: bool, name: str, value: Any, expected: str) -> None:
+    require(valid, "model", f"{value!r:.60} for {name} in config.json", f"{expected}; correct the file")

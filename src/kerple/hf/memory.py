@@ -22,7 +22,7 @@ def check_memory(config: Any, tokens: int = 0, device: str = "cpu", trust_remote
     Raises:
         UserError: If the estimate is larger than the free memory.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM  # an optional package
 
     name = config.model_type
     with foreign_errors(f"model: its configuration gives no {name} model", "correct config.json"), torch.device("meta"):

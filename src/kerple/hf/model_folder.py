@@ -93,7 +93,7 @@ def unpack(source: ModelSource, config: Any, folder: Path) -> str:
     Raises:
         UserError: If the model cannot be read.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer  # an optional package
 
     if not (folder / "tokenizer.json").exists():  # this file is written last
         model = read_model(source, config)

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 
 import torch
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.config.files import read_mapping
 from kerple.hf import PRETRAINED, need
 from kerple.hf.configuration_check import check_configuration
@@ -56,7 +56,7 @@ class ModelSource:
 @lru_cache
 def _is_hub_reachable() -> bool:
     """Return whether the hub answers. Without this check, transformers tries for half a minute to reach it."""
-    from huggingface_hub.constants import ENDPOINT
+    from huggingface_hub.constants import ENDPOINT  # an optional package
 
     try:
         urlopen(ENDPOINT, timeout=10).close()
@@ -87,11 +87,10 @@ def find_model(name: str) -> ModelSource:
         return ModelSource(name, str(path.parent), path.name)
     if path.is_file() and path.suffix in PICKLE_SUFFIXES:
         raise _pickle_error(name, path.parent)
-    if path.is_file():
-        raise UserError(f"model: got the file {name}, expected {EXPECTED}; test a checkpoint of `fit` with --ckpt_path")
-    # none of these can be a name on the hub
-    if not name or path.is_absolute() or name[0] in ".~" or name.count("/") > 1 or path.suffix == ".gguf":
-        raise UserError(f"model: got {name!r}, which does not exist; expected {EXPECTED}")
+    expected = f"{EXPECTED}; test a checkpoint of `fit` with --ckpt_path"
+    require(not path.is_file(), "model", f"the file {name}", expected)
+    on_hub = name and not path.is_absolute() and name[0] not in ".~" and name.count("/") < 2 and path.suffix != ".gguf"
+    require(bool(on_hub), "model", f"{name!r}, which does not exist", EXPECTED)
     return ModelSource(name, name)
 
 
@@ -99,9 +98,8 @@ def _model_in_folder(name: str, folder: Path) -> ModelSource:
     files = {path.name for path in folder.iterdir()}
     if "config.json" not in files:
         ggufs = sorted(file for file in files if file.endswith(".gguf"))
-        if len(ggufs) != 1:
-            given = f"a folder without config.json and with {', '.join(ggufs) or 'no .gguf file'}"
-            raise UserError(f"model: got {name}, {given}; expected config.json or exactly one .gguf file")
+        given = f"{name}, a folder without config.json and with {', '.join(ggufs) or 'no .gguf file'}"
+        require(len(ggufs) == 1, "model", given, "config.json or exactly one .gguf file")
         return ModelSource(name, str(folder), ggufs[0])
     if any(file.endswith((".safetensors", INDEX)) for file in files):
         return ModelSource(name, str(folder))
@@ -139,8 +137,8 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
         UserError: If the configuration cannot be read, or the model is not a causal language model.
     """
     need()
-    from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import AutoConfig  # an optional package
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING  # an optional package
 
     with reading(source, "configuration"):
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **source.files)
@@ -152,9 +150,9 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     architectures = list(config.architectures or [])
     remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     causal = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
-    if not remote and (causal is None or config.is_encoder_decoder or (architectures and causal not in architectures)):
-        kind = f"{config.model_type} ({', '.join(architectures) or 'architecture not named'})"
-        raise UserError(f"model: got {source.name}, a {kind}; expected a causal language model")
+    generates = causal is not None and not config.is_encoder_decoder and (not architectures or causal in architectures)
+    kind = f"{config.model_type} ({', '.join(architectures) or 'architecture not named'})"
+    require(remote or generates, "model", f"{source.name}, a {kind}", "a causal language model")
     return config
 
 
@@ -175,7 +173,7 @@ def read_model(
     if source.gguf is not None:
         need("gguf")
         need("accelerate")
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM  # an optional package
 
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
     indexed = {} if source.gguf else read_json_file(source, INDEX).get("weight_map")
@@ -205,7 +203,7 @@ def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
     Raises:
         UserError: If the file is not JSON, or does not contain a mapping.
     """
-    from transformers.utils import cached_file
+    from transformers.utils import cached_file  # an optional package
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     with reading(source, name):
@@ -215,7 +213,7 @@ def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
 
 def snapshot_folder(location: str) -> Path:
     """Return the folder of a model's files. For a name on the hub it is in the cache, with the commit as its name."""
-    from transformers.utils import cached_file
+    from transformers.utils import cached_file  # an optional package
 
     return Path(str(cached_file(location, "config.json"))).parent
 

@@ -6,7 +6,7 @@ from zipfile import is_zipfile
 
 import torch
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.config.untrusted_checkpoints import Classes
 from kerple.hf import need
 from kerple.hf.adapter import hugging_face_network
@@ -53,8 +53,9 @@ def read_network(
     config = read_model_config(source, trust_remote_code)
     exported = config.model_type in ("kerple", "kerple_remote")
     known_length = length or config_length(config)
-    if exported and position is None and known_length != (stored_length := config_length(config)):
-        raise UserError(f"model.length: got {length}, expected {stored_length}, that of the exported model, or null")
+    fixed = exported and position is None
+    expected = f"{config_length(config)}, that of the exported model, or null"
+    require(not fixed or known_length == config_length(config), "model.length", length, expected)
     config = scaled(config, scaling, factor, known_length or 0, rope_options)
     model = read_model(source, config, getattr(torch, dtype), trust_remote_code)
     advice = "; to measure without them, set model.bos to false"

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.hf import need
 from kerple.hf.pretrained_files import ModelSource, read_json_file, reading
 
@@ -28,7 +28,7 @@ def _read_tokenizer(source: ModelSource) -> Any:
     need()
     if not has_tokenizer(source):
         raise UserError(f"model: got {source.name}, a folder without a tokenizer; copy its tokenizer.json into it")
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer  # an optional package
 
     with reading(source, "tokenizer"):
         return AutoTokenizer.from_pretrained(source.location, use_fast=True, trust_remote_code=False, **source.files)
@@ -50,9 +50,8 @@ def bos_token(source: ModelSource, advice: str = "") -> int | None:
     tokenizer = _read_tokenizer(source)
     plain, with_special = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
     if len(with_special) > len(plain) and with_special[:1] != plain[:1]:
-        if with_special[1 : 1 + len(plain)] != plain:
-            given = f"got {source.name}, whose tokenizer adds more than one token before a text"
-            raise UserError(f"model: {given}, expected one, BOS{advice}")
+        given = f"{source.name}, whose tokenizer adds more than one token before a text"
+        require(with_special[1 : 1 + len(plain)] == plain, "model", given, f"one, BOS{advice}")
         return with_special[0]
     add_bos = source.gguf is None and read_json_file(source, "tokenizer_config.json").get("add_bos_token")
     return tokenizer.bos_token_id if add_bos else None
@@ -73,7 +72,7 @@ def read_declaration(source: ModelSource, name: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def _read_gguf_declaration(source: ModelSource) -> dict[str, Any]:
-    from transformers.integrations.gguf import read_gguf_metadata
+    from transformers.integrations.gguf import read_gguf_metadata  # an optional package
 
     entries, _ = read_gguf_metadata(str(Path(source.location, str(source.gguf))), {"tokenizer.ggml.tokens"})
     rows = len(entries.get("tokenizer.ggml.tokens") or ())
@@ -98,9 +97,9 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
     rows = read_declaration(source, "config.json").get("vocab_size")
     unused = {i for i, token in fast.get_added_tokens_decoder().items() if token.special} - {*tokenizer.encode("a")}
     token, largest = max(fast.get_vocab().items(), key=lambda entry: -1 if entry[1] in unused else entry[1])
-    if isinstance(rows, int) and largest >= rows:
-        given = f"got {source.name}, whose tokenizer has the id {largest} ({token!r})"
-        raise UserError(f"model: {given}, expected ids below {rows}, its vocab_size; copy the tokenizer of this model")
+    given = f"{source.name}, whose tokenizer has the id {largest} ({token!r})"
+    expected = f"ids below {rows}, its vocab_size; copy the tokenizer of this model"
+    require(not isinstance(rows, int) or largest < rows, "model", given, expected)
     return fast
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.positions import RoPE, Shape
 from kerple.positions.rotary_scaling import Scaling
 
@@ -119,9 +119,9 @@ def scaled(
             there is a scaling, or given without one.
     """
     config = deepcopy(config)
-    if (scaling in (None, "none")) != (factor is None) or (factor is not None and not factor >= 1):
-        expected = "1 or more with a scaling, and null without one"
-        raise UserError(f"model.factor: got {factor} with model.scaling {scaling}, expected {expected}")
+    valid = factor is None if scaling in (None, "none") else factor is not None and factor >= 1
+    expected = "1 or more with a scaling, and null without one"
+    require(valid, "model.factor", f"{factor} with model.scaling {scaling}", expected)
     if scaling is None:
         return config
     rope = getattr(config, "rope_parameters", None) or {}
@@ -171,7 +171,7 @@ def _composed(config: Any, scaling: Any, factor: float, length: int, options: Ma
 
     The arguments are those of `scaled`.
     """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # an optional package
 
     kind, theta = config.rope_parameters["rope_type"], config.rope_parameters["rope_theta"]
     # the lengths at which LongRoPE uses its first and its second list; other scalings have one list

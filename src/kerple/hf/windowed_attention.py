@@ -63,7 +63,7 @@ def attention_replaced(model: Any, name: str, function: Callable[..., Any] | Non
         function: Function to register under this name, with the signature of transformers' functions. None if the name
             is already registered.
     """
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface  # an optional package
 
     if function is not None:
         AttentionInterface.register(name, function)

@@ -53,7 +53,7 @@ def captured(model: Any) -> Iterator[list[Call]]:
     positions therefore have the same hidden state in every layer. Queries at different positions differ only by the
     effect of their positions, and so do keys.
     """
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface  # an optional package
 
     calls: list[Call] = []
     outputs: list[Tensor] = []  # outputs of the modules since the last call

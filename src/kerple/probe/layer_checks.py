@@ -137,7 +137,7 @@ def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | No
 
 def _cache_of_zeros(earlier: Trace, length: int) -> Any:
     """Return a cache of ``length`` keys and values that are 0, with as many and as wide heads as an earlier trace."""
-    from transformers import DynamicCache
+    from transformers import DynamicCache  # an optional package
 
     cache = DynamicCache()
     for i, (call, *_) in sorted(earlier.calls.items()):

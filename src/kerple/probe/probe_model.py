@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 
 from kerple.base.atomic import write
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.base.templates import render_template
 from kerple.measure.result import Result
 from kerple.probe.invariances import Invariance, measure_invariances
@@ -110,8 +110,7 @@ def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, in
     Raises:
         UserError: If the model is not in fp32. The rounding of other dtypes would look like a fault.
     """
-    if model.dtype != torch.float32:
-        raise UserError(f"model: got {model.dtype}, expected torch.float32; use model.float()")
+    require(model.dtype == torch.float32, "model", model.dtype, "torch.float32; use model.float()")
     report = Report(name or type(model).__name__, config.model_type)
     report.layers = measure_layers(model, config) if layers else []
     report.invariances = measure_invariances(model, config) if invariances else []

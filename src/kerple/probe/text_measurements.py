@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kerple.base.errors import UserError
+from kerple.base.errors import require
 from kerple.base.run_progress import Progress, duration
 from kerple.data.evaluation_text import Text
 from kerple.data.prepare.corpora import find_corpus
@@ -44,8 +44,8 @@ def measure_on_text(
     """
     training_length = known_training_length(network, "length")
     longest = length or 2 * training_length
-    if longest <= training_length or longest % training_length:
-        raise UserError(f"length: got {longest}, expected 2, 3, … times the training length, {training_length}")
+    valid = longest > training_length and longest % training_length == 0
+    require(valid, "length", longest, f"2, 3, … times the training length, {training_length}")
     gap = GapCurve()
     sample: Any = {"blocks": blocks, "blocks_per_document": 1}
     perplexity = Extrapolation([training_length, longest], ["full", "per_position"], documents=True, **sample)

@@ -4,7 +4,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kerple.tasks.task import Example, Task, check_option, digits_text
+from kerple.base.errors import require
+from kerple.tasks.task import Example, Task, digits_text
 from kerple.tasks.vocabulary import LETTERS
 
 FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. there and back again. "
@@ -47,8 +48,8 @@ class NeedleInFiller(Task):
     axes: ClassVar[tuple[str, ...]] = ("length", "position of the needle in tenths of the filler")
 
     def __init__(self, keys: int = 1, digits: int = 4) -> None:
-        check_option(self, "keys", keys, 1, MOST_KEYS)
-        check_option(self, "digits", digits, 1, 100)
+        require(1 <= keys <= MOST_KEYS, "data.task.keys", keys, f"1 to {MOST_KEYS}")
+        require(1 <= digits <= 100, "data.task.digits", digits, "1 to 100")
         self.keys, self.digits = keys, digits
 
     def example(self, length: int, rng: np.random.Generator) -> Example:

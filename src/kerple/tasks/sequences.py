@@ -3,7 +3,8 @@
 import numpy as np
 from torch import Tensor
 
-from kerple.tasks.task import Example, Task, check_option
+from kerple.base.errors import require
+from kerple.tasks.task import Example, Task
 from kerple.tasks.token_places import LETTER_IDS, aligned_places, mirrored
 from kerple.tasks.vocabulary import LETTERS
 
@@ -19,7 +20,7 @@ class _LetterTask(Task):
     """
 
     def __init__(self, symbols: int = 26) -> None:
-        check_option(self, "symbols", symbols, 2, len(LETTERS))
+        require(2 <= symbols <= len(LETTERS), "data.task.symbols", symbols, f"2 to {len(LETTERS)}")
         self.symbols = symbols
 
     def letters(self, length: int, rng: np.random.Generator) -> str:

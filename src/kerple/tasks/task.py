@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from kerple.base.errors import UserError, require
+from kerple.base.errors import UserError
 from kerple.tasks.vocabulary import BEGIN, END, characters_to_ids
 
 
@@ -107,17 +107,3 @@ class Task(ABC):
 def digits_text(digits: np.ndarray) -> str:
     """Return the digits in an integer array (n,) as a string."""
     return "".join(map(str, digits.tolist()))
-
-
-def check_option(task: Task, name: str, number: int, smallest: int, largest: int) -> None:
-    """Raise a UserError if an option of a task is out of range.
-
-    Args:
-        task: The task.
-        name: Name of the option.
-        number: Value of the option.
-        smallest: Smallest accepted value.
-        largest: Largest accepted value.
-    """
-    expected = f"{smallest} to {largest} for {type(task).__name__}"
-    require(smallest <= number <= largest, f"data.task.{name}", number, expected)

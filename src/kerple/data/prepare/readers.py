@@ -249,7 +249,7 @@ def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
         UserError: The file cannot be read or has no such column.
         ModuleNotFoundError: `pyarrow` is not installed.
     """
-    from pyarrow import parquet
+    from pyarrow import parquet  # an optional package
 
     with open_bytes(path) as file:
         try:
@@ -275,7 +275,7 @@ def dataset(name: str, text_field: str) -> Callable[[], Iterator[Document | Faul
             or has no such column.
         ModuleNotFoundError: `datasets` is not installed.
     """
-    import datasets
+    import datasets  # an optional package
 
     path, config, split = (*name.split(":"), "", "")[:3]
     with _dataset_errors(name):
