@@ -196,7 +196,7 @@ class LongPerplexity(Measure):
 
     def _choose(self, text: Text, source: Any) -> list[list[int]]:
         """Return the key tokens that the evaluator, loaded from ``source``, chooses in each block, see `_keys`."""
-        from kerple.hf.adapter import hugging_face_network
+        from kerple.hf.adapter import hugging_face_network  # needs optional packages
         from kerple.hf.pretrained_files import read_model, read_model_config
         from kerple.hf.pretrained_tokenizer import bos_token, read_tokenizer, same_tokens
 

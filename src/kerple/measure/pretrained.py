@@ -1,9 +1,8 @@
 """`measure_pretrained`: measures a pretrained model of Hugging Face transformers, without Lightning."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -17,63 +16,9 @@ from kerple.data.prepare.build import prepare
 from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder
 from kerple.data.tokenizer import MODEL_PREFIX, end_of_text
-from kerple.measure.measure import Measure, check_names
+from kerple.measure.measure import check_names
+from kerple.measure.pretrained_options import ModelOptions, TrainerOptions
 from kerple.measure.result import Result
-from kerple.measure.runner import Runner
-from kerple.positions import StrategyBuilder
-
-
-@dataclass
-class ModelOptions:
-    """Options for reading a causal language model of Hugging Face transformers.
-
-    Args:
-        length: Training length in tokens; null for the length in the model's configuration.
-        scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk``, ``yarn`` or ``llama3``; null for the
-            scaling in the model's configuration.
-        factor: Target length of the scaling, as a multiple of the training length.
-        position: Strategy that replaces the model's own; it must add no parameters. The model is then converted to
-            `kerple.model.Transformer`, with weights in fp32.
-        dtype: Dtype of the weights in memory, if the model is not converted. Logits and losses are at least fp32.
-        trust_remote_code: Whether code in the model's folder may run.
-        bos: Whether to put a BOS token before every segment. Has no effect if the tokenizer adds no BOS token. The
-            BOS token is not scored, is visible in every window of a test, and does not count towards lengths.
-    """
-
-    length: int | None = None
-    scaling: Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"] | None = None
-    factor: float | None = None
-    position: StrategyBuilder | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    trust_remote_code: bool = False
-    bos: bool = True
-
-
-@dataclass
-class TrainerOptions:
-    """Options of the measurements, with the names of Lightning's Trainer.
-
-    Args:
-        accelerator: Device; ``auto`` is a GPU if one is available.
-        devices: ``auto`` or 1, because each process uses one device. To use several devices, start several processes
-            with torchrun.
-        precision: Precision of arithmetic; ``auto`` selects it for the device.
-        callbacks: The measurements.
-        logger: Whether TensorBoard events are written.
-        use_distributed_sampler: Has no effect. It is accepted because configurations for `fit` have it.
-    """
-
-    accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
-    devices: Literal["auto", 1] = "auto"
-    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", 32] = "32-true"
-    callbacks: list[Measure] | Measure | None = None
-    logger: bool = True
-    use_distributed_sampler: bool = True
-
-    def runner(self) -> Runner:
-        """Return the runner for these options."""
-        device = {"auto": None, "gpu": "cuda"}.get(self.accelerator, self.accelerator)
-        return Runner.detect(device, "32-true" if self.precision == 32 else self.precision)
 
 
 def measure_pretrained(
