@@ -19,6 +19,7 @@ from tests.compare import fake_run
 from tests.compare.runs_on_disk import CURVES, write_runs
 
 WHOLE_TABLE = "results.csv"
+start = engines.LocalProcesses.start  # before `use_fake_runs` replaces it
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.compare.fake_run", "kerple.compare.run_process"])
 
@@ -55,10 +56,8 @@ def resolve(job: PlannedRun) -> PlannedRun:
 
 def use_fake_runs(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
     """Make `compare` start fake runs, with ``patch(module, name, value)``; ``processes``: not as forks."""
-    if processes:
-        patch(engines, "PROCESS", fake_run.PROCESS)
-    else:
-        patch(engines.LocalProcesses, "start", lambda engine, run: Fork(run))
+    patch(engines, "PROCESS", fake_run.PROCESS)
+    patch(engines.LocalProcesses, "start", start if processes else lambda engine, run: Fork(run))
     patch(engines, "TICK", 0.01)
     patch(resolution, "resolve", resolve)
     patch(workflow, "resolve", resolve)

@@ -17,9 +17,7 @@ from kerple.cli import compare
 from kerple.compare import engines, run_process
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import recorded_runs
-from tests.compare.conftest import WHOLE_TABLE, change, fits, run, start_command, write_file
-
-start = engines.LocalProcesses.start  # before a fixture replaces it
+from tests.compare.conftest import WHOLE_TABLE, change, fits, run, start, start_command, write_file
 
 
 def process_of(run: Path) -> int:

@@ -23,7 +23,7 @@ import zstandard
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.run_folder import FIRST_FILES
+from kerple.base.run_folder import FIRST_FILES, RUN_FILE
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, recorded_runs
@@ -123,13 +123,13 @@ def begin(run: PlannedRun, resumed: bool) -> None:
     """
     earlier = _begun(run).get("code", []) if resumed else []
     code = yaml.safe_dump({"code": sorted({*earlier, package_digest()})})
-    write(run.run_file, run.description() + code)
+    write(run.directory / RUN_FILE, run.description() + code)
 
 
 def _begun(run: PlannedRun) -> dict[str, Any]:
     """The content of the file that `begin` wrote; empty if there is none."""
     # runs of earlier code have a file next to the folder, with only the entries inputs and code
-    files = (run.run_file, run.sidecar(".begun.json"))
+    files = (run.directory / RUN_FILE, run.sidecar(".begun.json"))
     return next((read_mapping(path) for path in files if path.is_file()), {})
 
 

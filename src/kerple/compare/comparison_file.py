@@ -116,7 +116,7 @@ class Comparison:
         callback.
         """
         values = options.as_dict()
-        strategies = {label: None if each is None else Strategy(**each) for label, each in values["strategies"].items()}
+        strategies = {label: Strategy(**(each or {})) for label, each in values["strategies"].items()}
         return cls(**{each.name: values[each.name] for each in fields(cls)} | {"strategies": strategies})
 
     def __post_init__(self) -> None:

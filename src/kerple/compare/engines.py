@@ -20,6 +20,8 @@ from kerple.compare import committed_records, run_process
 from kerple.compare.planned_run import PlannedRun
 
 Handle = TypeVar("Handle")
+Ended = tuple[PlannedRun, str | None]
+"""A run that has ended, and its error message, which is None if the run is finished."""
 TICK = 0.1  # seconds between two checks whether a run has ended
 STOP_TIMEOUT = 60.0  # seconds in which a terminated run can save its checkpoint
 PROCESS = ["-m", run_process.__name__]  # arguments of Python for the process of a run
@@ -43,26 +45,21 @@ class Engine(ABC, Generic[Handle]):
         """Start a run, and return an object with which it is observed and stopped."""
 
     @abstractmethod
-    def has_ended(self, handle: Handle) -> bool:
-        """Whether a run has ended."""
-
-    @abstractmethod
-    def error(self, run: PlannedRun, handle: Handle) -> str | None:
-        """The error message of a run that has ended; None if it is finished."""
+    def poll(self, run: PlannedRun, handle: Handle) -> Ended | None:
+        """The run and its error message when it has ended; None while it is active."""
 
     @abstractmethod
     def stop(self, handles: list[Handle]) -> None:
         """Let active runs save and end, and wait for them."""
 
-    def run(self, runs: Sequence[PlannedRun]) -> Generator[tuple[PlannedRun, str | None] | None]:
+    def run(self, runs: Sequence[PlannedRun]) -> Generator[Ended | None]:
         """Execute runs. If the generator is closed or raises an error, active runs are stopped.
 
         Args:
             runs: The runs. A parent that is not among them counts as finished.
 
         Yields:
-            For each run that has ended, a pair: the run, and an error message (None if it is finished). While no run
-            ends, None every `TICK` seconds.
+            Each run that has ended. While no run ends, None every `TICK` seconds.
 
         Raises:
             KeyboardInterrupt: After a signal that the context `interruptible` has received.
@@ -82,9 +79,9 @@ class Engine(ABC, Generic[Handle]):
                 for run in ready[: self.parallel - len(active)]:
                     waiting.remove(run)
                     active[run] = self.start(run)
-                ended = [run for run, handle in active.items() if self.has_ended(handle)]
-                for run in ended:
-                    error = self.error(run, active.pop(run))
+                ended = [pair for run, handle in active.items() if (pair := self.poll(run, handle))]
+                for run, error in ended:
+                    del active[run]
                     failed |= {run.name} if error else set()
                     yield run, error
                 if not ended:
@@ -131,16 +128,15 @@ class LocalProcesses(Engine["subprocess.Popen[bytes]"]):
                 process_group=0,  # Ctrl-C reaches only this process, which then terminates the run's process
             )
 
-    def has_ended(self, handle: "subprocess.Popen[bytes]") -> bool:
-        return handle.poll() is not None
-
-    def error(self, run: PlannedRun, handle: "subprocess.Popen[bytes]") -> str | None:
-        """The exit status and the last lines of the log of a run that has failed; None if it is finished."""
-        status, log = handle.wait(), run.sidecar(".log")
-        if not status and committed_records.finished(run):
+    def poll(self, run: PlannedRun, handle: "subprocess.Popen[bytes]") -> Ended | None:
+        """See `Engine.poll`. The error message consists of the exit status and the last lines of the run's log."""
+        if (status := handle.poll()) is None:
             return None
+        if status == 0 and committed_records.finished(run):
+            return run, None
+        log = run.sidecar(".log")
         tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-        return f"{run.name}: ended with status {status}, see {log}:\n{tail}"
+        return run, f"{run.name}: ended with status {status}, see {log}:\n{tail}"
 
     def stop(self, handles: "list[subprocess.Popen[bytes]]") -> None:
         """Terminate processes, and wait for their end. They are killed after `STOP_TIMEOUT` or a second signal."""

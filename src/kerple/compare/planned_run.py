@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from kerple.base.run_folder import RUN_FILE
 from kerple.compare.finished_runs import FinishedRun
 from kerple.config.flat_configuration import flat
 
@@ -61,7 +60,7 @@ class PlannedRun:
         return cls(**{name: value for name, value in content.items() if name in cls.__dataclass_fields__})
 
     def description(self) -> str:
-        """The run as YAML, without flags. A process that executes the run reads it, and stores it in `run_file`."""
+        """The run as YAML, without flags. A process that executes the run reads it, and stores it in ``run.yaml``."""
         content = {name: value for name, value in asdict(self).items() if not name.endswith("_flags")}
         content |= {"directory": str(self.directory), "test_folder": str(self.test_folder)}
         return yaml.safe_dump(content, sort_keys=False)
@@ -90,11 +89,6 @@ class PlannedRun:
     def checkpoint(self) -> Path:
         """Path of the last checkpoint, from which a stopped fit resumes and which the test reads."""
         return self.directory / "checkpoints" / "last.ckpt"
-
-    @property
-    def run_file(self) -> Path:
-        """Path of the file with the run's `description` and the digests of the code that has worked on the run."""
-        return self.directory / RUN_FILE
 
     @property
     def finished_run(self) -> FinishedRun:
