@@ -6,8 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import kerple
 from kerple.base.errors import UserError
 
@@ -20,6 +18,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
     Raises:
         UserError: If the file cannot be read, or does not contain a mapping.
     """
+    import yaml  # not at the top, because the entry point imports this file for its paths, and its help needs no YAML
+
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
