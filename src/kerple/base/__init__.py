@@ -1,1 +1,1 @@
-"""Functions that all other packages use: errors, files, folders of runs, progress, precision."""
+"""Functions that all other packages use: errors, files, folders of runs, progress, processor cores."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kerple.base.auto_precision import choose_precision
+from kerple.config.auto_precision import choose_precision
 from kerple.model.cost import flops
 from kerple.training.fit_options import build_model
 

@@ -231,7 +231,7 @@ def _reuse_records(runs: list[PlannedRun], folders: Mapping[Path, Path], report_
 
 def with_precision(run: PlannedRun) -> PlannedRun:
     """Return the run with the precision that ``auto`` selects on this machine in place of ``auto``."""
-    from kerple.base.auto_precision import choose_precision  # imports torch, which takes seconds
+    from kerple.config.auto_precision import choose_precision  # imports torch, which takes seconds
 
     trainer = run.config.get("trainer", {})
     if trainer.get("precision") != "auto":

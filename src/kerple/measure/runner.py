@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from kerple.base.auto_precision import choose_precision
 from kerple.base.errors import UserError, require
+from kerple.config.auto_precision import choose_precision
 
 if TYPE_CHECKING:
     from kerple.measure.loss_metrics import TokenLoss

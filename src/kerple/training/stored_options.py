@@ -9,9 +9,9 @@ from zipfile import is_zipfile
 import yaml
 from pytorch_lightning import LightningDataModule
 
-from kerple.base.auto_precision import SAFE, emulated
 from kerple.base.errors import require
 from kerple.base.run_folder import LAST
+from kerple.config.auto_precision import SAFE, emulated
 from kerple.config.files import read_mapping
 from kerple.config.flat_configuration import flat
 from kerple.config.options import name_in_errors, split_options

@@ -11,8 +11,8 @@ from pytorch_lightning.callbacks import BackboneFinetuning, BatchSizeFinder, Lea
 from pytorch_lightning.callbacks.spike import SpikeDetection
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from kerple.base.auto_precision import EMULATED, SAFE, choose_precision, emulated
 from kerple.base.errors import UserError, require
+from kerple.config.auto_precision import EMULATED, SAFE, choose_precision, emulated
 from kerple.measure.measure import Measure
 from kerple.training.measure_callback import MeasureCallback
 
@@ -33,7 +33,7 @@ class AutoTrainer(Trainer):
     ``accelerator: auto`` never selects an Apple GPU, because losses are summed in fp64, which Apple GPUs lack.
 
     Args:
-        precision: A precision of Lightning, or ``auto`` for `kerple.base.auto_precision.choose_precision`.
+        precision: A precision of Lightning, or ``auto`` for `kerple.config.auto_precision.choose_precision`.
         callbacks: Callbacks and measurements. Each measurement is wrapped in a `MeasureCallback`.
 
     Raises:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from jsonargparse import Namespace
 
-from kerple.base.auto_precision import choose_precision, emulated
+from kerple.config.auto_precision import choose_precision, emulated
 from kerple.training.trainer import AutoTrainer, resolve_auto
 
 
