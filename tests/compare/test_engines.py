@@ -1,11 +1,16 @@
-"""The order in which an engine executes runs that start from other runs."""
+"""The order in which an engine executes runs that start from other runs, and a run with the real program."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from kerple.cli import compare
 from kerple.compare import committed_records, engines
 from kerple.compare.planned_run import PlannedRun
+from tests.cli.tiny import TINY
+from tests.compare.conftest import runs_in
 
 # writes the label when it starts, and fails if the label begins with "fail"
 PROGRAM = """
@@ -38,3 +43,17 @@ def test_a_run_waits_for_its_parent_and_fails_with_it(tmp_path: Path, monkeypatc
         "lost-too": "lost-too seed 1: not started, because it starts from lost seed 1, which has failed",
     }
     assert {run.label for run, _ in ended} == {run.label for run in runs}
+
+
+@pytest.mark.slow
+def test_a_fit_on_two_devices_is_executed_and_tested(tmp_path: Path) -> None:
+    """Lightning starts the second rank with the command line of the first."""
+    base, config = tmp_path / "base.yaml", tmp_path / "compare.yaml"
+    trainer = TINY["trainer"] | {"devices": 2, "strategy": "ddp", "max_steps": 2}
+    base.write_text(yaml.safe_dump({key: TINY[key] for key in ("model", "data")} | {"trainer": trainer}))
+    settings: dict[str, Any] = {"name": "ddp", "base": [str(base)], "strategies": {"ALiBi": {}}, "baseline": "ALiBi"}
+    settings |= {"seeds": [1], "runs": str(tmp_path / "runs"), "output": str(tmp_path / "report")}
+    config.write_text(yaml.safe_dump(settings))
+    compare.main(["--config", str(config)])
+    assert runs_in(tmp_path / "report") == {("ALiBi", 1)}
+    assert "GLOBAL_RANK: 1" in (tmp_path / "runs/ALiBi/seed-1.log").read_text()
