@@ -152,11 +152,14 @@ def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("parts", "message"),
-    [((Abacus, Coupled), "got Abacus and Coupled, expected one"), ((Coupled,), "Coupled needs a task, got data dict")],
+    [
+        ((Abacus, Coupled), r"model\.position: got Abacus and Coupled, expected one"),
+        ((Coupled,), "data: got dict, expected TaskData, because the strategy Coupled needs a task"),
+    ],
 )
 def test_places_of_two_rules_or_without_a_task_are_errors(parts: tuple[type[Position], ...], message: str) -> None:
     model = LanguageModel(partial(positions.Combined, parts=parts), 9, 8, layers=1, dim=16, heads=2)
-    with pytest.raises(UserError, match=rf"^model\.position: {message}"):
+    with pytest.raises(UserError, match=f"^{message}"):
         model.set_places({})
 
 
