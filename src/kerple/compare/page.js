@@ -51,14 +51,16 @@ function draw(root, chart) {
   const label = { x: horizontal.value === "log" ? Math.log10(place) : place, yref: "paper", y: 1, yanchor: "bottom", text, showarrow: false };
   const layout = {
     xaxis, yaxis, shapes: inside ? [line] : [], annotations: inside ? [label] : [], hovermode: "closest", uirevision: "keep",
-    height: narrow ? 560 : 480, margin: { l: 70, r: 10, t: 30, b: 50 }, font: { family: "system-ui, sans-serif", size: 12 },
-    legend: narrow ? { orientation: "h", y: -0.2 } : {},
+    // high enough for the names of up to 40 strategies; on a phone they are below the axes
+    height: Math.min(Math.max(480, 19 * names.length + 80), 860), margin: { l: 70, r: 10, t: 30, b: 50 },
+    legend: { tracegroupgap: 0, ...(narrow ? { orientation: "h", y: -0.25 } : {}) },
+    font: { family: "system-ui, sans-serif", size: 12 },
   };
   const image = { filename: chart.name || chart.title, scale: 2 };
   const options = { displaylogo: false, responsive: true, modeBarButtons: BUTTONS, toImageButtonOptions: image };
   // names are in the order of the right ends of the curves; 1000 is Plotly's default
   const ranks = ends.map((end) => 1000 + (chart.lines ? ends.filter((other) => other > end).length : 0));
-  const opacity = Math.min(0.15, 0.6 / names.length);
+  const opacity = 0.15 / Math.max(1, names.length / 6) ** 2; // many bands would cover each other
   Plotly.react(root.querySelector(".plot"), names.flatMap((name, i) => traces(name, points[i], chart.lines, opacity, ranks[i])), layout, options);
 }
 
