@@ -74,12 +74,11 @@ def charts(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[Chart]:
         baseline: The strategy in the denominator of ratios.
     """
     first, *others = metric_charts(summary, runs, baseline)
-    gain = runs.analyses.get("context_gain", pd.DataFrame(columns=["strategy", "first", "window"]))
-    gain = gain[gain["strategy"].isin(summary["strategy"])]
+    gain = runs.analyses.get("context_gain")
     yield first
-    yield from context_charts(gain[gain["first"] >= gain["window"]], "gain")
+    yield from context_charts(gain, summary["strategy"], "gain")
     yield from others
-    yield from context_charts(gain, "loss")
+    yield from context_charts(gain, summary["strategy"], "loss")
     yield from loss_and_gain(runs.results)
     yield from training_charts(runs)
 
@@ -171,7 +170,7 @@ def loss_and_gain(results: pd.DataFrame) -> Iterator[Chart]:
         )
 
 
-def context_charts(table: pd.DataFrame, column: str) -> Iterator[Chart]:
+def context_charts(table: pd.DataFrame | None, strategies: pd.Series, column: str) -> Iterator[Chart]:
     """Yield charts of the loss by position, or of the context gain (windowed - full loss) by distance from the window.
 
     Each part of the comparison, such as a corpus, has its own chart.
@@ -182,15 +181,21 @@ def context_charts(table: pd.DataFrame, column: str) -> Iterator[Chart]:
     the gain, the ratio is 0.8 to 1.5, depending on the distance.
 
     Args:
-        table: A row for each run and bin of positions. Its columns are
+        table: A row for each run and bin of positions; None for no charts. The columns are
 
             - ``strategy``, ``seed``, and ``part`` if the comparison has parts,
             - ``first``: first position of the bin,
             - ``length`` of the segments, ``window`` of the windowed attention, and number of ``segments``,
             - ``loss`` and ``gain``: means over segments, with standard errors ``loss_error`` and ``gain_error``.
+        strategies: Labels of the strategies to show.
         column: ``loss`` or ``gain``.
     """
-    for part, of_part in _parts(table):
+    if table is None:
+        return
+    shown = table["strategy"].isin(strategies)
+    for part, of_part in _parts(
+        table[shown & (table["first"] >= table["window"])] if column == "gain" else table[shown]
+    ):
         rows = []
         for strategy, of_strategy in of_part.groupby("strategy", sort=False):
             for x, found in zip(*curve(of_strategy, column), strict=True):

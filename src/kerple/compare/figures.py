@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from kerple.base.errors import require
-from kerple.compare.charts import Chart, Panel, charts
+from kerple.compare.charts import Chart, Panel, context_charts, metric_charts
 from kerple.compare.finished_runs import Runs
 
 # the first seven are Okabe and Ito's palette for colour-blind readers; curves in other colours have other dashes too
@@ -66,12 +65,15 @@ def write_print_figures(
     chosen = summary.set_index("strategy").loc[list(strategies or present)].reset_index()
     styles = styles_of(chosen["strategy"])
     folder.mkdir(parents=True, exist_ok=True)
+    drawn = [chart for _, of in chosen.groupby("protocol", sort=False) for chart in metric_charts(of, runs, baseline)]
+    for column in ("loss", "gain"):
+        drawn += context_charts(runs.analyses.get("context_gain"), chosen["strategy"], column)
     with rc_context(PRINT):
-        for chart in charts(chosen, runs, baseline):
-            for panel in chart.panels if chart.name and chart.lines else ():
-                figure = draw(replace(chart, panels=[panel]), styles)
+        for chart in drawn:
+            if chart.name:
+                figure = draw(chart, styles)
                 narrow(figure)
-                name = "-".join(filter(None, [chart.name, panel.name]))
+                name = "-".join(filter(None, [chart.name, chart.panels[0].name]))
                 file = re.sub(r"[^\w.-]+", "_", name)  # labels may have slashes
                 figure.savefig(folder / f"{file}.pdf", metadata={"CreationDate": None})
 
