@@ -174,7 +174,8 @@ def block_size(subject: Subject, length: int) -> None:
         expected = attend_blocks(q, k, v, spec)
         for size in (max(3, length // 7), length):
             got = attend_blocks(q, k, v, spec, size)
-            same(got, expected, f"attention in blocks of {size}, window {spec.window}, {length} tokens")
+            what = f"attention in blocks of {size}, window {spec.window}, {length} tokens"
+            same(got, expected, what, atol=1e-4)  # these values are ten times as large as logits
 
     for block in network.blocks:
         block.attention.register_forward_pre_hook(compare)
