@@ -153,6 +153,14 @@ def test_a_closed_pipe_is_not_an_error():
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+def test_unbuffered_output_is_written_before_a_kill() -> None:
+    """The log of a run that is killed, for example for its memory, ends with the run's last line."""
+    program = "import os; from kerple.cli.main import main; main(); print('last line'); os.kill(os.getpid(), 9)"
+    command = [sys.executable, "-X", "utf8", "-c", program, "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (-9, ["last line"])
+
+
 def test_shipped_configurations_are_found_in_any_folder_after_the_users_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     demo = config_path("configs/demo.yaml")

@@ -107,8 +107,9 @@ def _prepare_process() -> None:
     for name in () if {*sys.argv[1:2]} & PRINTING else ("stdout", "stderr"):
         if stream := getattr(sys, name):
             file = io.BufferedWriter(_LenientFile(stream.fileno(), "w", closefd=False))
-            options = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
-            setattr(sys, name, io.TextIOWrapper(file, **options))
+            # write_through, which PYTHONUNBUFFERED sets, would fill only the buffer of the file
+            lines = stream.line_buffering or stream.write_through
+            setattr(sys, name, io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=lines))
 
 
 class _LenientFile(io.FileIO):
