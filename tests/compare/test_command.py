@@ -13,7 +13,7 @@ import yaml
 
 from kerple.cli import compare
 from kerple.cli.main import main
-from kerple.compare import resolution, run_process
+from kerple.compare import comparison_duration, resolution, run_process
 from kerple.compare.run_discovery import PACKED
 from kerple.config.user_code_digests import package_digest
 from kerple.measure import results_table
@@ -147,6 +147,41 @@ def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, mo
     shutil.rmtree(config.parent / "runs" / "ALiBi" / "seed-2" / "test")
     with pytest.raises(ValueError, match="KerpleLog seed 1: its data has another checksum"):
         run(config)
+
+
+def test_links_out_of_the_folders_are_refused_before_anything_is_written(config: Path, tmp_path: Path) -> None:
+    change(config, strategies={"KerpleLog": {}}, seeds=[1])
+    run(config)
+    mine, report, folder = tmp_path / "mine", tmp_path / "report", tmp_path / "runs/KerpleLog/seed-1"
+    (mine / "seed-1").mkdir(parents=True)
+    (mine / "seed-1" / results_table.ABOUT).write_text("mine")
+    shutil.move(report / PACKED, tmp_path)
+    (report / "runs").mkdir()
+    (report / "runs/KerpleLog").symlink_to(mine)  # the record of the finished run would be written here
+    for arguments in ((), ("--report_only", "true")):
+        with pytest.raises(ValueError, match=r"output: .* is a link out of"):
+            run(config, *arguments)
+    shutil.rmtree(report / "runs")
+    shutil.move(tmp_path / PACKED, report)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "test").symlink_to(mine / "seed-1")  # the record would be copied to here
+    for arguments in ((), ("--report_only", "true")):
+        with pytest.raises(ValueError, match=r"runs: .* is a link out of"):
+            run(config, *arguments)
+    assert [path.read_text() for path in mine.rglob("*.*")] == ["mine"]
+
+
+def test_no_changed_run_is_deleted_before_the_user_agrees(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run(config)
+    change(config, flags={"trainer.max_steps": 30})
+    monkeypatch.setattr(comparison_duration, "training_seconds", lambda configs, parallel: 1e6)
+    for answer, number_of_fits in (("n", 4), ("y", 8)):
+        monkeypatch.setattr(sys, "stdin", StringIO(f"{answer}\n"))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        assert run(config, "--rerun_changed", "true") == before  # the results of a fake run depend on no flag
+        assert sum(fits(config).values()) == number_of_fits
+        assert len(list(config.parent.glob("runs/*/*/test/results.json"))) == 4
 
 
 def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config, monkeypatch):

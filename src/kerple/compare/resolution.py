@@ -1,11 +1,11 @@
-"""`plan_runs`: resolves the configurations of a comparison's runs, prepares their data, and reuses records.
+"""Runs of a comparison: their configurations, the preparation of their data, and the reuse of records.
 
 A record is a copy of a finished run's results that is committed with a report.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,6 @@ from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.plan_deviations import digests
 from kerple.compare.planned_run import PlannedRun
-from kerple.compare.run_process import delete_run
 from kerple.config.flat_configuration import differences, flat
 from kerple.config.parsing import parse
 from kerple.config.user_code_digests import source_digests
@@ -29,33 +28,22 @@ from kerple.config.user_code_digests import source_digests
 POSITION = "--model.position"
 
 
-def plan_runs(
-    comparison: Comparison, parallel: int, report_only: bool, rerun_changed: bool
-) -> tuple[list[PlannedRun], dict[str, str]]:
-    """Resolve the configurations of all runs, prepare their data, and reuse records of equal runs.
+def plan_runs(comparison: Comparison, parallel: int, report_only: bool) -> list[PlannedRun]:
+    """Return the runs of a comparison with their configurations and inputs. Nothing is written except prepared data.
 
     Args:
         comparison: The comparison.
         parallel: Number of runs at a time.
-        report_only: Whether nothing is trained. Data is then not prepared, and existing runs with another configuration
-            are left out of the report.
-        rerun_changed: Whether existing runs with another configuration are removed, so that they are trained again.
-
-    Returns:
-        The runs, and the reasons why existing runs and records were refused, by the name of the run.
+        report_only: Whether nothing is trained. Data is then not prepared.
 
     Raises:
-        UserError: If an option is wrong. With neither ``report_only`` nor ``rerun_changed``, also if runs with another
-            configuration exist.
+        UserError: If an option is wrong.
     """
     with Console(stderr=True).status(f"reading the options of {comparison.name}'s runs"):
         plan = digests(comparison)
         runs = [with_inputs(resolve(run)) for run in comparison.planned_runs()]
-    folders = comparison.records  # unpacks archives of records
-    checksums = _recorded_checksums(runs, folders) if report_only else _prepared_checksums(runs)
-    runs = [replace(run, data=checksums.get(str(run.data_options)), plan=plan, parallel=parallel) for run in runs]
-    refused = _handle_changed_runs(runs, report_only, rerun_changed)
-    return runs, refused | _reuse_records(runs, folders, report_only)
+    checksums = _recorded_checksums(runs, comparison.records) if report_only else _prepared_checksums(runs)
+    return [replace(run, data=checksums.get(str(run.data_options)), plan=plan, parallel=parallel) for run in runs]
 
 
 def resolve(run: PlannedRun) -> PlannedRun:
@@ -182,8 +170,17 @@ def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     return module.checksum() if hasattr(module, "checksum") else None
 
 
-def _handle_changed_runs(runs: list[PlannedRun], report_only: bool, rerun_changed: bool) -> dict[str, str]:
-    """Report, remove or refuse existing runs with another configuration. Return their differences by name."""
+def find_changed_runs(runs: list[PlannedRun], report_only: bool, rerun_changed: bool) -> dict[PlannedRun, str]:
+    """Return the differences of existing runs whose configuration has changed.
+
+    Args:
+        runs: All runs.
+        report_only: Whether to print a warning, because these runs are left out of the report.
+        rerun_changed: Whether to accept these runs, because the caller deletes them.
+
+    Raises:
+        UserError: If there are such runs, and neither ``report_only`` nor ``rerun_changed``.
+    """
     changed = {run: "; ".join(changes) for run in runs if (changes := committed_records.changes(run))}
     text = "\n".join(f"  {run.name}: {changes}" for run, changes in changed.items())
     if changed and report_only:
@@ -191,13 +188,10 @@ def _handle_changed_runs(runs: list[PlannedRun], report_only: bool, rerun_change
     elif changed and not rerun_changed:
         advice = "add --rerun_changed true to train them again, or choose another folder with --runs"
         raise UserError(f"compare: runs: existing runs have another configuration; {advice}\n{text}")
-    elif changed:
-        for run in changed:
-            delete_run(run)
-    return {run.name: changes for run, changes in changed.items()}
+    return changed
 
 
-def _reuse_records(runs: list[PlannedRun], folders: Mapping[Path, Path], report_only: bool) -> dict[str, str]:
+def reuse_records(runs: Iterable[PlannedRun], folders: Mapping[Path, Path], report_only: bool) -> dict[str, str]:
     """Copy the records of runs that are not started, write missing records, and print which were reused or refused.
 
     Args:

@@ -21,7 +21,8 @@ from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.plan_deviations import deviations
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.progress_board import Board
-from kerple.compare.resolution import plan_runs, resolve
+from kerple.compare.resolution import find_changed_runs, plan_runs, resolve, reuse_records
+from kerple.compare.run_process import delete_run
 
 ASK_ABOVE = 1800.0  # seconds of training above which `compare_strategies` asks whether to start
 
@@ -50,15 +51,20 @@ def compare_strategies(
         SystemExit: With status 1 if runs failed, with status 130 after a signal. Finished runs are kept.
     """
     require(parallel > 0, "compare: parallel", parallel, "at least 1 run at a time")
-    runs, refused = plan_runs(comparison, parallel, report_only, rerun_changed)
-    missing = [run for run in runs if not committed_records.finished(run)]
-    to_do = [] if report_only else missing
     _check_writable("output", comparison.report_folder)
     refuse_links_out("output", comparison.report_folder)  # of the records, which are written before the report
+    runs = plan_runs(comparison, parallel, report_only)
+    for run in runs:
+        if not committed_records.finished(run):
+            refuse_links_out("runs", run.directory)
+    changed = find_changed_runs(runs, report_only, rerun_changed)
+    refused = {run.name: changes for run, changes in changed.items()}
+    kept = runs if report_only else [run for run in runs if run not in changed]
+    refused |= reuse_records(kept, comparison.records, report_only)
+    missing = [run for run in runs if not committed_records.finished(run)]
+    to_do = [] if report_only else missing
     if to_do:
         _check_writable("runs", comparison.runs_folder)
-        for run in to_do:
-            refuse_links_out("runs", run.directory)
     seconds: float | None = None
     if fits := [run.config for run in to_do if run.config]:
         from kerple.compare.comparison_duration import training_seconds  # imports torch, which takes seconds
@@ -71,6 +77,11 @@ def compare_strategies(
     ask = (seconds or 0) > ASK_ABOVE and sys.stdin.isatty() and not yes
     if ask and input("start? [y/N] ").strip().lower() not in ("y", "yes"):
         return
+    if changed and not report_only:  # deleted only after the question
+        for run in changed:
+            delete_run(run)
+        refused |= reuse_records(changed, comparison.records, report_only)
+        to_do = [run for run in to_do if not committed_records.finished(run)]
     if to_do:
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
         _execute(comparison, to_do, len(runs), parallel)
