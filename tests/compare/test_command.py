@@ -71,6 +71,12 @@ def test_a_report_of_folders_needs_no_comparison_file_and_removes_no_file(tmp_pa
         compare.main([*arguments, "--test_folder", "/a/test"])
     with pytest.raises(ValueError, match=r"sliding/results\.json"):
         compare.main([*arguments, "--test_folder", "sliding"])
+    for mistake, message in (
+        (["--output", str(tmp_path / "mine/test/results.json/report")], "results.json is not a folder"),
+        (["--report_only", "false"], "report_only: got false, expected true"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare.main([*arguments, *mistake])
 
 
 def test_the_first_line_lists_deviations_from_the_plan(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,11 +286,12 @@ def test_an_error_in_the_file_is_reported_in_one_line(config: Path, capsys: pyte
         ({"plan_page": "missing.md"}, "missing.md"),
         ({"output": f"{config}/report"}, "compare.yaml is not a folder"),
         ({"flags": {"data.init_args.seed": 7}}, "flags"),
+        ({"strategies": {"KerpleLog": {}, "RoPE": {}}}, "figure_strategies: got ALiBi, expected some of"),
     ):
         config.write_text(before)
         change(config, **mistake)
         with pytest.raises(SystemExit) as end:
-            main(["compare", "--config", str(config)])
+            main(["compare", "--config", str(config), "--figure_strategies", "KerpleLog", "ALiBi"])
         error = capsys.readouterr().err
         assert (end.value.code, error.count("\n"), name in error) == (2, 1, True), error
     assert fits(config) == {}

@@ -5,9 +5,10 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
+from kerple.base.errors import require
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.run_discovery import find_runs
-from kerple.compare.workflow import compare_strategies, report_runs
+from kerple.compare.workflow import check_writable, compare_strategies, report_runs
 from kerple.config.options import add_switch, command_parser, rename_options
 from kerple.config.parsing import parse
 
@@ -22,6 +23,9 @@ def main(arguments: list[str]) -> None:
     """
     if any(argument.startswith("--directories") for argument in arguments):
         options = parse(_directories_parser(), arguments)
+        expected = "true, because --directories trains nothing"
+        require(options.report_only, "compare: report_only", "false", expected)
+        check_writable("output", Path(options.output))
         runs = find_runs(map(Path, options.directories), options.test_folder)
         titles = {"name": options.name, "baseline": options.baseline}
         report_runs(runs, Path(options.output), **titles, printed=_printed(options))
@@ -68,6 +72,7 @@ def _directories_parser() -> ArgumentParser:
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="title of the report")
     _add_report_arguments(parser)
+    parser.set_defaults(report_only=True)
     return parser
 
 

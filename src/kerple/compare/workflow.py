@@ -51,7 +51,9 @@ def compare_strategies(
         SystemExit: With status 1 if runs failed, with status 130 after a signal. Finished runs are kept.
     """
     require(parallel > 0, "compare: parallel", parallel, "at least 1 run at a time")
-    _check_writable("output", comparison.report_folder)
+    unknown = ", ".join(label for label in printed or () if label not in comparison.strategies)
+    require(not unknown, "compare: figure_strategies", unknown, f"some of {', '.join(comparison.strategies)}")
+    check_writable("output", comparison.report_folder)
     refuse_links_out("output", comparison.report_folder)  # of the records, which are written before the report
     runs = plan_runs(comparison, parallel, report_only)
     for run in runs:
@@ -64,7 +66,7 @@ def compare_strategies(
     missing = [run for run in runs if not committed_records.finished(run)]
     to_do = [] if report_only else missing
     if to_do:
-        _check_writable("runs", comparison.runs_folder)
+        check_writable("runs", comparison.runs_folder)
     seconds: float | None = None
     if fits := [run.config for run in to_do if run.config]:
         from kerple.compare.comparison_duration import training_seconds  # imports torch, which takes seconds
@@ -88,7 +90,8 @@ def compare_strategies(
     _report_comparison(comparison, runs, refused, printed)
 
 
-def _check_writable(key: str, folder: Path) -> None:
+def check_writable(key: str, folder: Path) -> None:
+    """Raise a UserError that names the option ``key`` unless a folder, which may not exist, can be written to."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"compare: {key}: got {folder}, but {existing} is not a folder that can be written to")
@@ -145,7 +148,7 @@ def _report_comparison(
     reported = sorted(reported, key=lambda run: (order.index(run.label), run.seed))
     if not reported:
         what = "strategy with all its runs" if comparison.plan else "finished run"
-        raise UserError(f"compare: runs: got no {what} of {comparison.name}; run it first, without --report_only")
+        raise UserError(f"compare: runs: got no {what} of {comparison.name}; run it first, without --report_only true")
     # until a run of the baseline is finished, the first strategy with a finished run takes its place
     baseline = comparison.baseline if comparison.baseline in (run.label for run in reported) else reported[0].label
     texts = {"missing": [run.name for run in runs if run.name not in finished]}
