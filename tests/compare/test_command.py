@@ -39,10 +39,11 @@ def test_each_run_is_trained_and_tested_once_and_reported(config: Path, capsys: 
     assert "2 runs: 2 finished, 0 to do" in capsys.readouterr().out
 
 
-def test_the_parts_of_a_comparison_are_compared_with_the_baseline(config: Path) -> None:
-    change(config, parts={"copy": {}, "sort": {}}, baseline="ALiBi")
+def test_the_parts_of_a_comparison_are_compared_with_the_baseline(config, capsys):
+    change(config, name="a ### b", parts={"copy": {}, "sort": {}}, baseline="ALiBi")
     run(config)
     assert "ratio to ALiBi" in (config.parent / "report/table.md").read_text()
+    assert "ratio to ALiBi" in capsys.readouterr().out  # the first table
 
 
 def test_a_report_of_folders_needs_no_comparison_file_and_removes_no_file(tmp_path: Path) -> None:

@@ -174,5 +174,5 @@ def report_runs(finished: list[FinishedRun], folder: Path, **options: Any) -> No
     for difference in inconsistencies(runs):
         print(f"warning: runs differ in more than strategy and seed: {difference}")
     report = write_comparison(runs, folder, **options)
-    title, first, *_ = (folder / "table.md").read_text(encoding="utf-8").split("### ")
-    print(f"{title}### {first}\nreport: {report}")
+    title, first, *_ = (folder / "table.md").read_text(encoding="utf-8").split("\n### ")
+    print(f"{title}\n### {first}\nreport: {report}")
