@@ -46,21 +46,27 @@ class Resources:
 
 
 def compile_ahead(
-    capability: tuple[int, int], dtype: torch.dtype, dim: int, v_dim: int | None = None, even: bool = True
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    dim: int,
+    v_dim: int | None = None,
+    even: bool = True,
+    documents: bool = False,
 ) -> Resources:
     """Compile `diagonal_kernel` with the tile sizes that `table_gradient` uses on a chip, such as (9, 0).
 
     ``dim`` and ``v_dim`` are the head dimensions of keys and values, by default equal. If the length is a multiple
-    of the tile's side, ``even`` is True, and the kernel needs no masks.
+    of the tile's side, ``even`` is True, and the kernel needs no masks. With ``documents`` it reads the first key of
+    each query.
     """
     v_dim = v_dim or dim
     side, warps, stages = tiling(capability, max(dim, v_dim))
     constants = {
         "DIM": dim, "V_DIM": v_dim, "WIDTH": width(dim), "V_WIDTH": width(v_dim), "GROUP": 1, "SIDE": side,
-        "SPLITS": 8, "EVEN": even,
+        "SPLITS": 8, "EVEN": even, "DOCUMENTS": documents,
     }  # fmt: skip
     types = dict.fromkeys(constants, "constexpr") | dict.fromkeys("QKVG", TYPES[dtype]) | {"scale": "fp32"}
-    types |= dict.fromkeys(("LSE", "DELTA", "TABLE", "OUT"), "*fp32")
+    types |= dict.fromkeys(("LSE", "DELTA", "TABLE", "OUT"), "*fp32") | {"FIRST": "*i32"}
     names = diagonal_kernel.arg_names
     signature = {name: types.get(name, "i32") for name in names}
     # torch aligns pointers to 16 bytes; strides are multiples of 16, because head dimensions are

@@ -11,7 +11,7 @@ from kerple.base.errors import UserError
 
 CALL: dict[str, Any] = {
     "device": torch.device("cuda"), "dtype": torch.bfloat16, "dims": (64, 64), "queries": "all",
-    "few_keys": False, "table": True, "window": False, "explicit_scores": False,
+    "few_keys": False, "table": True, "hidden_keys": False, "explicit_scores": False,
 }  # fmt: skip
 CPU = {"device": torch.device("cpu")}
 
@@ -38,7 +38,7 @@ def _gpu_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         ("reference", {}, "reference"),
         ("fused", {"queries": "one"}, "blocks"),  # no error, because no kernel with a table supports a cache
         ("auto", CPU | {"dtype": torch.float32, "dims": (8, 8), "queries": "last"}, "tiles"),
-        ("auto", CPU | {"table": False, "window": True}, "tiles"),
+        ("auto", CPU | {"table": False, "hidden_keys": True}, "tiles"),
     ],
 )
 def test_the_backend_of_each_call(option: AttentionOption, change: dict[str, Any], name: str) -> None:

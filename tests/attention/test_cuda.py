@@ -13,28 +13,30 @@ from packaging.version import Version
 from torch.nn.attention.flex_attention import create_block_mask
 
 from kerple.attention import cuda
+from tests.attention.test_flex_on_cpu import first_keys
 
 INTERPRETED = """
 import json, torch
 from torch.library import opcheck
 from kerple.attention import cuda
 from kerple.attention.cuda_table_gradient import table_gradient
-from tests.attention.test_flex_on_cpu import by_definition, tensors
+from tests.attention.test_flex_on_cpu import by_definition, first_keys, tensors
 
-def error(heads, groups, length, dim, v_dim, window, dtype, strided):
+def error(heads, groups, length, dim, v_dim, window, dtype, strided, starts=None):
     torch.manual_seed(0)
     (q, k, v, table), grad = tensors(length, heads, groups, dim, v_dim, getattr(torch, dtype), strided)
     q, k, v = (x.detach() for x in (q, k, v))
     exact = table.detach().double().requires_grad_()
-    results = by_definition(q.double(), k.double(), v.double(), exact, window, 0.3)
+    first = None if starts is None else first_keys(length, starts)
+    results = by_definition(q.double(), k.double(), v.double(), exact, window, 0.3, first)
     grad_lse = torch.randn(results[1].shape)
     expected, = torch.autograd.grad(results, exact, (grad.double(), grad_lse.double()))
     out, lse = (x.detach().to(d).requires_grad_() for x, d in zip(results, (q.dtype, torch.float32)))
-    same = cuda.AddTableGradient.apply(out, lse, q, k, v, table, 0.3, window)
+    same = cuda.AddTableGradient.apply(out, lse, q, k, v, table, 0.3, window, first)
     *passed, got = torch.autograd.grad(same, (out, lse, table), (grad, grad_lse))
     assert all(map(torch.equal, passed, (grad, grad_lse))) and all(map(torch.equal, same, (out, lse)))
     delta = (grad.float() * out.detach().float()).sum(-1) - grad_lse
-    arguments = (grad, q, k, v, table.detach(), lse.detach(), delta, 0.3, window)
+    arguments = (grad, q, k, v, table.detach(), lse.detach(), delta, 0.3, window, first)
     assert torch.equal(got, table_gradient(*arguments))
     if strided:
         opcheck(table_gradient, arguments)
@@ -49,10 +51,11 @@ def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None
     triton = pytest.importorskip("triton", reason="Triton has no wheel for this system")
     if Version(triton.__version__) < Version("3.7") and Version(np.__version__) >= Version("2.4"):
         pytest.xfail("Triton 3.6's interpreter converts arrays to numbers as numpy 2.4 no longer allows")
-    cases = [  # heads, key heads, T, δ, δv, window, dtype, strided
+    cases = [  # heads, key heads, T, δ, δv, window, dtype, strided, first tokens of documents
         (1, 1, 70, 16, 20, None, "float32", False),
         (2, 1, 70, 20, 16, 40, "float32", True),
         (1, 1, 64, 16, 16, None, "float32", False),  # a full tile needs no mask
+        (2, 1, 140, 16, 16, None, "float32", True, [[0, 3, 64, 100], [0]]),  # documents
         (1, 1, 40, 80, 128, None, "float16", True),  # tiles of 32; the interpreter uses numpy, without bfloat16
     ]
     code = f"CASES = {json.dumps(json.dumps(cases))}\n" + INTERPRETED
@@ -67,6 +70,20 @@ def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None
 def test_the_block_mask_is_the_one_torch_builds(window) -> None:
     mask, limit = cuda.build_mask(768, window, torch.device("cpu")), window or 768
     expected = create_block_mask(lambda b, h, m, n: (m >= n) & (m - n < limit), None, None, 768, 768, device="cpu")
+    torch.testing.assert_close(mask.to_dense(), expected.to_dense())
+    assert torch.equal(mask.kv_num_blocks, expected.kv_num_blocks)
+    assert torch.equal(mask.full_kv_num_blocks, expected.full_kv_num_blocks)
+
+
+@pytest.mark.parametrize("window", [None, 200])
+def test_the_block_mask_of_documents_is_the_one_torch_builds(window) -> None:
+    first, limit = first_keys(768, [[0, 7, 128, 640], [0], [0, 500, 501, 767]]).int(), window or 768
+    mask = cuda.build_mask(768, window, torch.device("cpu"), first)
+
+    def visible(b, h, m, n):
+        return (m >= n) & (m - n < limit) & (n >= first[b, m])
+
+    expected = create_block_mask(visible, 3, None, 768, 768, device="cpu")
     torch.testing.assert_close(mask.to_dense(), expected.to_dense())
     assert torch.equal(mask.kv_num_blocks, expected.kv_num_blocks)
     assert torch.equal(mask.full_kv_num_blocks, expected.full_kv_num_blocks)

@@ -47,34 +47,47 @@ def tensors(
     return [x.requires_grad_() for x in (q, k, v, torch.randn(heads, length + 3, device=device))], grad
 
 
-def by_definition(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float) -> list[Tensor]:
+def first_keys(length: int, starts: list[list[int]], device=None) -> Tensor:
+    """Return the first token of each token's document, (B, length), given the first tokens of all documents."""
+    return torch.tensor([[max(s for s in row if s <= m) for m in range(length)] for row in starts], device=device)
+
+
+def by_definition(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float, first_key: Tensor | None = None
+) -> list[Tensor]:
     """Return output and log-sum-exp of attention, computed from explicit scores."""
     index = torch.arange(q.shape[2], device=q.device)
     distance = index[:, None] - index
     hidden = (distance < 0) | (distance >= (window or len(index)))
+    if first_key is not None:
+        hidden = hidden | (index < first_key[:, None, :, None])
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     s = (q @ k.mT * scale + table[:, distance.clamp(min=0)]).masked_fill(hidden, float("-inf"))
     return [s.softmax(-1) @ v, s.logsumexp(-1)]
 
 
 @pytest.mark.parametrize(
-    ("length", "heads", "groups", "dim", "v_dim", "window", "dtype", "view"),
+    ("length", "heads", "groups", "dim", "v_dim", "window", "dtype", "view", "starts"),
     [
-        (200, 4, 2, 32, 16, 129, torch.float32, True),  # padded to 256
-        (65, 2, 1, 20, 20, 1, torch.float32, False),
-        (130, 2, 2, 16, 16, None, torch.bfloat16, True),
+        (200, 4, 2, 32, 16, 129, torch.float32, True, None),  # padded to 256
+        (65, 2, 1, 20, 20, 1, torch.float32, False, None),
+        (130, 2, 2, 16, 16, None, torch.bfloat16, True, None),
+        (600, 2, 1, 16, 16, None, torch.float32, True, [[0, 7, 128, 300], [0, 590]]),
+        (200, 1, 1, 16, 16, 90, torch.float32, False, [[0, 1, 2], [0]]),
     ],
 )
 def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
-    length, heads, groups, dim, v_dim, window, dtype, view, monkeypatch
+    length, heads, groups, dim, v_dim, window, dtype, view, starts, monkeypatch
 ) -> None:
     calls = []  # instead of calls of the kernel for the table's gradient, which `test_cuda` tests
     monkeypatch.setattr(cuda.AddTableGradient, "apply", lambda out, lse, *rest: calls.append(rest) or (out, lse))
     inputs, grad = tensors(length, heads, groups, dim, v_dim, dtype, view)
     exact, grad_lse = [x.detach().double().requires_grad_() for x in inputs], torch.randn(grad.shape[:3])
-    out, lse = cuda.attend_flex(*inputs, window, 0.3, differentiable_lse=True)
+    first_key = None if starts is None else first_keys(length, starts)
+    out, lse = cuda.attend_flex(*inputs, window, 0.3, differentiable_lse=True, first_key=first_key)
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
-    got, expected = torch.autograd.grad((out, lse), inputs[:3], (grad, grad_lse)), by_definition(*exact, window, 0.3)
+    got = torch.autograd.grad((out, lse), inputs[:3], (grad, grad_lse))
+    expected = by_definition(*exact, window, 0.3, first_key)
     expected_gradients = torch.autograd.grad(expected, exact[:3], (grad.double(), grad_lse.double()))
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for ours, theirs in zip((out, lse, *got), (*expected, *expected_gradients), strict=True):

@@ -7,7 +7,7 @@ from torch import Tensor
 from kerple.attention import AttentionSpec, attend, backend_selection
 from kerple.attention.cuda import attend_flex
 from kerple.attention.reference import attend_reference
-from tests.attention.test_flex_on_cpu import by_definition, tensors
+from tests.attention.test_flex_on_cpu import by_definition, first_keys, tensors
 from tests.gpu.conftest import memory_below
 
 # relative error of norms; rounding to bf16 and fp16 changes one number by at most 4e-3 and 5e-4 of its value
@@ -41,6 +41,22 @@ def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, v
         # with a window of 1, the softmax of one score has no gradient, only rounding errors
         size = theirs.norm().maximum(grad.double().norm()) if window == 1 else theirs.norm()
         assert (ours.double() - theirs).norm() <= TOLERANCE[dtype] * size, name
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("length", [127, 600, 2048])
+def test_documents_are_attended_separately(length: int, window: int | None, device) -> None:
+    inputs, grad = tensors(length, HEADS, HEADS, 64, 64, torch.bfloat16, True, device)
+    first_key = first_keys(length, [[0, 3, 100, length // 2], [0]], device)
+    results = []
+    for attention, leaves in (
+        (attend, inputs),
+        (attend_reference, [x.detach().double().requires_grad_() for x in inputs]),
+    ):
+        out = attention(*leaves[:3], AttentionSpec(table=leaves[3], window=window, first_key=first_key))
+        results.append([out, *torch.autograd.grad(out, leaves, grad.to(out.dtype))])
+    for name, ours, theirs in zip(("out", "dq", "dk", "dv", "dtable"), *results, strict=True):
+        assert (ours.double() - theirs).norm() <= 2e-2 * theirs.norm(), name
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -52,7 +52,7 @@ def select(
     queries: Literal["all", "one", "last"],
     few_keys: bool,
     table: bool,
-    window: bool,
+    hidden_keys: bool,
     explicit_scores: bool,
 ) -> str:
     """Return the name of the backend of a call, and log the backend at its first use.
@@ -70,7 +70,7 @@ def select(
         few_keys: Whether there are at most `FEW_KEYS` keys.
         table: Whether a kernel for tables is needed: to add a bias by distance, or to return the log-sum-exp, which
             ``sdpa`` does not return.
-        window: Whether a window hides some keys.
+        hidden_keys: Whether a window or other documents hide some earlier keys.
         explicit_scores: Whether the strategy needs what no fused kernel supports: scores multiplied by a function of
             distance, replaced scores, additional terms of the output, additional keys, or queries that see the
             first tokens of the input although these are outside the window.
@@ -80,7 +80,7 @@ def select(
             than `FEW_KEYS` keys.
     """
     # not if ``queries`` is ``last``, because the causal mask of torch's kernel treats queries as the first tokens
-    plain = not table and not window and queries in ("all", "one")
+    plain = not table and not hidden_keys and queries in ("all", "one")
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
     elif explicit_scores:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kerple.attention.cpu_backward import TiledBackward, bias_line
+from kerple.attention.cpu_documents import TOGETHER, attend_documents, document_gradients
 from kerple.attention.spec import query_blocks
 
 
@@ -26,7 +27,7 @@ def forward_block(queries: int, window: int | None) -> int:
 
 @torch.library.custom_op("kerple::table_attention", mutates_args=(), device_types="cpu")
 def table_attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float, first_key: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Causal attention with an attention bias by distance.
 
@@ -37,17 +38,21 @@ def table_attention(
         table: Attention bias of each head at distance d = 0, 1, …, (H, >= Tk), fp32 (fp64 for fp64 queries).
         window: Queries see only keys at distance < window; None for all.
         scale: Factor of q·k.
+        first_key: Row of the first key that each query sees, (B, Tq) int64; None for the first row. See
+            `AttentionSpec.first_key`.
 
     Returns:
         The output (B, H, Tq, δ) in the dtype of q, and the log-sum-exp of the scores, (B, H, Tq), in the dtype of the
         table. Both are differentiable.
     """
+    # the kernel reads wrong memory, without an error, if the entries of a row are not contiguous
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if first_key is not None:
+        return attend_documents(q, k, v, table, window, scale, first_key)
     batch, heads, queries, dim = q.shape
     length = k.shape[2]
     block = forward_block(queries, window)
     line = bias_line(table, length, block, window)
-    # the kernel reads wrong memory, without an error, if the entries of a row are not contiguous
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out, lse = q.new_empty(batch, heads, queries, dim), table.new_empty(batch, heads, queries)
     for rows, columns in query_blocks(queries, length, block, window):
         indices = slice(rows.start - length + queries, rows.stop - length + queries)
@@ -75,34 +80,55 @@ def hankel_view(line: Tensor, length: int, rows: slice, columns: slice) -> Tenso
 
 @torch.library.custom_op("kerple::table_attention_backward", mutates_args=(), device_types="cpu")
 def table_attention_backward(
-    tensors: Sequence[Tensor], grad: Tensor, grad_lse: Tensor, window: int | None, scale: float, learned: bool
+    tensors: Sequence[Tensor],
+    grad: Tensor,
+    grad_lse: Tensor,
+    window: int | None,
+    scale: float,
+    learned: bool,
+    first_key: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and the table, each in the dtype of its tensor.
 
-    The arguments are those of `TiledBackward`.
+    The arguments are those of `TiledBackward`. With ``first_key`` it processes the sequences of long inputs one by one,
+    because each has other documents. Without gradients of the table and the log-sum-exp, torch's kernel is faster.
     """
-    return TiledBackward(tensors, grad, grad_lse, window, scale, learned).run()
+    q, k, v, table, out, lse = tensors
+    if first_key is None or (k.shape[2] <= TOGETHER and learned):
+        return TiledBackward(tensors, grad, grad_lse, window, scale, learned, first_key).run()
+    if not learned and not grad_lse.any():
+        q, k, v, grad = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, grad))
+        dq, dk, dv = document_gradients([q, k, v, table, out, lse], grad, window, scale, first_key)
+        return dq, dk, dv, torch.zeros_like(table)
+    gradients = list[tuple[Tensor, ...]]()
+    for b in range(len(q)):
+        q_b, k_b, v_b, out_b, lse_b, *others = (x[b : b + 1] for x in (q, k, v, out, lse, grad, grad_lse, first_key))
+        sequence = [q_b, k_b, v_b, table, out_b, lse_b]
+        gradients.append(TiledBackward(sequence, others[0], others[1], window, scale, learned, others[2]).run())
+    dqs, dks, dvs, dtables = zip(*gradients, strict=True)
+    return torch.cat(dqs), torch.cat(dks), torch.cat(dvs), torch.stack(dtables).sum(0)
 
 
 @table_attention.register_fake
-def _(q, k, v, table, window, scale):
+def _(q, k, v, table, window, scale, first_key=None):
     return q.new_empty(q.shape), table.new_empty(q.shape[:3])
 
 
 @table_attention_backward.register_fake
-def _(tensors, grad, grad_lse, window, scale, learned):
+def _(tensors, grad, grad_lse, window, scale, learned, first_key=None):
     q, k, v, table, *_ = tensors
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(table)
 
 
 def _save(ctx, inputs, output) -> None:
-    *tensors, ctx.window, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output)
+    *tensors, ctx.window, ctx.scale, first_key = inputs
+    ctx.save_for_backward(*tensors, *output, first_key)
 
 
 def _backward(ctx, grad: Tensor, grad_lse: Tensor):
-    options = ctx.window, ctx.scale, ctx.needs_input_grad[3]
-    return *table_attention_backward(list(ctx.saved_tensors), grad, grad_lse, *options), None, None
+    *tensors, first_key = ctx.saved_tensors
+    options = ctx.window, ctx.scale, ctx.needs_input_grad[3], first_key
+    return *table_attention_backward(tensors, grad, grad_lse, *options), None, None, None
 
 
 table_attention.register_autograd(_backward, setup_context=_save)

@@ -36,12 +36,23 @@ class TiledBackward:
         window: Queries saw only keys at distance < window; None for all.
         scale: Factor of q·k.
         learned: Whether the gradient of the table is computed. If False, zeros are returned for it.
+        first_key: Row of the first key that each query saw, (B, Tq) int64; None for the first row.
     """
 
     def __init__(
-        self, tensors: Sequence[Tensor], grad: Tensor, grad_lse: Tensor, window: int | None, scale: float, learned: bool
+        self,
+        tensors: Sequence[Tensor],
+        grad: Tensor,
+        grad_lse: Tensor,
+        window: int | None,
+        scale: float,
+        learned: bool,
+        first_key: Tensor | None = None,
     ) -> None:
         self.q, self.k, self.v, table, out, lse = tensors
+        self.first_key = first_key
+        # for each query, the first key that it sees in at least one sequence
+        self.first_keys = [0] * self.q.shape[2] if first_key is None else first_key.amin(0).tolist()
         self.grad, self.window, self.scale, self.learned = grad, window, scale, learned
         self.length = self.k.shape[2]
         self.first_query = self.length - self.q.shape[2]  # index of the key to which the first query belongs
@@ -63,7 +74,9 @@ class TiledBackward:
                 begin = self.first_query + max(0, keys.start - self.first_query) // queries_per_tile * queries_per_tile
                 end = self.length if self.window is None else min(self.length, keys.stop - 1 + self.window)
                 for rows in reversed(slices(begin, end, queries_per_tile, self.length)):
-                    self.add_query_block(heads, rows, slice(keys.start, min(keys.stop, rows.stop)))
+                    start = max(keys.start, self.first_keys[rows.start - self.first_query])
+                    if start < min(keys.stop, rows.stop):
+                        self.add_query_block(heads, rows, slice(start, min(keys.stop, rows.stop)))
         dq, dk, dv = (x.to(self.q.dtype) for x in (self.dq, self.dk, self.dv))
         return dq, dk, dv, self.dtable
 
@@ -94,6 +107,9 @@ class TiledBackward:
         torch.sub(bias, lse, out=p_by_head)
         p.baddbmm_(q.to(p.dtype), k.to(p.dtype).mT, alpha=self.scale).clamp_(min=MIN_EXPONENT).exp_()
         self.hide(p, rows.start - keys.start)
+        if self.first_key is not None:
+            hidden = torch.arange(keys.start, keys.stop) < self.first_key[batch, None, queries, None]
+            p_by_head.masked_fill_(hidden, 0)  # (batch, 1, queries, keys)
         dv.add_(torch.bmm(p.to(q.dtype).mT, grad).view(dv.shape))
         torch.bmm(grad, v.mT, out=ds) if ds.dtype == q.dtype else ds.copy_(torch.bmm(grad, v.mT))  # dP
         ds_by_head.sub_(delta).mul_(p_by_head)

@@ -24,9 +24,18 @@ class AddTableGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, window: int | None
+        ctx,
+        out: Tensor,
+        lse: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        table: Tensor,
+        scale: float,
+        window: int | None,
+        first_key: Tensor | None = None,
     ):
-        ctx.save_for_backward(out, lse, q, k, v, table)
+        ctx.save_for_backward(out, lse, q, k, v, table, first_key)
         ctx.scale, ctx.window = scale, window
         ctx.set_materialize_grads(False)  # the log-sum-exp often has no gradient
         return out.view_as(out), lse.view_as(lse)
@@ -36,16 +45,23 @@ class AddTableGradient(torch.autograd.Function):
         # imported here, because it needs Triton, which may be missing without a GPU
         from kerple.attention.cuda_table_gradient import table_gradient
 
-        out, lse, q, k, v, table = ctx.saved_tensors
+        out, lse, q, k, v, table, first_key = ctx.saved_tensors
         delta = (grad.float() * out.float()).sum(-1)  # (B, H, T); computed here, where torch.compile can fuse it
         if grad_lse is not None:
             delta = delta - grad_lse
-        grad_table = table_gradient(grad, q, k, v, table, lse, delta, ctx.scale, ctx.window)
-        return grad, grad_lse, None, None, None, grad_table, None, None
+        grad_table = table_gradient(grad, q, k, v, table, lse, delta, ctx.scale, ctx.window, first_key)
+        return grad, grad_lse, None, None, None, grad_table, None, None, None
 
 
 def attend_flex(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None, scale: float, differentiable_lse: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    window: int | None,
+    scale: float,
+    differentiable_lse: bool,
+    first_key: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of T queries and T keys with an attention bias by distance.
 
@@ -59,6 +75,8 @@ def attend_flex(
         window: Queries see only keys at distance < window; None for all.
         scale: Factor of q·k.
         differentiable_lse: Whether the log-sum-exp is differentiable.
+        first_key: Row of the first key that each query sees, (B, T) int64; None for the first row. See
+            `kerple.attention.AttentionSpec.first_key`.
 
     Returns:
         The output (B, H, T, δv) in the dtype of q, and the log-sum-exp of the scores, (B, H, T) fp32.
@@ -69,12 +87,14 @@ def attend_flex(
     differentiable = table is not None and table.requires_grad and torch.is_grad_enabled()
     separate = differentiable and has_separate_gradient()
     line = None if table is None else aligned_copies(table.detach() if separate else table, padded)
+    # queries after the last token see only keys after it
+    first = None if first_key is None else F.pad(first_key, (0, padded - length), value=length).to(torch.int32)
     with torch.autocast(q.device.type, enabled=False):  # FlexAttention would round fp32 to bf16 under autocast
         if torch.compiler.is_compiling():
-            mask = build_mask(padded, window, q.device)
+            mask = build_mask(padded, window, q.device, first)
             out, lse = flex(rows[0], rows[1], rows[2], line, mask, scale, differentiable_lse)
         else:
-            mask = causal_mask(padded, window, q.device)
+            mask = causal_mask(padded, window, q.device, first)
             try:
                 out, lse = compiled_flex()(*rows, line, mask, scale, differentiable_lse)
             except Exception as error:  # any error of the compiler or the chip
@@ -82,7 +102,7 @@ def attend_flex(
                 raise
     out, lse = out[:, :, :length], lse[:, :, :length]
     if separate:
-        out, lse = AddTableGradient.apply(out, lse, q.detach(), k.detach(), v.detach(), table, scale, window)
+        out, lse = AddTableGradient.apply(out, lse, q.detach(), k.detach(), v.detach(), table, scale, window, first_key)
     return out, lse
 
 
@@ -168,20 +188,21 @@ def compiled_flex() -> Callable[..., Any]:
 
 
 @lru_cache(maxsize=32)
-def causal_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
-    """Return the cached result of `build_mask`."""
+def causal_mask(length: int, window: int | None, device: torch.device, first_key: Tensor | None = None) -> BlockMask:
+    """Return the cached result of `build_mask`. A tensor ``first_key`` is identified by its object."""
     # training may reuse a mask from evaluation, and autograd cannot save tensors created in inference mode
     with torch.inference_mode(False), torch.no_grad():
-        return build_mask(length, window, device)
+        return build_mask(length, window, device, first_key)
 
 
-def build_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
-    """Build a causal mask with a window from blocks of 128 × 128, without a T × T tensor.
+def build_mask(length: int, window: int | None, device: torch.device, first_key: Tensor | None = None) -> BlockMask:
+    """Build a causal mask with a window and documents from blocks of 128 × 128, without a T × T tensor.
 
     Args:
         length: Number of tokens T, a multiple of 128.
         window: Queries see only keys at distance < window; None for all.
         device: Device of the mask.
+        first_key: Row of the first key that each query sees, (B, T) int32, not decreasing; None for the first row.
     """
     blocks = length // MASK_BLOCK
     window = length if window is None else window
@@ -189,14 +210,20 @@ def build_mask(length: int, window: int | None, device: torch.device) -> BlockMa
     offset = i[:, None] - i  # distance in blocks, (query blocks, key blocks)
     visited = (offset >= 0) & ((offset - 1) * MASK_BLOCK + 1 < window)  # blocks with at least one visible pair
     whole = visited & (offset > 0) & ((offset + 1) * MASK_BLOCK - 1 < window)  # blocks in which all pairs are visible
+    if first_key is not None:
+        first, last = first_key[:, ::MASK_BLOCK, None], first_key[:, MASK_BLOCK - 1 :: MASK_BLOCK, None]
+        visited = visited & ((i + 1) * MASK_BLOCK > first)  # (B, query blocks, key blocks)
+        whole = whole & (i * MASK_BLOCK >= last)
 
     def counts_and_indices(selected: Tensor) -> tuple[Tensor, Tensor]:
         """Return, for each query block, the number of selected key blocks, and all indices, selected blocks first."""
+        selected = selected if selected.ndim == 3 else selected[None]  # (B or 1, query blocks, key blocks)
         order = selected.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-        return selected.sum(-1).to(torch.int32)[None, None], order.to(torch.int32)[None, None]
+        return selected.sum(-1).to(torch.int32)[:, None], order.to(torch.int32)[:, None]
 
     def visible(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
-        return (m >= n) & (m - n < window)
+        seen = (m >= n) & (m - n < window)
+        return seen if first_key is None else seen & (n >= first_key[b, m])
 
     partial_count, partial_index = counts_and_indices(visited & ~whole)
     whole_count, whole_index = counts_and_indices(whole)

@@ -39,18 +39,20 @@ def tiling(capability: tuple[int, int], dim: int) -> tuple[int, int, int]:
 
 @triton.jit
 def diagonal_kernel(
-    Q, K, V, G, LSE, DELTA, TABLE, OUT,
+    Q, K, V, G, LSE, DELTA, TABLE, OUT, FIRST,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, table_h,
     scale, length, window, batch, heads, blocks,
     DIM: tl.constexpr, V_DIM: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
     GROUP: tl.constexpr, SIDE: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
     """Write partial sums of dS to OUT, (SPLITS, heads, diagonals, SIDE, SIDE) fp32.
 
     The grid of programs is (diagonals, heads, SPLITS). G is the gradient of the output, and DELTA is Δ. Arguments such
     as q_b, q_h and q_t are strides of batch, heads and tokens. GROUP query heads share a key head. DIM and V_DIM are
     head dimensions, and WIDTH and V_WIDTH are these dimensions padded to powers of 2. EVEN is true if the length is
-    a multiple of SIDE. Masks that are true because of a constant are removed by the compiler.
+    a multiple of SIDE. DOCUMENTS is true if FIRST has the first key that each query sees, (batch, length) int32. Masks
+    that are true because of a constant are removed by the compiler.
     """
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.arange(0, SIDE)
@@ -79,6 +81,9 @@ def diagonal_kernel(
         lse = tl.load(LSE + index, mask=inside, other=float("inf"))  # probability 0 for queries after the last token
         delta = tl.load(DELTA + index, mask=inside, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + bias - (lse * log2e)[:, None]
+        if DOCUMENTS:
+            first = tl.load(FIRST + b * length + m, mask=inside, other=0)
+            s = tl.where(n[None, :] >= first[:, None], s, float("-inf"))
         total += tl.exp2(s) * (tl.dot(g, tl.trans(v), input_precision="ieee") - delta[:, None])
     start = ((split * heads + head).to(tl.int64) * tl.num_programs(0) + diagonal) * SIDE * SIDE
     tl.store(OUT + start + row[:, None] * SIDE + row[None, :], total)
@@ -113,6 +118,7 @@ def table_gradient(
     delta: Tensor,
     scale: float,
     window: int | None,
+    first_key: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of the table, in O(T) memory.
 
@@ -127,6 +133,7 @@ def table_gradient(
         delta: Δ (B, H, T) fp32: the sum over δv of grad ∘ output, minus the gradient of ``lse`` if there is one.
         scale: Factor of q·k.
         window: Queries saw only keys at distance < window; None for all.
+        first_key: Row of the first key that each query saw, (B, T) int64; None for the first row.
 
     Returns:
         Contiguous fp32 tensor in the shape of ``table``; 0 at distances that do not occur.
@@ -142,11 +149,11 @@ def table_gradient(
     splits = splits_per_diagonal(diagonals * heads, batch * blocks)
     tiles = table.new_empty(splits, heads, diagonals, side, side)
     diagonal_kernel[(diagonals, heads, splits)](
-        q, k, v, grad, lse, delta, table, tiles,
+        q, k, v, grad, lse, delta, table, tiles, lse if first_key is None else first_key.to(torch.int32).contiguous(),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3], table.stride(0),
         scale, length, window, batch, heads, blocks,
         DIM=dim, V_DIM=v_dim, WIDTH=width(dim), V_WIDTH=width(v_dim),
-        GROUP=heads // k.shape[1], SIDE=side, SPLITS=splits, EVEN=length % side == 0,
+        GROUP=heads // k.shape[1], SIDE=side, SPLITS=splits, EVEN=length % side == 0, DOCUMENTS=first_key is not None,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     gradient = torch.zeros_like(table)
@@ -156,7 +163,7 @@ def table_gradient(
 
 
 @table_gradient.register_fake
-def _(grad, q, k, v, table, lse, delta, scale, window):
+def _(grad, q, k, v, table, lse, delta, scale, window, first_key=None):
     return table.new_empty(table.shape)  # contiguous even if the table is not
 
 

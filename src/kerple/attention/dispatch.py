@@ -78,13 +78,17 @@ def normalise(
         q, k, neighbors = q.chunk(2, -1)[0], k.chunk(2, -1)[0], None  # all keys are near: the first halves are enough
     tables = (spec.table, spec.score_scale, spec.sink)
     table, score_scale, sink = (None if x is None else x.to(score_dtype) for x in tables)
+    first_key = spec.first_key
+    if first_key is not None:  # a query sees its own key, even in padding
+        first_key = first_key.minimum(torch.arange(length - q.shape[2], length, device=q.device))
     spec = replace(spec, scale=scale, table=table, score_scale=score_scale, window=window, sink=sink)
-    return q, k, replace(spec, neighbor_window=neighbors)
+    return q, k, replace(spec, neighbor_window=neighbors, first_key=first_key)
 
 
 def select_backend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, option: AttentionOption) -> str:
     """Return the name of the implementation for these arguments of `attend`, after `normalise`."""
     queries, length = q.shape[2], k.shape[2]
+    halves_of_documents = spec.first_key is not None and spec.neighbor_window is not None
     unfused = (spec.score_scale, spec.more_keys, spec.modify_scores, spec.add_to_output)
     return select(
         option,
@@ -95,8 +99,8 @@ def select_backend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, option:
         few_keys=length <= FEW_KEYS,
         # a sink and two halves need the log-sum-exp, which the kernels for tables return and torch's sdpa does not
         table=spec.table is not None or spec.sink is not None or spec.neighbor_window is not None,
-        window=spec.window is not None,
-        explicit_scores=spec.first_keys > 0 or any(modification is not None for modification in unfused),
+        hidden_keys=spec.window is not None or spec.first_key is not None,
+        explicit_scores=spec.first_keys > 0 or halves_of_documents or any(x is not None for x in unfused),
     )
 
 
@@ -120,3 +124,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
         shape = tuple(spec.sink.shape)
         fits = shape in (q.shape[1:2], q.shape[:3])
         require(fits, "sink", f"shape {shape}", f"(H,) or (B, H, Tq) of q {tuple(q.shape)}")
+    if spec.first_key is not None:
+        shape, dtype = tuple(spec.first_key.shape), spec.first_key.dtype
+        fits = shape == (q.shape[0], queries) and dtype == torch.int64
+        require(fits, "first_key", f"shape {shape} {dtype}", f"(B, Tq) = {q.shape[0], queries} torch.int64")

@@ -70,8 +70,8 @@ def cpu_kernel(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Te
     """The `Kernel` for the CPU: `kerple.attention.cpu.table_attention`."""
     k, values = repeat_for_query_heads(q, k, pad_to_width(v, q.shape[3]))
     dtype = torch.promote_types(q.dtype, torch.float32)
-    table = q.new_zeros(q.shape[1], k.shape[2], dtype=dtype) if spec.table is None else spec.table
-    out, lse = table_attention(q, k, values, table, spec.window, spec.scale_of(q))
+    table = q.new_zeros(1, k.shape[2], dtype=dtype).expand(q.shape[1], -1) if spec.table is None else spec.table
+    out, lse = table_attention(q, k, values, table, spec.window, spec.scale_of(q), spec.first_key)
     return out[..., : v.shape[3]], lse
 
 
@@ -80,7 +80,7 @@ def gpu_kernel(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Te
     from kerple.attention.cuda import attend_flex  # imported here, because this import is slow
 
     differentiable_lse = spec.sink is not None or spec.neighbor_window is not None
-    return attend_flex(q, k, v, spec.table, spec.window, spec.scale_of(q), differentiable_lse)
+    return attend_flex(q, k, v, spec.table, spec.window, spec.scale_of(q), differentiable_lse, spec.first_key)
 
 
 def pad_to_width(v: Tensor, width: int) -> Tensor:

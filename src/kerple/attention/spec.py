@@ -29,7 +29,10 @@ class AttentionSpec:
         score_scale: Factor of the scaled scores at distance d = 0, 1, …, (H, >= Tk), applied before ``table`` is added.
         window: Queries see only keys at distance d < window; None for all.
         first_keys: Number of first keys that every later query sees in addition to its window. It has no effect if
-            ``window`` is None.
+            ``window`` is None. With ``first_key``, these are the first keys that the query sees without the window.
+        first_key: Row of the first key that each query sees, (B, Tq) int64; None if it is the first row. A query always
+            sees its own key. Rows must not decrease from one query to the next, as in consecutive documents. A padding
+            token before an input is hidden from later queries if each padding token is a document.
         sink: Additional logit in the softmax that belongs to no key and no value vector, (H,) or (B, H, Tq).
         modify_scores: Function ``f(s, q, k, block)`` that changes the scores of a `kerple.positions.QueryKeyBlock`. It
             may be called again in the backward pass. ``s`` are the scores (B, H, queries, keys) after ``score_scale``
@@ -53,6 +56,7 @@ class AttentionSpec:
     score_scale: Tensor | None = None
     window: int | None = None
     first_keys: int = 0
+    first_key: Tensor | None = None
     sink: Tensor | None = None
     modify_scores: ModifyScores | None = None
     add_to_output: AddToOutput | None = None
@@ -72,10 +76,11 @@ class AttentionSpec:
         return QueryKeyBlock(self.keys[rows], self.keys[columns], seen, state)
 
     def select_queries(self, queries: slice) -> "AttentionSpec":
-        """Return the specification for a block of queries: ``sink`` and ``more_keys`` of only these queries."""
+        """Return the specification for a block of queries, with the values that belong to only these queries."""
         sink = self.sink[:, :, queries] if self.sink is not None and self.sink.ndim == 3 else self.sink
         more_keys = None if self.more_keys is None else (self.more_keys[0][:, :, queries], self.more_keys[1])
-        return replace(self, sink=sink, more_keys=more_keys)
+        first_key = None if self.first_key is None else self.first_key[:, queries]
+        return replace(self, sink=sink, more_keys=more_keys, first_key=first_key)
 
 
 UNMODIFIED = AttentionSpec()
@@ -95,16 +100,19 @@ def query_blocks(queries: int, length: int, block: int, window: int | None) -> l
 
 
 def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch.device) -> Tensor:
-    """Return which keys each query sees, bool (queries, keys).
+    """Return which keys each query sees, bool (queries, keys), or (B, 1, queries, keys) with ``spec.first_key``.
 
-    A query sees its own and earlier keys, if they are in its window or among the ``spec.first_keys`` first keys.
+    A query sees its own and earlier keys from ``spec.first_key`` on, if they are in its window or among the
+    ``spec.first_keys`` first of these keys. ``spec.first_key`` has only the queries in ``rows``.
     """
     queries = torch.arange(rows.start, rows.stop, device=device)
     keys = torch.arange(columns.start, columns.stop, device=device)
     distance = queries[:, None] - keys
-    if spec.window is None:
-        return distance >= 0
-    return (distance >= 0) & ((distance < spec.window) | (keys < spec.first_keys))
+    first_key = 0 if spec.first_key is None else spec.first_key[:, None, :, None]
+    seen = distance >= 0
+    if spec.window is not None:
+        seen = seen & ((distance < spec.window) | (keys < first_key + spec.first_keys))
+    return seen if spec.first_key is None else seen & (keys >= first_key)
 
 
 def scores(
