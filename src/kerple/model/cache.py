@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kerple.base.errors import require
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 
@@ -52,18 +53,28 @@ class Cache:
         visibility: Keys that a query sees in calls with this cache.
         layers: Cache of each layer.
         tokens: All earlier tokens (B, T); None before the first call.
+        documents: Document of each earlier token, (B, T); None before the first call, or without documents.
     """
 
     visibility: Visibility = EVERYTHING
     layers: list[LayerCache] = field(default_factory=list)
     tokens: Tensor | None = None
+    documents: Tensor | None = None
 
     @property
     def length(self) -> int:
         """Number of earlier tokens."""
         return 0 if self.tokens is None else self.tokens.shape[1]
 
-    def append(self, tokens: Tensor) -> Tensor:
-        """Append new tokens (B, t), and return all tokens, (B, T + t)."""
+    def all_documents(self, documents: Tensor | None) -> Tensor | None:
+        """Return the documents of all tokens, (B, T + t), given those of new tokens, (B, t) or None."""
+        valid = self.tokens is None or (documents is None) == (self.documents is None)
+        given = "none" if documents is None else "documents"
+        require(valid, "documents", given, "documents in all calls with a cache, or in none")
+        return documents if documents is None or self.documents is None else torch.cat([self.documents, documents], 1)
+
+    def append(self, tokens: Tensor, all_documents: Tensor | None) -> Tensor:
+        """Append new tokens (B, t), store the result of `all_documents`, and return all tokens, (B, T + t)."""
         self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], 1)
+        self.documents = all_documents
         return self.tokens

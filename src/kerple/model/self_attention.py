@@ -67,6 +67,9 @@ class PositionContext:
             distance = self.positions.rows.float()
             self.spec = replace(self.spec, table=position.bias(distance), score_scale=position.score_scale(distance))
         separate = is_separable(position, visibility) and (cached is not None or visibility.distances != "true")
+        given = f"documents with first_keys {first_keys}"
+        expected = "0, or without a cache first tokens at their true distances"
+        require(positions.first_key is None or not separate, "documents", given, expected)
         self.first_tokens = FirstTokens(position, self.positions, cached) if separate else None
 
 
@@ -169,10 +172,14 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
             expected = f"({q.shape[1]}, {table.shape[-1]}), one row per head"
             raise UserError(f"{name}: got shape {tuple(table.shape)}, expected {expected}")
     keys = context.positions[-v.shape[2] :]
+    first_key = context.queries.first_key
+    if first_key is not None and len(keys.rows) < len(context.positions.rows):  # the first keys have left the cache
+        first_key = (first_key - keys.rows[0]).clamp(min=0)
     pairwise = not keys.contiguous and (position.uses("bias") or position.uses("score_scale"))
     return replace(
         context.spec,
         scale=v.shape[-1] ** -0.5,  # the scale for δ, although `Position.transform_qk` may change the head dimension
+        first_key=first_key,
         sink=position.sink_logit(q, context.queries),
         modify_scores=position.apply_to_scores if pairwise or position.uses("modify_scores") else None,
         add_to_output=position.add_to_output if position.uses("add_to_output") else None,

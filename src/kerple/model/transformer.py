@@ -91,6 +91,8 @@ class Transformer(
         """Token that is added before every input; None for none.
 
         Lengths and windows exclude it. A window of a test contains it, but not a narrower window of a layer."""
+        self.restart_positions = True
+        """Whether positions restart at the first token of each document; biases by distance are equal without it."""
         self.places: Callable[[Tensor], Tensor] | None = None
         """Function from tokens to `TokenPositions.places` (B, T), for example the significance of digits; or None."""
 
@@ -111,6 +113,7 @@ class Transformer(
         offset: int = 0,
         cache: Cache | None = None,
         last: int | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """Return the logits of the next token after each token.
 
@@ -120,18 +123,30 @@ class Transformer(
             offset: Number added to every position.
             cache: Cache from `new_cache`, which contains all earlier tokens. ``tokens`` are added to it.
             last: Number of last tokens whose logits are returned; None for all.
+            documents: Document of each token, int64 in the shape of ``tokens``; None for a single document per
+                sequence. Consecutive equal numbers are a document. Queries see only keys of their document, and by
+                default positions restart (`restart_positions`), so that the logits are those of each document as a
+                separate input. An end-of-text token belongs to the document that follows it, whose first token it
+                predicts.
 
         Returns:
             Logits (B, T, V), or (B, last, V), in the dtype of the head's output.
 
         Raises:
-            UserError: If the cache has another visibility, or the strategy cannot represent a position.
+            UserError: If the cache has another visibility, or the strategy cannot represent a position. If
+                ``documents`` has another shape or dtype, or is combined with `bos` or with first tokens that need a
+                cache or other distances.
         """
-        x = self.features(tokens, visibility, offset, cache)  # (B, T, D)
+        x = self.features(tokens, visibility, offset, cache, documents)  # (B, T, D)
         return cap_logits(self.head(x if last is None else x[:, -last:]), self.logit_cap)
 
     def features(
-        self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0, cache: Cache | None = None
+        self,
+        tokens: Tensor,
+        visibility: Visibility = EVERYTHING,
+        offset: int | Tensor = 0,
+        cache: Cache | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """Return the input of the head, (B, T, D).
 
@@ -141,6 +156,10 @@ class Transformer(
         if cache is not None:
             expected = f"{cache.visibility}, with which the cache was created; or create another cache"
             require(cache.visibility == visibility, "visibility", visibility, expected)
+        if documents is not None:
+            check_documents(documents, tokens)
+            given = "documents for a network that adds BOS"
+            require(self.bos is None, "documents", given, "a network without BOS, or inputs of one document")
         cached = None if cache is None else cache.length
         adds_bos = self.bos is not None and not cached
         if self.bos is not None:
@@ -148,14 +167,12 @@ class Transformer(
         if adds_bos:
             tokens = F.pad(tokens, (1, 0), value=self.bos)
         length = (cached or 0) + tokens.shape[1]
-        end = length + int(torch.as_tensor(offset).max())
-        for p in self.positions:
-            if p.max_length is not None and end > p.max_length:
-                given = f"{type(p).__name__} has positions up to {p.max_length - 1}, got {end - 1}"
-                advice = "use shorter inputs, or for Learned set model.position.beyond to 'clamp' or 'interpolate'"
-                raise UserError(f"model.position: {given}; {advice}")
-        all_tokens = tokens if cache is None else cache.append(tokens)  # (B, length)
         positions = TokenPositions.arange(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
+        documents = documents if cache is None else cache.all_documents(documents)
+        if documents is not None:
+            positions = positions.divided(documents, self.restart_positions)
+        self._check_limits(positions, offset)
+        all_tokens = tokens if cache is None else cache.append(tokens, documents)  # (B, length)
         if self.places is not None:
             positions = replace(positions, places=self.places(all_tokens))
         shifted = positions  # positions in layers without a window; layers with a window ignore offsets per token
@@ -172,8 +189,26 @@ class Transformer(
             x = run(block, x, self.positions[strategy], contexts[strategy], None if cache is None else cache.layers[i])
         return self.norm(x[:, int(adds_bos) :])
 
+    def _check_limits(self, positions: TokenPositions, offset: int | Tensor) -> None:
+        """Raise a UserError if a strategy cannot represent one of the positions, to which ``offset`` is added."""
+        for p in self.positions:
+            if p.max_length is None:
+                continue
+            restarted = self.restart_positions and positions.first_key is not None
+            # with documents, the numbers are read from the device
+            length = int(positions.document_rows.max()) + 1 if restarted else len(positions.rows)
+            if (end := length + int(torch.as_tensor(offset).max())) > p.max_length:
+                given = f"{type(p).__name__} has positions up to {p.max_length - 1}, got {end - 1}"
+                advice = "use shorter inputs, or for Learned set model.position.beyond to 'clamp' or 'interpolate'"
+                raise UserError(f"model.position: {given}; {advice}")
+
     def losses(
-        self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
+        self,
+        tokens: Tensor,
+        last: int | None = None,
+        visibility: Visibility = EVERYTHING,
+        offset: int | Tensor = 0,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """Return the negative log-likelihood of each target in nats, see `kerple.model.loss.target_losses`.
 
@@ -182,11 +217,16 @@ class Transformer(
             last: Number of last targets whose losses are returned; None for all.
             visibility: Keys that a query sees in every layer.
             offset: Number added to every position, or one number per input token, see `SupportsOffset`.
+            documents: Document of each token, int64 in the shape of ``tokens``, see `forward`. The number of the last
+                token, which is only a target, has no effect.
 
         Returns:
             Losses (B, T), or (B, last), fp32, or fp64 in an fp64 network.
         """
-        x, targets = self.features(tokens[:, :-1], visibility, offset), tokens[:, 1:]
+        if documents is not None:
+            check_documents(documents, tokens)
+            documents = documents[:, :-1]
+        x, targets = self.features(tokens[:, :-1], visibility, offset, documents=documents), tokens[:, 1:]
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
         losses_of_rows = row_losses if x.device.type == "cpu" else self.row_losses
@@ -259,6 +299,13 @@ class Transformer(
         """Project the parameters of all strategies into their ranges, in place."""
         for position in self.positions:
             position.constrain_()
+
+
+def check_documents(documents: Tensor, tokens: Tensor) -> None:
+    """Raise a UserError if ``documents`` are not int64 in the shape of ``tokens``."""
+    valid = documents.shape == tokens.shape and documents.dtype == torch.int64
+    given = f"shape {tuple(documents.shape)} {documents.dtype}"
+    require(valid, "documents", given, f"one number per token, {tuple(tokens.shape)} torch.int64")
 
 
 def run_block(

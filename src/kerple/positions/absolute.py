@@ -91,7 +91,7 @@ class Learned(Position):
         assert self.table is not None
         ids, last = positions.ids, self.rows - 1
         if self.beyond == "interpolate":
-            largest = ids.amax(-1, keepdim=True).clamp(min=last).to(exact_dtype(ids.device))  # ((B,) 1)
+            largest = positions.largest.clamp(min=last).to(exact_dtype(ids.device))  # ((B,) 1) or (B, T)
             row = ids * (last / largest)  # ((B,) T)
             below = row.floor().long()
             fraction = (row - below).to(self.table.dtype)[..., None]  # ((B,) T, 1)

@@ -95,4 +95,4 @@ class DAPEv2(DAPE):
         x = F.pad(x.masked_fill(~block.seen, 0), (1, 1))  # (…, c, Tq, Tk + 2)
         keys = block.seen.shape[-1]
         neighbours = torch.cat([x[..., i : i + keys] for i in range(3)], -3)  # (…, 3c, Tq, Tk): key n - 1, n, n + 1
-        return product(weight.flatten(1), neighbours.flatten(-2)).unflatten(-1, block.seen.shape)
+        return product(weight.flatten(1), neighbours.flatten(-2)).unflatten(-1, block.seen.shape[-2:])

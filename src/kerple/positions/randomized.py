@@ -60,7 +60,11 @@ class RandomizedPositions(Resampled):
     def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
         length = positions.rows.shape[0]
         drawn = self.drawn if self.training and length <= len(self.drawn) else self.fixed
-        ids = drawn[:length].sort().values  # (T,)
+        if positions.first_key is None:
+            ids = drawn[:length].sort().values  # (T,)
+        else:  # sorted in each document, because the documents have consecutive ranges of numbers
+            first = positions.first_key * len(self.fixed)
+            ids = (first + drawn[positions.document_rows]).sort().values - first  # (B, T)
         return self.position.remap_positions(replace(positions, ids=ids, contiguous=False), tokens)
 
     def draw_(self) -> None:

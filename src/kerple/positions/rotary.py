@@ -182,7 +182,7 @@ class RoPE(Position):
         Both are (T, r/2) fp64, or (B, T, r/2) if positions differ between sequences.
         """
         ids = positions.ids[..., None]
-        radians = self.frequencies(positions.ids)  # radians per position
+        radians = self.frequencies(positions.largest)  # radians per position
         angle = ids * radians
         if self.mistake:
             angle = round_to_bf16(round_to_bf16(ids.to(radians.dtype)) * round_to_bf16(radians))

@@ -50,14 +50,14 @@ class RotaryFrequencies:
             return 0.1 * math.log(self.factor) + 1
         return math.sqrt(1 + math.log(self.factor) / math.log(self.length)) if self.scaling == "longrope" else 1.0
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        """Return the frequencies (r/2,) fp64 for an input with positions ``ids``, (T,) or (B, T) int64.
+    def __call__(self, largest: Tensor) -> Tensor:
+        """Return the frequencies (r/2,) fp64 for an input with the largest position `TokenPositions.largest`.
 
-        With ``dynamic_ntk`` and ``longrope`` they depend on the largest position of each sequence, and have the shape
-        (1, r/2) or (B, 1, r/2).
+        With ``dynamic_ntk`` and ``longrope`` they depend on this position, and have the shape (1, r/2), (B, 1, r/2), or
+        (B, T, r/2) with documents.
         """
-        r, device, factor = self.dim, ids.device, self.factor
-        end = ids.amax(-1, keepdim=True)[..., None] + 1  # ((B,) 1, 1)
+        r, device, factor = self.dim, largest.device, self.factor
+        end = largest[..., None] + 1  # (1, 1), (B, 1, 1) or (B, T, 1)
         if self.scaling == "ntk":
             return frequencies(r, self.base * factor ** (r / (r - 2)), device)
         if self.scaling == "dynamic_ntk":

@@ -49,7 +49,7 @@ class SSMax(Position):
         self.offset = None if bias is None else nn.Parameter(torch.full_like(self.scale.detach(), bias))
 
     def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
-        factor = self.scale[:, None] * positions.visible.to(self.scale.dtype).log()  # (H, T)
+        factor = self.scale[:, None] * positions.visible.to(self.scale.dtype).log()  # ((B,) H, T)
         factor = factor if self.offset is None else factor + self.offset[:, None]
         return (precise(q) * factor[..., None]).to(q.dtype), k
 
@@ -99,8 +99,8 @@ class Temperature(Position):
         return (precise(q) * self.factor(positions, precise(q).dtype)).to(q.dtype), k
 
     def factor(self, positions: TokenPositions, dtype: torch.dtype) -> Tensor:
-        """Return the factor of each query, (T, 1), in this dtype."""
-        n = positions.visible[:, None]
+        """Return the factor of each query, (T, 1), or (B, 1, T, 1) with documents, in this dtype."""
+        n = positions.visible[..., None]
         if self.rule in ("llama4", "ministral3"):
             steps = (n if self.rule == "llama4" else n - 1) // self.length
             return 1 + self.scale * steps.to(dtype).log1p()

@@ -9,10 +9,11 @@ Tk the number of keys, and N a number of distances.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -34,6 +35,8 @@ class TokenPositions:
             not, functions of distance are computed once per pair of query and key, instead of once per distance.
         places: Places (B, T) int64, 0 for tokens without a place; None if no task assigns places.
         visibility: Keys that each token sees as a query. It may differ between layers.
+        first_key: Row of the first key that each token sees as a query, the first token of its document; (B, T) int64.
+            None if the input is one document.
     """
 
     rows: Tensor
@@ -41,6 +44,7 @@ class TokenPositions:
     contiguous: bool = True
     places: Tensor | None = None
     visibility: Visibility = field(default_factory=Visibility)  # torch 2.11 cannot trace a default that is an object
+    first_key: Tensor | None = None
     _results: dict[Callable, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
@@ -60,13 +64,44 @@ class TokenPositions:
     def __getitem__(self, tokens: slice) -> "TokenPositions":
         places = None if self.places is None else self.places[..., tokens]
         rows, ids = self.rows[tokens], self.ids[..., tokens]
-        return TokenPositions(rows, ids, self.contiguous, places, self.visibility)
+        first_key = None if self.first_key is None else self.first_key[:, tokens]
+        return TokenPositions(rows, ids, self.contiguous, places, self.visibility, first_key)
 
     @property
     def visible(self) -> Tensor:
-        """Number of keys that each token sees as a query, including itself; (T,) int64."""
+        """Number of keys that each token sees as a query, including itself.
+
+        The shape is (T,), or (B, 1, T) with documents, which broadcasts over heads.
+        """
         window, first_keys = self.visibility.window, self.visibility.first_keys
-        return self.rows + 1 if window is None else (self.rows + 1).clamp(max=window + first_keys)
+        visible = self.document_rows + 1
+        visible = visible if visible.ndim == 1 else visible[:, None]
+        return visible if window is None else visible.clamp(max=window + first_keys)
+
+    @property
+    def document_rows(self) -> Tensor:
+        """Rows counted from the first token of each document, (B, T) int64; ``rows`` (T,) if there is one document."""
+        return self.rows if self.first_key is None else self.rows - self.first_key
+
+    @property
+    def largest(self) -> Tensor:
+        """Largest position of the input, ((B,) 1) int64, or of the document of each token, (B, T)."""
+        if self.first_key is None:
+            return self.ids.amax(-1, keepdim=True)
+        first = (self.first_key - self.rows[0]).clamp(min=0)  # index of the first of these tokens in the same document
+        ids = self.ids.expand_as(first)
+        return torch.zeros_like(ids).scatter_reduce(-1, first, ids, "amax").gather(-1, first)
+
+    def divided(self, documents: Tensor, restart: bool) -> "TokenPositions":
+        """Return the positions of an input that contains several documents.
+
+        Args:
+            documents: Document of each token, (B, T) int64. Consecutive equal numbers are a document.
+            restart: Whether the first token of each document has the position of the input's first token.
+        """
+        starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+        first_key = (starts * self.rows).cummax(-1).values
+        return replace(self, first_key=first_key, ids=self.ids - first_key if restart else self.ids)
 
 
 @dataclass(frozen=True)
@@ -76,8 +111,9 @@ class QueryKeyBlock:
     Args:
         queries: Positions of the queries.
         keys: Positions of the keys.
-        seen: Which keys each query sees, (Tq, Tk) bool. Unseen keys must not influence any result: results must
-            not depend on the size of the block, which determines the number of unseen keys.
+        seen: Which keys each query sees, (Tq, Tk) bool, or (B, 1, Tq, Tk) if an input has several documents. Unseen
+            keys must not influence any result: results must not depend on the size of the block, which determines the
+            number of unseen keys.
         state: `Position.token_state` of the keys, (B, H, Tk, width), or None.
     """
 
@@ -101,7 +137,7 @@ class QueryKeyBlock:
 
         The result is (H, Tq, Tk), or (B, H, Tq, Tk) if positions differ between sequences.
         """
-        queries, keys = self.seen.shape
+        queries, keys = self.seen.shape[-2:]
         distance = torch.arange(keys, device=self.seen.device) if self.keys.contiguous else self.distance
         values = function(distance.flatten().float())  # (H, N)
         assert values is not None

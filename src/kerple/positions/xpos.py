@@ -53,7 +53,6 @@ class XPos(Position):
         """
         angle = angles(positions.ids, self.rotary_dim, self.base)
         pair = torch.arange(0, self.rotary_dim, 2, dtype=angle.dtype, device=angle.device) / self.rotary_dim  # (δ/2,)
-        # position of the first token of the text, including tokens in a cache
-        origin = positions.ids[..., :1] - positions.rows[:1] if positions.contiguous else 0
-        relative = (positions.ids - origin).to(pair.dtype)  # ((B,) T)
+        # distance from the first token of the text, which may be in a cache
+        relative = (positions.document_rows if positions.contiguous else positions.ids).to(pair.dtype)  # ((B,) T)
         return angle.cos(), angle.sin(), relative[..., None] / self.decay * ((pair + 0.4) / 1.4).log()
