@@ -1,17 +1,19 @@
 """The jobs of a comparison file, the shipped comparison files, and the progress of a comparison."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from rich.console import Console
 
 from kerple.base.errors import UserError
 from kerple.base.run_progress import FILE, write_progress
 from kerple.cli import compare
-from kerple.compare import comparison_duration
+from kerple.compare import comparison_duration, workflow
 from kerple.compare.comparison_file import Comparison, Strategy, as_flags, read_comparison
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.progress_board import Board
@@ -145,6 +147,18 @@ def test_the_estimated_time_is_flops_divided_by_the_speed_of_a_matrix_product(mo
     seconds, start = comparison_duration.training_seconds, comparison_duration.START
     assert seconds([config] * 3, 2) == pytest.approx(3 * (of_a_run + start / 2))
     assert seconds([config | {"trainer": config["trainer"] | {"max_steps": -1}}], 1) is None
+
+
+def test_the_estimate_counts_the_remaining_steps(tmp_path: Path) -> None:
+    todo = [replace(job, config={"trainer": {"max_steps": 50}}) for job in jobs(tmp_path, 5)]
+    for job, step in zip(todo[1:], (20, 50, 20, None), strict=True):
+        job.checkpoint.parent.mkdir(parents=True)
+        if step is None:
+            job.checkpoint.write_text("damaged")
+        else:
+            torch.save({"global_step": step}, job.checkpoint)
+    remaining = workflow.remaining_fits(todo, changed=[todo[3]])  # whose checkpoint will be deleted
+    assert [config["trainer"]["max_steps"] for config in remaining] == [50, 30, 50, 50]
 
 
 def jobs(folder: Path, number: int = 4) -> list[PlannedRun]:

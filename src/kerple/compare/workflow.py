@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def compare_strategies(
     if to_do:
         check_writable("runs", comparison.runs_folder)
     seconds: float | None = None
-    if fits := [run.config for run in to_do if run.config]:
+    if fits := list(remaining_fits(to_do, changed)):
         from kerple.compare.comparison_duration import training_seconds  # imports torch, which takes seconds
 
         seconds = training_seconds(fits, parallel)
@@ -88,6 +88,25 @@ def compare_strategies(
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
         _execute(comparison, to_do, len(runs), parallel)
     _report_comparison(comparison, runs, refused, printed)
+
+
+def remaining_fits(runs: Iterable[PlannedRun], changed: Collection[PlannedRun]) -> Iterator[dict[str, Any]]:
+    """Yield the configurations of the unfinished fits of runs, with the remaining steps as ``trainer.max_steps``.
+
+    Args:
+        runs: The runs.
+        changed: Runs that start again, because their configuration has changed.
+    """
+    for run in runs:
+        config = run.config
+        if run not in changed and run.checkpoint.is_file():
+            from kerple.config.untrusted_checkpoints import load  # imports torch, which takes seconds
+
+            with contextlib.suppress(UserError, LookupError, TypeError):  # the run itself reports a damaged checkpoint
+                steps = config["trainer"]["max_steps"] - load(run.checkpoint, "meta")["global_step"]
+                config = config | {"trainer": config["trainer"] | {"max_steps": steps}} if steps else {}
+        if config:
+            yield config
 
 
 def check_writable(key: str, folder: Path) -> None:
