@@ -94,7 +94,10 @@ def attend_flex(
             mask = build_mask(padded, window, q.device, first)
             out, lse = flex(rows[0], rows[1], rows[2], line, mask, scale, differentiable_lse)
         else:
-            mask = causal_mask(padded, window, q.device, first)
+            # masks of documents are not cached, because every batch has others
+            mask = (
+                causal_mask(padded, window, q.device) if first is None else build_mask(padded, window, q.device, first)
+            )
             try:
                 out, lse = compiled_flex()(*rows, line, mask, scale, differentiable_lse)
             except Exception as error:  # any error of the compiler or the chip
@@ -188,11 +191,11 @@ def compiled_flex() -> Callable[..., Any]:
 
 
 @lru_cache(maxsize=32)
-def causal_mask(length: int, window: int | None, device: torch.device, first_key: Tensor | None = None) -> BlockMask:
-    """Return the cached result of `build_mask`. A tensor ``first_key`` is identified by its object."""
+def causal_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
+    """Return the cached result of `build_mask` without documents."""
     # training may reuse a mask from evaluation, and autograd cannot save tensors created in inference mode
     with torch.inference_mode(False), torch.no_grad():
-        return build_mask(length, window, device, first_key)
+        return build_mask(length, window, device)
 
 
 def build_mask(length: int, window: int | None, device: torch.device, first_key: Tensor | None = None) -> BlockMask:
