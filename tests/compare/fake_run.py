@@ -36,7 +36,7 @@ def main(command: str, *flags: str) -> None:
 
 def work() -> None:
     """Run the process of a run, with this file as the program."""
-    run_process.PROGRAM = Path(__file__)
+    run_process.PROGRAM, run_process.SHARED = Path(__file__), []
     run_process.main()
 
 
@@ -75,11 +75,13 @@ def fit(options: dict[str, str]) -> None:
             fresh = checkpoint.with_suffix(".new")
             fresh.write_text(json.dumps(state))
             fresh.replace(checkpoint)
+    os.environ["LOCAL_RANK"] = "0"  # as Lightning does for several devices; a test would then start no ranks
     cost = {"tokens_per_second": 1e3, "peak_memory_bytes": 2**20, "parameters": 9, "position_parameters": 2}
     (directory / "cost.json").write_text(json.dumps(cost))
 
 
 def test(options: dict[str, str]) -> None:
+    assert "LOCAL_RANK" not in os.environ
     folder = Path(options["output"])
     folder.mkdir()  # raises an error if the folder exists
     state = json.loads(Path(options["ckpt_path"]).read_text())

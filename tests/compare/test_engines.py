@@ -52,8 +52,14 @@ def test_a_fit_on_two_devices_is_executed_and_tested(tmp_path: Path) -> None:
     trainer = TINY["trainer"] | {"devices": 2, "strategy": "ddp", "max_steps": 2}
     base.write_text(yaml.safe_dump({key: TINY[key] for key in ("model", "data")} | {"trainer": trainer}))
     settings: dict[str, Any] = {"name": "ddp", "base": [str(base)], "strategies": {"ALiBi": {}}, "baseline": "ALiBi"}
-    settings |= {"seeds": [1], "runs": str(tmp_path / "runs"), "output": str(tmp_path / "report")}
+    settings |= {
+        "seeds": [1],
+        "test": {"trainer.devices": 2, "trainer.strategy": "ddp"},
+        "runs": str(tmp_path / "runs"),
+        "output": str(tmp_path / "report"),
+    }
     config.write_text(yaml.safe_dump(settings))
     compare.main(["--config", str(config)])
     assert runs_in(tmp_path / "report") == {("ALiBi", 1)}
-    assert "GLOBAL_RANK: 1" in (tmp_path / "runs/ALiBi/seed-1.log").read_text()
+    log = (tmp_path / "runs/ALiBi/seed-1.log").read_text()
+    assert log.count("GLOBAL_RANK: 1") == 2  # of the fit and of the test

@@ -1,5 +1,6 @@
 """Signals, kills, locks and threads of a comparison's processes."""
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -25,6 +26,12 @@ def process_of(run: Path) -> int:
     (pid,) = [int(line.split()[4]) for line in Path("/proc/locks").read_text().splitlines()
               if line.split()[5].endswith(f":{run.with_name(run.name + '.lock').stat().st_ino}")]  # fmt: skip
     return pid
+
+
+def wait_for_end(process: int) -> None:
+    stat = Path(f"/proc/{process}/stat")
+    while stat.exists() and stat.read_text().split()[2] != "Z":
+        time.sleep(0.01)
 
 
 @cache
@@ -83,6 +90,42 @@ def test_two_comparisons_execute_each_run_once_and_wait_for_the_runs_of_a_killed
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
 
 
+# writes its id, and exits with the status 3 after SIGTERM, or with 0 if it has ended in time
+COMMAND = """
+import os, signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: sys.exit({status}))
+Path("new").write_text(str(os.getpid()))
+Path("new").rename("id")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "expected"),
+    [(signal.SIGTERM, 3, 3), (signal.SIGTERM, 0, -signal.SIGTERM), (signal.SIGKILL, 3, -signal.SIGKILL)],
+)
+def test_a_signal_to_the_process_of_a_run_ends_the_command_of_the_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, expected: int
+) -> None:
+    """After a signal, a command without an error is not followed by the next command."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_process, "PROGRAM", tmp_path / "program.py")
+    monkeypatch.setattr(run_process, "SHARED", [])
+    run_process.PROGRAM.write_text(COMMAND.format(status=status))
+    process = multiprocessing.get_context("fork").Process(
+        target=run_process._call, args=("fit",), kwargs={"config": {}}
+    )
+    process.start()
+    while not Path("id").exists():
+        time.sleep(0.001)
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == expected
+    wait_for_end(int(Path("id").read_text()))
+
+
 def test_a_lock_names_its_holder_and_a_second_signal_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second signal kills a run that ignores SIGTERM, and its child process."""
     job = PlannedRun("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [])
@@ -96,8 +139,7 @@ def test_a_lock_names_its_holder_and_a_second_signal_kills(tmp_path: Path, monke
     monkeypatch.setattr(engines, "signals", [signal.SIGINT] * 2)
     engines.LocalProcesses(1).stop([process])
     assert process.returncode == -signal.SIGKILL
-    while Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
-        time.sleep(0.01)
+    wait_for_end(worker)
 
 
 def test_runs_share_the_free_cores_unless_the_user_sets_threads(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,22 @@ The content of a run's folder determines the next step: a fit with a checkpoint 
 and a finished run is not changed. The process holds the run's lock. If the process outlives the command that started
 it, the next command waits until the process ends.
 
+Fit and test are forks of the process, because a fit on several devices leaves a process group and variables such as
+LOCAL_RANK, with which a test could not start its ranks. The forks share the imported libraries.
+
 ``python -m kerple.compare.run_process < FOLDER/run.yaml`` repeats the process of a run.
 """
 
 import contextlib
+import os
 import runpy
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +36,7 @@ from kerple.measure import results_table
 # the program with the commands `fit` and `test`: run.py in a checkout, __main__.py in an installed package
 CHECKOUT, INSTALLED = Path(kerple.__file__).parents[2] / "run.py", Path(kerple.__file__).with_name("__main__.py")
 PROGRAM = CHECKOUT if CHECKOUT.is_file() else INSTALLED
+SHARED = ["pytorch_lightning"]  # libraries that fit and test share; importing them starts no thread and no CUDA
 
 
 def main() -> None:
@@ -71,17 +79,53 @@ def _finish(run: PlannedRun) -> None:
 
 
 def _call(command: str, *flags: str, config: dict[str, Any]) -> None:
-    """Print and run one command of the program in this process, so that torch is imported once.
+    """Print a command of the program, and run it in a fork, which ends if this process is killed.
+
+    SIGTERM is passed on to the fork. SIGINT (Ctrl-C) is not, because a terminal sends it to both processes.
 
     Args:
         command: The command.
         *flags: Its flags other than ``--config``.
         config: Configuration of the command, which is a part of run.yaml.
+
+    Raises:
+        SystemExit: If the command fails, with its exit status. If a signal ends it, this process ends by the signal.
     """
     print("$", PROGRAM, command, *flags, flush=True)
     # Lightning starts the other ranks of a run with this command line
     sys.argv = [str(PROGRAM), command, f"--config={yaml.safe_dump(config, sort_keys=False)}", *flags]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    for library in SHARED:
+        import_module(library)
+    end_of_pipe, held_by_this_process = os.pipe()
+    if (fork := os.fork()) == 0:
+        os.close(held_by_this_process)
+        threading.Thread(target=_kill_at_end, args=(end_of_pipe,), daemon=True).start()
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+    received = []
+
+    def pass_on(number: int, _: object) -> None:
+        received.append(number)
+        if number == signal.SIGTERM:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(fork, number)
+
+    handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    status = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    os.close(end_of_pipe)
+    os.close(held_by_this_process)
+    if status > 0:
+        sys.exit(status)
+    if ended_by := [-status] if status else received:  # a command that had ended did not handle the signal
+        os.kill(os.getpid(), ended_by[0])
+
+
+def _kill_at_end(pipe: int) -> None:
+    """Kill this process when the writing end of a pipe is closed, which its parent holds until the parent ends."""
+    os.read(pipe, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _trust(config: dict[str, Any]) -> list[str]:
