@@ -38,7 +38,7 @@ class FinishedRun:
     part: str = ""
 
     @property
-    def label(self) -> str:
+    def part_and_strategy(self) -> str:
         """Part and strategy, as text."""
         return f"{self.part} {self.strategy}".strip()
 

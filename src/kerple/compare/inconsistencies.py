@@ -31,7 +31,7 @@ def inconsistencies(runs: Runs) -> list[str]:
     found = []
     configs: defaultdict[str, dict[FinishedRun, dict[str, Any]]] = defaultdict(dict)
     for run, config in public_configs(runs).items():
-        configs[run.label][run] = config
+        configs[run.part_and_strategy][run] = config
     for label, of_label in configs.items():
         for key in dict.fromkeys(key for config in of_label.values() for key in config):
             values = {str(config.get(key)) for config in of_label.values()}
@@ -42,13 +42,13 @@ def inconsistencies(runs: Runs) -> list[str]:
     for run, environment in runs.environments.items():
         for key, name in (("precision", "precision"), ("data", f"{run.part} data".strip())):
             if key in environment:
-                members[name][environment[key]].append(f"{run.label} seed {run.seed}")
+                members[name][environment[key]].append(f"{run.part_and_strategy} seed {run.seed}")
     found += [f"{name}: {_values(values)}" for name, values in members.items() if len(values) > 1]
     texts: dict[str, str] = {}  # the first protocol with each difference, because most protocols have the same text
     for protocol, of_protocol in runs.text_digests.items():
         runs_with = defaultdict[str, list[str]](list)
         for run, digest in of_protocol.items():
-            runs_with[digest].append(f"{run.label} seed {run.seed}")
+            runs_with[digest].append(f"{run.part_and_strategy} seed {run.seed}")
         if len(runs_with) > 1:
             texts.setdefault(_values(runs_with), protocol)
     found += [f"{protocol}: sha256 of the test text: {values}" for values, protocol in texts.items()]
