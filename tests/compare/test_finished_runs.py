@@ -155,7 +155,7 @@ def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_sm
     report = tmp_path / "report"
     (report / "runs/ALiBi/seed-1236").mkdir(parents=True)
     (report / "runs/ALiBi/seed-1236/earlier.csv.gz").touch()
-    committed_records.write_record(job, record_folders(report))
+    committed_records.write_record(job, report, record_folders(report))
     (record,) = recorded_runs(report)
     ours, again = (read_runs([run]) for run in (replace(record, folder=test), record))
     for name in ("results", "blocks", "costs"):

@@ -181,18 +181,18 @@ def reuse(run: PlannedRun, record: Path) -> str | None:
     return None
 
 
-def write_record(run: PlannedRun, folders: Iterable[Path]) -> None:
-    """Write the record of a finished run to the first folder, unless the first folder that has a record has this one.
+def write_record(run: PlannedRun, report: Path, folders: Iterable[Path]) -> None:
+    """Write the record of a finished run to the folder ``runs`` of a report, unless the newest record is identical.
 
     Args:
         run: The run.
-        folders: Folders of records.
+        report: Folder of the report.
+        folders: Folders of records, the newest first.
     """
     about = (run.test_folder / results_table.ABOUT).read_bytes()
-    records = [run.record(folder) for folder in folders]
-    existing = (record / results_table.ABOUT for record in records)
+    existing = (run.record(folder) / results_table.ABOUT for folder in folders)
     if next((path.read_bytes() for path in existing if path.is_file()), None) != about:
-        _copy(run.test_folder, records[0])
+        _copy(run.test_folder, run.record(report / "runs"))
 
 
 def pack(report: Path) -> None:

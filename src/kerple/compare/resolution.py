@@ -191,19 +191,19 @@ def find_changed_runs(runs: list[PlannedRun], report_only: bool, rerun_changed: 
     return changed
 
 
-def reuse_records(runs: Iterable[PlannedRun], folders: Mapping[Path, Path], report_only: bool) -> dict[str, str]:
+def reuse_records(runs: Iterable[PlannedRun], comparison: Comparison, report_only: bool) -> dict[str, str]:
     """Copy the records of runs that are not started, write missing records, and print which were reused or refused.
 
     Args:
         runs: The runs.
-        folders: Folders of records, each with the folder of its report.
+        comparison: The comparison.
         report_only: Whether a run with the precision ``auto`` accepts records of any precision. If runs are trained,
             ``auto`` is the precision of this machine, and the precision of a record must be the same.
 
     Returns:
         The reason why the last record of a run was refused, by the name of the run.
     """
-    refused: dict[str, str] = {}
+    folders, refused = comparison.records, dict[str, str]()
     runs_by_outcome: dict[str, list[str]] = {}
     for run in runs:
         is_new = not committed_records.finished(run) and not run.checkpoint.parent.exists()
@@ -216,7 +216,7 @@ def reuse_records(runs: Iterable[PlannedRun], folders: Mapping[Path, Path], repo
                     break
                 refused[run.name] = objection
         if committed_records.finished(run):
-            committed_records.write_record(run, folders)
+            committed_records.write_record(run, comparison.report_folder, folders)
     for outcome, (first, *others) in runs_by_outcome.items():
         number = f" and {len(others)} other run{'s' * (len(others) > 1)}" if others else ""
         print(f"{first}{number}: {outcome}")

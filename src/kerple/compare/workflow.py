@@ -62,7 +62,7 @@ def compare_strategies(
     changed = find_changed_runs(runs, report_only, rerun_changed)
     refused = {run.name: changes for run, changes in changed.items()}
     kept = runs if report_only else [run for run in runs if run not in changed]
-    refused |= reuse_records(kept, comparison.records, report_only)
+    refused |= reuse_records(kept, comparison, report_only)
     missing = [run for run in runs if not committed_records.finished(run)]
     to_do = [] if report_only else missing
     if to_do:
@@ -82,7 +82,7 @@ def compare_strategies(
     if changed and not report_only:  # deleted only after the question
         for run in changed:
             delete_run(run)
-        refused |= reuse_records(changed, comparison.records, report_only)
+        refused |= reuse_records(changed, comparison, report_only)
         to_do = [run for run in to_do if not committed_records.finished(run)]
     if to_do:
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
@@ -134,7 +134,7 @@ def _execute(comparison: Comparison, to_do: list[PlannedRun], total: int, parall
                     board.print(error or f"{run.name}: {_first_results(run.finished_run)}")
                     failed += error is not None
                     if error is None:
-                        committed_records.write_record(run, comparison.records)
+                        committed_records.write_record(run, comparison.report_folder, comparison.records)
     except KeyboardInterrupt:
         left = [run for run in to_do if not committed_records.finished(run)]
         print(f"stopped: {total - len(left)} of {total} runs are done; to continue, run the command again")
