@@ -6,10 +6,10 @@ from typing import Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from kerple.base.errors import require
-from kerple.compare.comparison_file import Comparison
+from kerple.compare.comparison_file import Comparison, comparison_parser
 from kerple.compare.run_discovery import find_runs
 from kerple.compare.workflow import check_writable, compare_strategies, report_runs
-from kerple.config.options import add_switch, command_parser, rename_options
+from kerple.config.options import add_switch, command_parser
 from kerple.config.parsing import parse
 
 
@@ -49,13 +49,10 @@ def _printed(options: Namespace) -> list[str] | None:
 def _parser() -> ArgumentParser:
     about = "Train and test the missing runs of strategies × seeds, and write one report."
     about += " With --directories DIR ... --baseline NAME --output DIR: report the finished runs found in each DIR."
-    parser = command_parser("compare", about)
-    parser.add_argument("--config", action="config", help="file that defines the comparison; see configs/compare")
-    parser.add_class_arguments(Comparison)
+    parser = comparison_parser(about)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with an equal part of the cores")
     add_switch(parser, "yes", False, "do not ask before a training of more than half an hour")
     add_switch(parser, "rerun_changed", False, "train again the runs whose configuration has changed")
-    rename_options(parser, looked_at="seeds_seen_before_plan")  # the name in committed plans
     _add_report_arguments(parser)
     return parser
 

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 
 from kerple.base.errors import UserError, require
 from kerple.compare.planned_run import PlannedRun
@@ -213,13 +213,18 @@ class Comparison:
         return PlannedRun(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
 
 
-def read_comparison(path: str) -> Comparison:
-    """Read a comparison's configuration file."""
-    parser = command_parser("compare")
-    parser.add_argument("--config", action="config")
+def comparison_parser(about: str | None = None) -> ArgumentParser:
+    """Return a parser of `Comparison`, with the description ``about`` for the help of the command."""
+    parser = command_parser("compare", about)
+    parser.add_argument("--config", action="config", help="file that defines the comparison; see configs/compare")
     parser.add_class_arguments(Comparison)
     rename_options(parser, looked_at="seeds_seen_before_plan")  # the name in committed plans
-    return Comparison.from_options(parse(parser, ["--config", config_path(path)]))
+    return parser
+
+
+def read_comparison(path: str) -> Comparison:
+    """Read a comparison's configuration file."""
+    return Comparison.from_options(parse(comparison_parser(), ["--config", config_path(path)]))
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
