@@ -17,7 +17,6 @@ from kerple.compare.comparison_file import Comparison, read_comparison
 from kerple.compare.comparison_report import write_comparison
 from kerple.compare.engines import LocalProcesses, interruptible
 from kerple.compare.finished_runs import FinishedRun, read_runs
-from kerple.compare.inconsistencies import inconsistencies
 from kerple.compare.plan_deviations import deviations
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.progress_board import Board
@@ -182,7 +181,7 @@ def _report_comparison(
 
 
 def report_runs(finished: list[FinishedRun], folder: Path, **options: Any) -> None:
-    """Warn of inconsistencies between finished runs, write their report, and print its first table.
+    """Write the report of finished runs, and print its title, warnings and first table.
 
     Args:
         finished: The finished runs.
@@ -190,8 +189,6 @@ def report_runs(finished: list[FinishedRun], folder: Path, **options: Any) -> No
         **options: Other arguments of `kerple.compare.comparison_report.write_comparison`.
     """
     runs = read_runs(finished)
-    for difference in inconsistencies(runs):
-        print(f"warning: runs differ in more than strategy and seed: {difference}")
     report = write_comparison(runs, folder, **options)
     title, first, *_ = (folder / "table.md").read_text(encoding="utf-8").split("\n### ")
     print(f"{title}\n### {first}\nreport: {report}")
