@@ -8,11 +8,9 @@ import pandas as pd
 
 from kerple.compare.finished_runs import FinishedRun, Runs
 from kerple.compare.statistics import CELL
-from kerple.config.flat_configuration import LOCATIONS
+from kerple.config.flat_configuration import OPTIONS_OF_ONE_RUN, STORAGE_OPTIONS
 
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # only pretrained models have scaling and factor
-# options whose values may differ between runs; run_dir is the earlier name of output
-PRIVATE = ("seed_everything", "output", "run_dir", "config", "ckpt_path")
 
 
 def inconsistencies(runs: Runs) -> list[str]:
@@ -88,7 +86,8 @@ def only_positions_differ(runs: Runs) -> bool:
 
 def public_configs(runs: Runs) -> dict[FinishedRun, dict[str, Any]]:
     """The configurations of the runs, without the seed, and without options that are None or do not affect results."""
-    hidden = {key for config in runs.configs.values() for key in config if key in PRIVATE or LOCATIONS.fullmatch(key)}
+    keys = {key for config in runs.configs.values() for key in config}
+    hidden = {key for key in keys if key in OPTIONS_OF_ONE_RUN or STORAGE_OPTIONS.fullmatch(key)}
     return {
         run: {key: value for key, value in config.items() if value is not None and key not in hidden}
         for run, config in runs.configs.items()

@@ -21,7 +21,7 @@ from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.plan_deviations import digests
 from kerple.compare.planned_run import PlannedRun
-from kerple.config.flat_configuration import differences, flat
+from kerple.config.flat_configuration import FOLDER_OPTIONS, differences, flat
 from kerple.config.parsing import parse
 from kerple.config.user_code_digests import source_digests
 
@@ -100,9 +100,7 @@ def _position(*flags: str) -> dict[str, Any]:
 
 def _of_run(text: str) -> dict[str, Any]:
     """Read a configuration from YAML, and leave out the options for folders and files of a run."""
-    from kerple.config.checkpoint_agreement import LOCATION  # imports Lightning, which takes seconds
-
-    return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in LOCATION}
+    return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in FOLDER_OPTIONS}
 
 
 def with_inputs(run: PlannedRun) -> PlannedRun:

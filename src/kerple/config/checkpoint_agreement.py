@@ -6,7 +6,7 @@ from typing import Any
 from pytorch_lightning import LightningModule
 
 from kerple.base.errors import UserError
-from kerple.config.flat_configuration import differences, flat
+from kerple.config.flat_configuration import FOLDER_OPTIONS, differences, flat
 from kerple.config.untrusted_checkpoints import CONFIG
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step over all devices and micro-batches
@@ -15,9 +15,7 @@ IMPLEMENTATION = ("model.compile", "model.attention")  # these may differ, becau
 SAMPLE_ORDER = ("seed", "length", "samples", "examples", "train_length", "held_out", "task")
 MUST_BE_EQUAL: tuple[str, ...] = ("seed_everything", "model.", "trainer.max_steps", "data.class_path")
 MUST_BE_EQUAL += tuple(f"data.init_args.{name}" for name in SAMPLE_ORDER)
-# options for folders and files of a run, and for trusted packages; run_dir is the earlier name of output
-LOCATION = ("output", "run_dir", "logs", "experiment", "ckpt_path", "config", "trust")
-NOT_COMPARED = (*LOCATION, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")
+NOT_COMPARED = (*FOLDER_OPTIONS, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")
 
 
 def check_tested_model(path: str, content: dict[str, Any], config: dict[str, Any], model: LightningModule) -> None:

@@ -9,10 +9,14 @@ from jsonargparse._parameter_resolvers import get_signature_parameters
 
 # Options that do not change the results of a run: the place, preparation and loading of its data, the place and
 # frequency of its output, and the packages from which it may import classes. The data is compared by its checksum.
-LOCATIONS = re.compile(
+STORAGE_OPTIONS = re.compile(
     r"trust|data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|cache)"
     r"|trainer\.(default_root_dir|log_every_n_steps)|.*(save_dir|dirpath)"
 )
+# options for folders and files of a run, and for trusted packages; run_dir is the earlier name of output
+FOLDER_OPTIONS = ("output", "run_dir", "logs", "experiment", "ckpt_path", "config", "trust")
+# options whose values may differ between the runs of a comparison
+OPTIONS_OF_ONE_RUN = ("seed_everything", "output", "run_dir", "config", "ckpt_path")
 # values of removed options of strategies with which a strategy was as it is today: PaTH's kernel of one token
 WITHOUT_EFFECT = {"convolution": 1}
 # class whose parameters are the options of a section; it is imported only when needed, because Lightning takes seconds
@@ -48,7 +52,7 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
 
     Some differences are left out:
 
-    - options of `LOCATIONS`,
+    - options of `STORAGE_OPTIONS`,
     - options that only ``written`` has, except those of callbacks and of the strategy; a value in `WITHOUT_EFFECT` of
       a removed option of a strategy is no difference,
     - options that only ``resolved`` has, if they have their default value, because they are newer than the run,
@@ -61,16 +65,21 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
     before, now = with_class_names(written), with_class_names(resolved)
     kept = ("trainer.callbacks.", "model.position.init_args.")
     removed = [key for key in before if key.startswith(kept) and key not in now]
-    removed = [key for key in removed if WITHOUT_EFFECT.get(key.rpartition(".")[2], before) != before[key]]
-    keys = [*now, *removed]
+    keys = [*now, *(key for key in removed if not _has_no_effect(key, before[key]))]
     return [
         f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
         for key in keys
         if before.get(key) != now.get(key)
         and now.get(key) != "auto"
-        and not LOCATIONS.fullmatch(key)
+        and not STORAGE_OPTIONS.fullmatch(key)
         and (key in before or not is_default(resolved, key))
     ]
+
+
+def _has_no_effect(key: str, value: Any) -> bool:
+    """Whether a removed option had a value of `WITHOUT_EFFECT`."""
+    name = key.rpartition(".")[2]
+    return name in WITHOUT_EFFECT and value == WITHOUT_EFFECT[name]
 
 
 def with_class_names(config: dict[str, Any]) -> dict[str, Any]:
