@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from kerple.config.options import MODEL_FORMS, add_switch, command_parser, rename_options
+from kerple.config.options import MODEL_FORMS, add_switch, add_trust_argument, command_parser, rename_options
 from kerple.config.parsing import parse
 from kerple.data.tokenizer import MODEL_PREFIX
 
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--output", type=str | None, help="folder of the results; null: logs/probe/<model>")
     add_switch(parser, "trust_remote_code", False, "run code in the model's folder")
-    parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
+    add_trust_argument(parser)
     rename_options(parser, to="output", window="far_context")
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     from kerple.hf.pretrained_files import model_name

@@ -68,6 +68,11 @@ def add_folder_arguments(parser: ArgumentParser, experiment: str, name: str) -> 
 def add_checkpoint_arguments(parser: ArgumentParser) -> None:
     """Add the options ``ckpt_path`` and ``trust`` of a command that reads a checkpoint."""
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint of `fit`")
+    add_trust_argument(parser)
+
+
+def add_trust_argument(parser: ArgumentParser) -> None:
+    """Add the option ``trust`` of a command that may read a checkpoint."""
     parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
 
 

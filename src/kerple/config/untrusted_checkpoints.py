@@ -26,6 +26,7 @@ import torch
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
 from kerple.base.errors import UserError, describe, machine_error, require, unknown
+from kerple.config.options import listed
 
 CONFIG = "config"  # key of the configuration in a checkpoint
 # types of options whose strings jsonargparse neither imports nor opens
@@ -105,8 +106,7 @@ class Classes:
         content = load(path, "meta")
         try:
             config = content[CONFIG]
-            callbacks = config["trainer"]["callbacks"] or []
-            callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+            callbacks = listed(config["trainer"]["callbacks"])
             measures = [self.instance(c, "trainer.callbacks") for c in callbacks if not _is_from_library(c)]
             safe_config = self._plain(config, "seed_everything", "experiment") | {
                 "model": self.options(self.model, config["model"], "model"),
