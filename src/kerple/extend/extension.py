@@ -50,7 +50,7 @@ class Extension:
     folder: Path
 
     @classmethod
-    def plan(
+    def prepare(
         cls,
         model: str,
         length: int,
@@ -110,7 +110,7 @@ class Extension:
         If the method is a scaling of RoPE, a folder with the model and its new configuration is written too.
 
         Args:
-            blocks: Number of blocks at the length to reach, see `Search.plan`.
+            blocks: Number of blocks at the length to reach, see `Search.block_budget`.
 
         Returns:
             The findings as text.

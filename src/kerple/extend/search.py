@@ -124,7 +124,7 @@ class Search:
                 print(f"{method.label}, {split}, {length:,} tokens: block {i + 1}, {seconds:.0f} s", flush=True)
         return np.array(record["losses"][:blocks])
 
-    def plan(self, minutes: float) -> tuple[int, float]:
+    def block_budget(self, minutes: float) -> tuple[int, float]:
         """Return the number of blocks at N that the search reads in ``minutes``, and its estimated time in seconds.
 
         The number is at least `FEWEST`. It is at most `MOST`, and at most the number of blocks of each text. The
