@@ -11,7 +11,7 @@ from kerple.base.errors import UserError
 
 CALL: dict[str, Any] = {
     "device": torch.device("cuda"), "dtype": torch.bfloat16, "dims": (64, 64), "queries": "all",
-    "few_keys": False, "table": True, "hidden_keys": False, "explicit_scores": False,
+    "few_keys": False, "table_kernel": True, "hidden_keys": False, "explicit_scores": False,
 }  # fmt: skip
 CPU = {"device": torch.device("cpu")}
 
@@ -31,14 +31,14 @@ def _gpu_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         ("auto", {"dtype": torch.float32}, "blocks"),
         ("auto", {"dims": (8, 8)}, "blocks"),
         ("auto", {"explicit_scores": True}, "blocks"),
-        ("auto", {"table": False}, "sdpa"),
-        ("auto", {"table": False, "queries": "last"}, "blocks"),
+        ("auto", {"table_kernel": False}, "sdpa"),
+        ("auto", {"table_kernel": False, "queries": "last"}, "blocks"),
         ("auto", {"device": torch.device("mps")}, "blocks"),
         ("blocks", {}, "blocks"),
         ("reference", {}, "reference"),
         ("fused", {"queries": "one"}, "blocks"),  # no error, because no kernel with a table supports a cache
         ("auto", CPU | {"dtype": torch.float32, "dims": (8, 8), "queries": "last"}, "tiles"),
-        ("auto", CPU | {"table": False, "hidden_keys": True}, "tiles"),
+        ("auto", CPU | {"table_kernel": False, "hidden_keys": True}, "tiles"),
     ],
 )
 def test_the_backend_of_each_call(option: AttentionOption, change: dict[str, Any], name: str) -> None:

@@ -51,7 +51,7 @@ def select(
     dims: tuple[int, int],
     queries: Literal["all", "one", "last"],
     few_keys: bool,
-    table: bool,
+    table_kernel: bool,
     hidden_keys: bool,
     explicit_scores: bool,
 ) -> str:
@@ -68,8 +68,8 @@ def select(
         dims: Head dimension of q and k, and head dimension of v.
         queries: Which tokens are queries: ``all``, ``one`` (only the last token) or ``last`` (several last tokens).
         few_keys: Whether there are at most `FEW_KEYS` keys.
-        table: Whether a kernel for tables is needed: to add a bias by distance, or to return the log-sum-exp, which
-            ``sdpa`` does not return.
+        table_kernel: Whether a kernel for tables is needed: to add a bias by distance, or to return the log-sum-exp,
+            which ``sdpa`` does not return.
         hidden_keys: Whether a window or other documents hide some earlier keys.
         explicit_scores: Whether the strategy needs what no fused kernel supports: scores multiplied by a function of
             distance, replaced scores, additional terms of the output, additional keys, or queries that see the
@@ -80,7 +80,7 @@ def select(
             than `FEW_KEYS` keys.
     """
     # not if ``queries`` is ``last``, because the causal mask of torch's kernel treats queries as the first tokens
-    plain = not table and not hidden_keys and queries in ("all", "one")
+    plain = not table_kernel and not hidden_keys and queries in ("all", "one")
     if option in ("blocks", "reference"):
         backend = AttentionBackend(option, "model.attention selects it")
     elif explicit_scores:
@@ -89,9 +89,9 @@ def select(
     elif plain:
         backend = AttentionBackend("sdpa", "torch's fused kernel supports causal attention without a bias")
     elif device.type == "cpu":
-        backend = AttentionBackend("tiles", "torch's fused CPU kernel takes the bias as a mask, tile by tile")
+        backend = AttentionBackend("tiles", "torch's fused CPU kernel takes bias and hidden keys as a mask")
     elif (obstacle := flex_obstacle(device, dtype, dims, queries, few_keys)) is None:
-        backend = AttentionBackend("flex", "FlexAttention supports the bias, and there is a kernel for its gradient")
+        backend = AttentionBackend("flex", "FlexAttention supports bias, hidden keys and log-sum-exp")
     else:
         backend = AttentionBackend("blocks", obstacle)
     if option == "fused" and backend.name == "blocks" and queries == "all" and not few_keys:

@@ -98,7 +98,7 @@ def select_backend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, option:
         queries="all" if queries == length else "one" if queries == 1 else "last",
         few_keys=length <= FEW_KEYS,
         # a sink and two halves need the log-sum-exp, which the kernels for tables return and torch's sdpa does not
-        table=spec.table is not None or spec.sink is not None or spec.neighbor_window is not None,
+        table_kernel=spec.table is not None or spec.sink is not None or spec.neighbor_window is not None,
         hidden_keys=spec.window is not None or spec.first_key is not None,
         explicit_scores=spec.first_keys > 0 or halves_of_documents or any(x is not None for x in unfused),
     )
