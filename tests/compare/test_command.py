@@ -6,6 +6,8 @@ import shutil
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ import yaml
 from kerple.cli import compare
 from kerple.cli.main import main
 from kerple.compare import comparison_duration, resolution, run_process
+from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED
 from kerple.config.user_code_digests import package_digest
 from kerple.measure import results_table
@@ -212,6 +215,31 @@ def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config
     monkeypatch.setattr(sys, "stdin", StringIO(yaml.safe_dump(content)))
     with pytest.raises(SystemExit, match=r"another configuration: flags\.model\.dim: None -> '9'"):
         run_process.main()
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "test"),
+    [
+        ("tests.compare.conftest.Fork", {"model": {"class_path": "tests.compare.conftest.Fork"}}, {}),
+        ("tests.compare.conftest.Fork", {}, {"measure": {"class_path": "tests.compare.conftest.Fork"}}),
+        ("weights.ckpt", {"weights": "weights.ckpt"}, {}),
+    ],
+)
+def test_a_class_or_model_that_has_changed_since_the_start_of_the_comparison_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, config: dict[str, Any], test: dict[str, Any]
+) -> None:
+    """The results would be recorded with the digests of the earlier source and model."""
+    monkeypatch.chdir(tmp_path)
+    with ZipFile("weights.ckpt", "w") as checkpoint:
+        checkpoint.writestr("data", "")
+    folder = tmp_path / "seed-1"
+    digests = {("test " if test else "") + name: "another"}
+    config = {"data": {"class_path": "none"}} | config
+    job = PlannedRun("ALiBi", 1, "", folder, folder / "test", config=config, test_config=config | test, inputs=digests)
+    monkeypatch.setattr(sys, "stdin", StringIO(job.description()))
+    with pytest.raises(SystemExit, match=rf"^{name} has changed since the comparison was started"):
+        run_process.main()
+    assert not folder.exists()
 
 
 def test_a_changed_test_is_repeated_without_a_fit(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

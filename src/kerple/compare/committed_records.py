@@ -6,15 +6,17 @@ inputs, and the options of the test. Another comparison reuses the record if its
 """
 
 import gzip
+import hashlib
 import os
 import platform
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile, ZipInfo
+from zipfile import ZipFile, ZipInfo, is_zipfile
 
 import numpy as np
 import pandas as pd
@@ -30,7 +32,7 @@ from kerple.compare.run_discovery import PACKED, recorded_runs
 from kerple.compare.training_curves import TABLE, training_curves
 from kerple.config.files import read_mapping
 from kerple.config.flat_configuration import differences, flat, with_class_names
-from kerple.config.user_code_digests import package_digest
+from kerple.config.user_code_digests import package_digest, source_digests
 from kerple.measure import results_table
 
 PRECISION = "trainer.precision"
@@ -99,6 +101,24 @@ def _changed_inputs(entry: dict[str, Any], run: PlannedRun, of_test: bool = Fals
     before = entry.get("inputs", {})
     now = {name: digest for name, digest in run.inputs.items() if name.startswith(OF_TEST) == of_test}
     return [f"{name} has changed" for name, digest in now.items() if before.get(name, digest) != digest]
+
+
+def current_inputs(run: PlannedRun) -> dict[str, str]:
+    """Return the digests of the models and of the user's own classes that the configuration of a run names."""
+    models = {str(run.training[key]) for key in ("weights", "model.path") if run.training.get(key)}
+    of_test = {f"{OF_TEST}{name}": digest for name, digest in source_digests(flat(run.test)).items()}
+    return {path: _digest(path) for path in models} | source_digests(run.training) | of_test
+
+
+@cache
+def _digest(path: str) -> str:
+    """Return the sha256 of a checkpoint, or of a model that `kerple.hf.pretrained_files.find_model` finds."""
+    if is_zipfile(path):  # a checkpoint of `fit`
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    from kerple.hf.pretrained_files import find_model, source_digest  # needs optional packages
+
+    return source_digest(find_model(path))
 
 
 def changes(run: PlannedRun) -> list[str]:

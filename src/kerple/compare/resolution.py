@@ -3,14 +3,12 @@
 A record is a copy of a finished run's results that is committed with a report.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -21,9 +19,8 @@ from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.plan_deviations import digests
 from kerple.compare.planned_run import PlannedRun
-from kerple.config.flat_configuration import FOLDER_OPTIONS, differences, flat
+from kerple.config.flat_configuration import FOLDER_OPTIONS, differences
 from kerple.config.parsing import parse
-from kerple.config.user_code_digests import source_digests
 
 POSITION = "--model.position"
 
@@ -41,7 +38,8 @@ def plan_runs(comparison: Comparison, parallel: int, report_only: bool) -> list[
     """
     with Console(stderr=True).status(f"reading the options of {comparison.name}'s runs"):
         plan = digests(comparison)
-        runs = [with_inputs(resolve(run)) for run in comparison.planned_runs()]
+        runs = [resolve(run) for run in comparison.planned_runs()]
+        runs = [replace(run, inputs=committed_records.current_inputs(run)) for run in runs]
     checksums = _recorded_checksums(runs, comparison.records) if report_only else _prepared_checksums(runs)
     return [replace(run, data=checksums.get(str(run.data_options)), plan=plan, parallel=parallel) for run in runs]
 
@@ -101,24 +99,6 @@ def _position(*flags: str) -> dict[str, Any]:
 def _of_run(text: str) -> dict[str, Any]:
     """Read a configuration from YAML, and leave out the options for folders and files of a run."""
     return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in FOLDER_OPTIONS}
-
-
-def with_inputs(run: PlannedRun) -> PlannedRun:
-    """Return the run with digests of the models and of the user's own classes that its configuration names."""
-    models = {str(run.training[key]) for key in ("weights", "model.path") if run.training.get(key)}
-    of_test = {f"{committed_records.OF_TEST}{name}": digest for name, digest in source_digests(flat(run.test)).items()}
-    return replace(run, inputs={path: _digest(path) for path in models} | source_digests(run.training) | of_test)
-
-
-@cache
-def _digest(path: str) -> str:
-    """Return the sha256 of a checkpoint, or of a model that `kerple.hf.pretrained_files.find_model` finds."""
-    if is_zipfile(path):  # a checkpoint of `fit`
-        with Path(path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    from kerple.hf.pretrained_files import find_model, source_digest  # needs optional packages
-
-    return source_digest(find_model(path))
 
 
 def _recorded_checksums(runs: list[PlannedRun], folders: Mapping[Path, Path]) -> dict[str, str | None]:

@@ -30,7 +30,7 @@ from kerple.base.errors import UserError
 from kerple.base.run_folder import lock
 from kerple.compare import committed_records
 from kerple.compare.planned_run import PlannedRun
-from kerple.config.user_code_digests import own_classes, source_digests
+from kerple.config.user_code_digests import own_classes
 from kerple.measure import results_table
 
 # the program with the commands `fit` and `test`: run.py in a checkout, __main__.py in an installed package
@@ -47,8 +47,9 @@ def main() -> None:
         if not committed_records.finished(run):
             if changes := committed_records.changes(run):
                 sys.exit(f"another command has made this run with another configuration: {'; '.join(changes)}")
-            for name, digest in source_digests(run.training).items():
+            for name, digest in committed_records.current_inputs(run).items():
                 if run.inputs.get(name, digest) != digest:
+                    name = name.removeprefix(committed_records.OF_TEST)
                     sys.exit(f"{name} has changed since the comparison was started; run the command again")
             _finish(run)
 
