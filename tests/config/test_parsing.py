@@ -13,7 +13,8 @@ def parser():
     parser.add_argument("--config", action="config")
     parser.add_argument("--output", type=str | None)
     add_switch(parser, "verify", True, "whether to verify")
-    rename_options(parser, run_dir="output", **{"no-verify": "verify false"})
+    rename_options(parser, run_dir="output")
+    rename_options(parser, " false", **{"no-verify": "verify"})
     return parser
 
 

@@ -27,7 +27,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="time budget; determines the number of text blocks")
     parser.add_argument("--precision", default="auto", help="auto, 32-true, bf16-mixed or 16-mixed")
     parser.add_argument("--output", type=str | None, help="folder of the results; null: logs/extend/<model>-<length>")
-    rename_options(parser, to="length, and --length is now --training_length", run_dir="output")
+    rename_options(parser, run_dir="output")
+    rename_options(parser, ", and --length is now --training_length", to="length")
     # the tokenizer and its vocabulary are those of the model
     parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"}, default={"corpus": "code"})
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds

@@ -26,23 +26,24 @@ def command_parser(command: str, description: str | None = None) -> ArgumentPars
 class RenamedOption(argparse.Action):
     """Refuses the earlier name of an option, with its present name. `parse` still accepts the earlier name in files."""
 
-    def __init__(self, option_strings: list[str], dest: str, name: str) -> None:
+    def __init__(self, option_strings: list[str], dest: str, name: str, advice: str) -> None:
         super().__init__(option_strings, dest, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        self.name = name
+        self.name, self.advice = name, advice
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        raise ArgumentError(None, f"{str(option_string).lstrip('-')}: this option is now --{self.name}")
+        raise ArgumentError(None, f"{str(option_string).lstrip('-')}: this option is now --{self.name}{self.advice}")
 
 
-def rename_options(parser: ArgumentParser, **names: str) -> None:
+def rename_options(parser: ArgumentParser, advice: str = "", **names: str) -> None:
     """Refuse earlier names of options on the command line.
 
     Args:
         parser: Parser of a command, which has the options with the present names.
-        **names: Present name by earlier name, such as ``to="output"``. The value of a switch may follow the name.
+        advice: Text after the present name in the message, such as a value.
+        **names: Present name by earlier name, such as ``to="output"``.
     """
     for earlier, name in names.items():
-        parser.add_argument(f"--{earlier}", action=RenamedOption, name=name)
+        parser.add_argument(f"--{earlier}", action=RenamedOption, name=name, advice=advice)
 
 
 def add_switch(parser: ArgumentParser, name: str, default: bool, text: str) -> None:
