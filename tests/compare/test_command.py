@@ -91,6 +91,11 @@ def test_the_first_line_lists_deviations_from_the_plan(config: Path, capsys: pyt
     change(plan, test={"blocks": "400"}, planned_data="a checksum")
     run(config)
     assert not (config.parent / "report/table.md").read_text().startswith("Not as planned")
+    change(config, plan=str(config.parent / "folder" / ".." / plan.name))  # another path of the same file
+    (config.parent / "folder").mkdir()
+    run(config)
+    assert not (config.parent / "report/table.md").read_text().startswith("Not as planned")
+    change(config, plan=str(plan))
     change(plan, strategies={"KerpleLog": {"flags": {"trainer.max_steps": 30}}, "T5": {}}, seeds_seen_before_plan=[2])
     change(plan, planned_data="of the plan", planned_code="1", baseline="KerpleLog")
     change(plan, test={"blocks": "200"})

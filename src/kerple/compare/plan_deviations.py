@@ -39,9 +39,10 @@ def deviations(
         reason = f" (results were refused: {refused[name]})" if name in refused else ""
         names_by_difference[f"missing{reason}"].append(name)
     for name, run in finished.items():
-        entry = committed_records.read_run_entry(run.test_folder) or {}
-        then = entry.get("plan", {})
-        found = [f"another version of {path} at training" for path, now in run.plan.items() if then.get(path) != now]
+        entry = committed_records.read_run_entry(run.test_folder)
+        assert entry is not None, f"{name} is not finished"
+        then = entry.get("plan", {}).values()  # the path of the same file may have been spelled differently
+        found = [f"another version of {path} at training" for path, now in run.plan.items() if now not in then]
         if name not in planned:
             found.append("not planned")
         else:

@@ -7,7 +7,8 @@ it, the next command waits until the process ends.
 Fit and test are forks of the process, because a fit on several devices leaves a process group and variables such as
 LOCAL_RANK, with which a test could not start its ranks. The forks share the imported libraries.
 
-``python -m kerple.compare.run_process < FOLDER/run.yaml`` repeats the process of a run.
+``python -m kerple.compare.run_process < FOLDER/run.yaml`` repeats the process of a run. The paths in run.yaml are
+relative to the folder in which the comparison was started.
 """
 
 import contextlib
