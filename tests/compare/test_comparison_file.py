@@ -138,7 +138,8 @@ def test_a_misspelt_flag_is_named_before_a_run_starts(tmp_path: Path) -> None:
 
 
 def test_the_estimated_time_is_flops_divided_by_the_speed_of_a_matrix_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison_duration, "_speed", lambda dtype: 1e9)
+    monkeypatch.setattr(comparison_duration, "_speed", lambda dtype, device: {"cpu": 1e9, "cuda": 1e12}[device])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     data = {"init_args": {"batch_size": 8, "length": 32, "vocabulary": 100}}
     trainer = {"max_steps": 50, "accumulate_grad_batches": 2, "precision": "32-true"}
     config = {"model": {"dim": 64, "heads": 4, "layers": 2}, "data": data, "trainer": trainer | {"accelerator": "cpu"}}
@@ -146,6 +147,9 @@ def test_the_estimated_time_is_flops_divided_by_the_speed_of_a_matrix_product(mo
     of_a_run = 3 * (2 * weights + pairs) * 8 * 32 * 50 * 2 / 1e9 / comparison_duration.EFFICIENCY
     seconds, start = comparison_duration.training_seconds, comparison_duration.START
     assert seconds([config] * 3, 2) == pytest.approx(3 * (of_a_run + start / 2))
+    on_cuda = config | {"trainer": trainer | {"accelerator": "gpu"}}
+    monkeypatch.setattr(comparison_duration, "choose_precision", lambda accelerator: ("32-true", "the device has none"))
+    assert seconds([on_cuda], 1) == pytest.approx(of_a_run / 1000 + start)
     assert seconds([config | {"trainer": config["trainer"] | {"max_steps": -1}}], 1) is None
 
 

@@ -33,8 +33,10 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
             return None
         options = config["model"] | {"length": data["length"], "vocabulary": data["vocabulary"], "position": "NoPE"}
         tokens = trainer["max_steps"] * trainer["accumulate_grad_batches"] * data["batch_size"] * data["length"]
-        bf16 = "bf16" in str(trainer["precision"]).replace("auto", choose_precision(trainer["accelerator"])[0])
-        speed = EFFICIENCY * _speed(torch.bfloat16 if bf16 else torch.float32)
+        accelerator = trainer["accelerator"]
+        bf16 = "bf16" in str(trainer["precision"]).replace("auto", choose_precision(accelerator)[0])
+        on_cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        speed = EFFICIENCY * _speed(torch.bfloat16 if bf16 else torch.float32, "cuda" if on_cuda else "cpu")
         seconds += tokens * _training_flops(json.dumps(options)) / speed
     return seconds
 
@@ -48,9 +50,9 @@ def _training_flops(options: str) -> int:
 
 
 @cache
-def _speed(dtype: torch.dtype) -> float:
+def _speed(dtype: torch.dtype, device: str) -> float:
     """Return the FLOPs per second of a matrix product, measured for one second."""
-    x = torch.ones(1024, 1024, dtype=dtype, device="cuda" if torch.cuda.is_available() else "cpu")
+    x = torch.ones(1024, 1024, dtype=dtype, device=device)
     (x @ x)[0, 0].item()  # the first product takes longer
     count, start = 0, time.perf_counter()
     while (seconds := time.perf_counter() - start) < 1:
