@@ -183,8 +183,8 @@ def test_the_board_shows_a_test_instead_of_its_fit_and_text_with_brackets(tmp_pa
         training(todo[1], 600.0, 0.0)
         write_progress(todo[1].test_folder / FILE, stage="testing, full at 64", done=1, total=8)
         assert [progress["stage"] for progress in board.running().values()] == ["testing, full at 64"]
-        board.print("a line [with brackets]")
-    assert "[1/5] a line [with brackets]" in output.getvalue()
+        board.ended(todo[0], "a line [with brackets]")
+    assert "[2/5] a line [with brackets]" in output.getvalue()
 
 
 def test_the_remaining_time_includes_active_and_waiting_runs(tmp_path: Path) -> None:

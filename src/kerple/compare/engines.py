@@ -109,12 +109,12 @@ class LocalProcesses(Engine["subprocess.Popen[bytes]"]):
                 pass
         except UserError as busy:
             print(f"{run.name} waits: {busy}", flush=True)
-        threads = str(self.threads)
-        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
-        if "OMP_NUM_THREADS" not in os.environ:
-            environment[CHOSEN] = "1"
-        paths = filter(None, [str(Path(kerple.__file__).parents[1]), os.environ.get("PYTHONPATH")])
-        environment |= os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        environment = os.environ.copy()
+        if "OMP_NUM_THREADS" not in environment:
+            environment |= {"OMP_NUM_THREADS": str(self.threads), CHOSEN: "1"}
+        environment.setdefault("MKL_NUM_THREADS", environment["OMP_NUM_THREADS"])
+        paths = filter(None, [str(Path(kerple.__file__).parents[1]), environment.get("PYTHONPATH")])
+        environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         # a file, because a pipe would block if the description is long
         with TemporaryFile() as description, open(run.sidecar(".log"), "ab", opener=no_follow) as log:
             description.write(run.description().encode())

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from kerple.base.run_folder import LAST
 from kerple.compare.finished_runs import FinishedRun
 from kerple.config.flat_configuration import flat
 
@@ -88,7 +89,7 @@ class PlannedRun:
     @property
     def checkpoint(self) -> Path:
         """Path of the last checkpoint, from which a stopped fit resumes and which the test reads."""
-        return self.directory / "checkpoints" / "last.ckpt"
+        return self.directory / LAST
 
     @property
     def finished_run(self) -> FinishedRun:

@@ -22,7 +22,7 @@ class Board:
 
     Args:
         total: Number of all runs of the comparison.
-        runs: The unfinished runs. The caller removes a run from the attribute ``unfinished`` when it has ended.
+        runs: The unfinished runs. `ended` removes a run.
         parallel: Number of runs at a time.
         console: Console for the output.
     """
@@ -45,8 +45,9 @@ class Board:
         if self._live:
             self._live.stop()
 
-    def print(self, text: str) -> None:
-        """Print a line with the number of finished runs, above the live table if there is one."""
+    def ended(self, run: PlannedRun, text: str) -> None:
+        """Count a run as ended. Print the number of ended runs and a text, above the live table if there is one."""
+        self.unfinished.remove(run)
         self.console.print(f"[{self.total - len(self.unfinished)}/{self.total}] {text}", markup=False)
 
     def tick(self) -> None:

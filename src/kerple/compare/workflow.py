@@ -129,8 +129,7 @@ def _execute(comparison: Comparison, to_do: list[PlannedRun], total: int, parall
                 board.tick()
                 if ended is not None:
                     run, error = ended
-                    board.unfinished.remove(run)
-                    board.print(error or f"{run.name}: {_first_results(run.finished_run)}")
+                    board.ended(run, error or f"{run.name}: {_first_results(run.finished_run)}")
                     failed += error is not None
                     if error is None:
                         committed_records.write_record(run, comparison.report_folder, comparison.records)
