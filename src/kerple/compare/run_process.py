@@ -14,6 +14,7 @@ relative to the folder in which the comparison was started.
 import contextlib
 import os
 import runpy
+import shlex
 import shutil
 import signal
 import sys
@@ -81,9 +82,10 @@ def _finish(run: PlannedRun) -> None:
 
 
 def _call(command: str, *flags: str, config: dict[str, Any]) -> None:
-    """Print a command of the program, and run it in a fork, which ends if this process is killed.
+    """Print a command of the program without its configuration, and run it in a fork.
 
-    SIGTERM is passed on to the fork. SIGINT (Ctrl-C) is not, because a terminal sends it to both processes.
+    The fork is killed if this process is killed. SIGTERM is passed on to the fork. SIGINT (Ctrl-C) is not, because a
+    terminal sends it to both processes.
 
     Args:
         command: The command.
@@ -93,9 +95,10 @@ def _call(command: str, *flags: str, config: dict[str, Any]) -> None:
     Raises:
         SystemExit: If the command fails, with its exit status. If a signal ends it, this process ends by the signal.
     """
-    print("$", PROGRAM, command, *flags, flush=True)
     # Lightning starts the other ranks of a run with this command line
     sys.argv = [str(PROGRAM), command, f"--config={yaml.safe_dump(config, sort_keys=False)}", *flags]
+    # an error message contains the last lines of the log, and the configuration would fill them
+    print("$", shlex.join([str(PROGRAM), command, *flags]), "# with a --config from run.yaml", flush=True)
     for library in SHARED:
         import_module(library)
     end_of_pipe, held_by_this_process = os.pipe()
