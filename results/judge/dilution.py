@@ -18,6 +18,7 @@ from scipy import stats
 
 from kerple.compare.estimates import Estimate
 from results.judge.evidence import Tier, Untested, Value, flattest_heads
+from results.judge.plan import missing_seeds
 from results.judge.statements import ALPHA, correlation, evaluate
 
 LEVEL = ALPHA / 2  # of each one-sided test
@@ -124,6 +125,9 @@ def answers(root: Path) -> str:
     """Return a Markdown list with the answer to each question; *not tested* if runs are missing."""
     lines = []
     for question, (name, rule) in QUESTIONS.items():
+        if missing := sum(map(len, missing_seeds(root, name).values())):
+            lines.append(f"- **{question}** Not tested: {missing} runs of {name} are missing.")
+            continue
         try:
             found = rule(Tier(root, name, [name], 128, "planned in results/PLAN-dilution.md"))
             lines.append(f"- **{question}** {found.answer.capitalize()}: {'; '.join(found.numbers)}.")

@@ -1,11 +1,15 @@
 """Measures of the plan "dilution" against networks that were built with the factor, and against a loop."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
 from kerple.data.evaluation_text import Text
 from kerple.model import Transformer
 from kerple.positions import KerpleLog, LayerPattern, NoPE, RoPE, Shape, StrategyBuilder, Temperature
+from results.judge.dilution import answers
 from results.judge.weights import RepeatedTokens, temperature_in_global_layers
 
 VOCABULARY = 20
@@ -55,3 +59,16 @@ def test_repeated_tokens_are_scored_after_their_first_occurrence() -> None:
         logits = model(tokens[:, :-1]).log_softmax(-1)
         losses = [-logits[i, t - 1, tokens[i, t]] for i in range(2) for t in (7, 8)]
         assert row[name] == pytest.approx(float(torch.stack(losses).mean()), abs=1e-12)
+
+
+def test_a_question_with_missing_runs_is_not_answered(tmp_path: Path) -> None:
+    run = Path("runs", "KerpleLog 128", "seed-1400")
+    results = Path(__file__).parents[2] / "results"
+    for name in ("dilution", "dilution-heads"):
+        shutil.copytree(results / "dilution-heads" / run, tmp_path / name / run)
+    lines = answers(tmp_path).splitlines()
+    assert [line.rpartition("** ")[2] for line in lines] == [
+        "Not tested: 43 runs of dilution are missing.",
+        "Not tested: 11 runs of dilution-heads are missing.",
+        "Not tested: 43 runs of dilution are missing.",
+    ]
