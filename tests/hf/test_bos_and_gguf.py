@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import processors
 
-from kerple.compare.resolution import _digest
+from kerple.compare.committed_records import _digest
 from kerple.data.tokenizer import end_of_text, load_tokenizer
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.pretrained_files import find_model, read_model_config, source_digest
