@@ -34,7 +34,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
     x = x.double().cpu()
     rope = None if layer.rope is None else layer.rope.frequencies
     half = (x.shape[-1] if rope is None else rope.dim) // 2  # number of rotated pairs, r/2
-    expected = torch.zeros(half, dtype=x.dtype) if rope is None else rope(ids).flatten().cpu()
+    expected = torch.zeros(half, dtype=x.dtype) if rope is None else rope(ids.amax(-1, keepdim=True)).flatten().cpu()
     factor = layer.query_factor(rows, ids) if what == "queries" else torch.ones(len(ids), dtype=x.dtype)
     # channel i is paired with i + r/2, or with its neighbour; the pairing with the smaller residual is used
     layouts = ((slice(half), slice(half, 2 * half)), (slice(0, 2 * half, 2), slice(1, 2 * half, 2)))
