@@ -51,6 +51,11 @@ def test_records_replace_runs_whose_folders_are_missing(config, capsys, monkeypa
     assert f"ALiBi seed 1 and 1 other run: not reused from {report}: has another fit: flags." in printed
     assert {run.strategy for run in recorded_runs(config.parent / "second")} == {"ALiBi"}
 
+    own = config.parent / "runs/KerpleLog/seed-1/test" / results_table.ABOUT  # of a test that the user started
+    own.write_text("{}")
+    compare.main(["--config", str(config), "--report_only", "true"])
+    assert own.read_text() == "{}"
+
 
 def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied(config: Path, tmp_path: Path) -> None:
     change(config, strategies={"KerpleLog": {}}, seeds=[2])

@@ -55,6 +55,11 @@ def read_run_entry(folder: Path) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) and isinstance(entry.get("config"), dict) else None
 
 
+def has_test_of_user(folder: Path) -> bool:
+    """Whether a folder has the results of a test that `compare` did not run."""
+    return (folder / results_table.ABOUT).exists() and read_run_entry(folder) is None
+
+
 def finished(run: PlannedRun) -> bool:
     """Whether the folder of a run has the results of the fit and test that it describes."""
     entry = read_run_entry(run.test_folder)

@@ -70,7 +70,7 @@ def _finish(run: PlannedRun) -> None:
         checkpoint = [f"--ckpt_path={run.checkpoint}"] if resumed else []
         _call("fit", f"--output={run.directory}", *checkpoint, config=run.config)
     # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
-    if (run.test_folder / results_table.ABOUT).exists() and committed_records.read_run_entry(run.test_folder) is None:
+    if committed_records.has_test_of_user(run.test_folder):
         run.test_folder.rename(f"{run.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
     remove(run.test_folder)
     model, options = f"--ckpt_path={run.checkpoint}", run.test
