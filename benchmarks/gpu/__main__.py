@@ -65,7 +65,7 @@ def measurements(toy: bool, out: Path) -> dict[str, Callable[[], dict[str, Any]]
     calls: dict[str, Callable[[], dict[str, Any]]] = {"parity-other": partial(parity, "other", toy, out)}
     calls |= {f"attention-64-{length}": partial(timings.attention, size, 64, length) for length in lengths}
     calls |= {f"step-{name}": partial(timings.step, size, name) for name in ("KerpleLog", "NoPE", "RoPE", "ALiBi")}
-    calls["step-KerpleLog-atomic"] = partial(timings.step, size, "KerpleLog", False)
+    calls["step-KerpleLog-atomic"] = partial(timings.step_with_atomics, size, "KerpleLog")
     calls |= {f"evaluation-{name}": partial(timings.evaluation, size, name) for name in ("KerpleLog", "NoPE")}
     calls |= {f"trained-300-{name}": partial(trainings.train, 4 if toy else 300, name, toy) for name in STRATEGIES}
     calls |= {f"parity-{dtype}": partial(parity, dtype, toy, out) for dtype in ("bf16", "fp16")}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -117,10 +118,9 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None].expand(q.shape[0], -1, -1, -1))
 
 
-def step(size: Size, name: str, separate: bool = True) -> dict[str, Any]:
+def step(size: Size, name: str) -> dict[str, Any]:
     """Return time, tokens per second, MFU, memory and the 30 slowest kernels of a compiled training step."""
     torch._dynamo.reset()
-    cuda.has_separate_gradient = lambda: separate
     gc.collect()  # frees the network of an earlier measurement, which refers to itself when it is compiled
     network = build(size.model, name, size.training, device())
     network.compile()
@@ -145,6 +145,12 @@ def step(size: Size, name: str, separate: bool = True) -> dict[str, Any]:
         "MiB": torch.cuda.max_memory_allocated() / 2**20 if gpu else None,
         "kernels": trace.key_averages().table(sort_by=sort, row_limit=30, max_name_column_width=60),
     }
+
+
+def step_with_atomics(size: Size, name: str) -> dict[str, Any]:
+    """Return the result of `step` if FlexAttention computes the gradient of the table, with atomic additions."""
+    with patch.object(cuda, "SEPARATE_GRADIENT", False):
+        return step(size, name)
 
 
 @torch.no_grad()

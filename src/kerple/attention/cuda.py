@@ -17,6 +17,8 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 MASK_BLOCK = 128  # number of queries and of keys in a block of FlexAttention's mask
 RECOMPILATIONS = 64  # largest number of compiled graphs; torch's default of 8 is too low for many lengths and windows
+# whether our kernel computes the gradient of a table; FlexAttention's own, with atomics, is measured in benchmarks.gpu
+SEPARATE_GRADIENT = True
 
 
 class AddTableGradient(torch.autograd.Function):
@@ -85,7 +87,7 @@ def attend_flex(
     padded = padded_length(length)
     rows = [F.pad(x, (0, 0, 0, padded - length)) for x in (q, k, v)] if padded > length else [q, k, v]
     differentiable = table is not None and table.requires_grad and torch.is_grad_enabled()
-    separate = differentiable and has_separate_gradient()
+    separate = differentiable and SEPARATE_GRADIENT
     line = None if table is None else aligned_copies(table.detach() if separate else table, padded)
     # queries after the last token see only keys after it
     first = None if first_key is None else F.pad(first_key, (0, padded - length), value=length).to(torch.int32)
@@ -107,11 +109,6 @@ def attend_flex(
     if separate:
         out, lse = AddTableGradient.apply(out, lse, q.detach(), k.detach(), v.detach(), table, scale, window, first_key)
     return out, lse
-
-
-def has_separate_gradient() -> bool:
-    """Return whether the gradient of a table comes from our deterministic kernel instead of FlexAttention's atomics."""
-    return True
 
 
 def flex(
