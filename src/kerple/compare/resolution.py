@@ -184,9 +184,8 @@ def reuse_records(runs: Iterable[PlannedRun], comparison: Comparison, report_onl
     folders, refused = comparison.records, dict[str, str]()
     runs_by_outcome: dict[str, list[str]] = {}
     for run in runs:
-        is_new = not committed_records.finished(run) and not run.checkpoint.parent.exists()
-        is_new = is_new and not committed_records.has_test_of_user(run.test_folder)
-        for folder, report in folders.items() if is_new else ():
+        is_started = run.checkpoint.parent.exists() or committed_records.has_test_of_user(run.test_folder)
+        for folder, report in folders.items() if not (is_started or committed_records.finished(run)) else ():
             if (record := run.record(folder)).is_dir():
                 objection = committed_records.reuse(run if report_only else with_precision(run), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
