@@ -84,7 +84,7 @@ def rank(label: str, seed: int, toy: bool, out: Path) -> dict[str, Any]:
     """
     content = yaml.safe_load((ROOT / FILE).read_text())
     strategy = content["strategies"][label]
-    arguments = [f"--config={FILE}", f"--seeds=[{seed}]", f"--baseline={label}", "--yes"]
+    arguments = [f"--config={FILE}", f"--seeds=[{seed}]", f"--baseline={label}", "--yes=true"]
     runs, report = ROOT / "logs" / "compare" / "ranking", ROOT / "results" / "ranking"
     if toy:
         runs, report = out / "ranking" / "runs", out / "ranking" / "report"
