@@ -3,6 +3,7 @@
 ``python -m benchmarks.gpu.trainings`` packs the shards of the corpus `code` for a GPU machine without a network.
 """
 
+import contextlib
 import json
 import random
 import shutil
@@ -13,11 +14,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from zstandard import ZstdCompressionParameters, ZstdCompressor, ZstdDecompressor
 
 from benchmarks.measure import record
+from kerple.compare import committed_records
+from kerple.compare.comparison_file import Comparison, comparison_parser
+from kerple.compare.engines import LocalProcesses
+from kerple.compare.resolution import find_changed_runs, plan_runs, reuse_records
 from kerple.compare.run_discovery import PACKED
+from kerple.config.parsing import parse
 from kerple.measure import results_table
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +68,9 @@ def train(steps: int, name: str, toy: bool) -> dict[str, Any]:
     command("fit", *flags, *(TOY if toy else []), f"--output={folder}", "--ckpt_path=last")
     shutil.rmtree(folder / "test", ignore_errors=True)  # of an interrupted test
     command("test", f"--ckpt_path={last}", f"--output={folder / 'test'}")
-    return _results(folder)
+    cells = results_table.totals(results_table.read(folder / "test")[0]).query("metric == 'ppl' and protocol == 'full'")
+    perplexity = dict(zip(cells["length"].tolist(), cells["value"].tolist(), strict=True))
+    return {"perplexity": perplexity, **_speed(json.loads((folder / "cost.json").read_text()))}
 
 
 def order() -> list[tuple[str, int]]:
@@ -71,40 +80,59 @@ def order() -> list[tuple[str, int]]:
 
 
 def rank(label: str, seed: int, toy: bool, out: Path) -> dict[str, Any]:
-    """Make a run of the comparison, and return its perplexity by length and its speed.
+    """Make a run of the comparison, and return whether its losses are finite, and its speed.
 
-    The archive of all records is copied to OUT/ranking-records.zip.zst. As results/ranking/records.zip.zst, it makes
-    later calls skip these runs.
+    Its losses are not returned, because the plan allows nobody to read them before nine runs are finished. The run is
+    made as `compare` makes it, but no report is written, because the report needs Plotly. The archive of all records is
+    copied to OUT/ranking-records.zip.zst. As results/ranking/records.zip.zst, it makes later calls skip these runs, and
+    ``compare --report_only true`` reads it.
 
     Args:
         label: Label of the strategy in the comparison file.
         seed: Seed of the run.
         toy: Whether to make a run of four steps on the CPU.
         out: Folder for the archive of all records.
+
+    Raises:
+        RuntimeError: If the run fails, with the last lines of its log.
     """
+    if not (toy or (ROOT / SHARDS / "manifest.json").exists()):
+        unpack()
+    with contextlib.chdir(ROOT):  # the paths in the comparison file are relative to it
+        comparison = _comparison(label, seed, toy, out / "ranking")
+        runs = plan_runs(comparison, parallel=1, report_only=False)
+        find_changed_runs(runs, report_only=False, rerun_changed=False)
+        reuse_records(runs, comparison, report_only=False)
+        missing = [run for run in runs if not committed_records.finished(run)]
+        # closed after an exception too, so that a stopped run saves its checkpoint
+        with contextlib.closing(LocalProcesses(parallel=1).run(missing)) as running:
+            for run, error in filter(None, running):
+                if error:
+                    raise RuntimeError(error)
+                committed_records.write_record(run, comparison.report_folder, comparison.records)
+        committed_records.pack(comparison.report_folder)
+        shutil.copy(comparison.report_folder / PACKED, out / f"ranking-{PACKED}")
+        table, about = results_table.read(runs[0].test_folder)
+    return {"finite": bool(np.isfinite(table["sum"]).all()), **_speed(about["run"]["cost"])}
+
+
+def _comparison(label: str, seed: int, toy: bool, out: Path) -> Comparison:
+    """Return the comparison with one strategy and seed. At the toy size, it writes runs and records to ``out``."""
     content = yaml.safe_load((ROOT / FILE).read_text())
     strategy = content["strategies"][label]
-    arguments = [f"--config={FILE}", f"--seeds=[{seed}]", f"--baseline={label}", "--yes=true"]
-    runs, report = ROOT / "logs" / "compare" / "ranking", ROOT / "results" / "ranking"
+    arguments = [f"--config={FILE}", f"--seeds=[{seed}]", f"--baseline={label}"]
     if toy:
-        runs, report = out / "ranking" / "runs", out / "ranking" / "report"
         strategy["flags"]["data.batch_size"] = 2
         test = content["test"] | {"trainer.accelerator": "cpu", "trainer.callbacks": [TOY_TEST]}
         arguments += [f"--flags={json.dumps(content['flags'] | TOY_RANKING)}", f"--test={json.dumps(test)}"]
-        arguments += [f"--runs={runs}", f"--output={report}", "--plan=null", "--plan_page=null"]
-    elif not (ROOT / SHARDS / "manifest.json").exists():
-        unpack()
-    command("compare", *arguments, f"--strategies={json.dumps({label: strategy})}")
-    shutil.copy(report / PACKED, out / f"ranking-{PACKED}")
-    return _results(runs / label / f"seed-{seed}")
+        arguments += [f"--runs={out / 'runs'}", f"--output={out / 'report'}", "--plan=null", "--plan_page=null"]
+    arguments.append(f"--strategies={json.dumps({label: strategy})}")
+    return Comparison.from_options(parse(comparison_parser(), arguments))
 
 
-def _results(folder: Path) -> dict[str, Any]:
-    """Return perplexity by length, training speed and seconds of compilation from the folder of a run."""
-    cost = json.loads((folder / "cost.json").read_text())
-    cells = results_table.totals(results_table.read(folder / "test")[0]).query("metric == 'ppl' and protocol == 'full'")
-    perplexity = dict(zip(cells["length"].tolist(), cells["value"].tolist(), strict=True))
-    return {"perplexity": perplexity, **{name: cost[name] for name in ("tokens_per_second", "compilation_seconds")}}
+def _speed(cost: dict[str, Any]) -> dict[str, Any]:
+    """Return training speed and seconds of compilation from the costs of a fit."""
+    return {name: cost[name] for name in ("tokens_per_second", "compilation_seconds")}
 
 
 def pack() -> None:
