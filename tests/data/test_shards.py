@@ -82,7 +82,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("name", ["train-00001.tar", "test-00000.tar", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["train-00001.tar", "test-00000.tar", "lengths-train.u32", "tokenizer.json"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_named(copied, damage, name):
     content = DAMAGES[damage]((copied / name).read_bytes())

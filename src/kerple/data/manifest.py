@@ -10,7 +10,8 @@ import numpy as np
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 
-FORMAT = 4
+FORMAT = 5
+READABLE = (4, FORMAT)  # format 4 has no files with the lengths of documents
 MANIFEST_FILE = "manifest.json"
 TEST_DOCUMENTS = "test-documents.jsonl"  # a line for each document: its name, its group and its overlap (see `overlap`)
 SPLITS = ("train", "validation", "test")
@@ -39,12 +40,14 @@ class Split:
         bytes: UTF-8 bytes of the documents, without end-of-text tokens.
         sha256: Checksum of the tokens of all shards in order, as little-endian integers of the manifest's dtype. It
             does not depend on the division into shards.
+        lengths: sha256 of the file with the lengths of the documents (`lengths_file`); empty if there is no such file.
     """
 
     shards: tuple[Shard, ...]
     documents: int
     bytes: int
     sha256: str
+    lengths: str = ""
 
     @property
     def tokens(self) -> int:
@@ -96,7 +99,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and check the manifest.json of a folder.
 
     Raises:
-        UserError: The file is missing, or it is not a manifest of the format `FORMAT`.
+        UserError: The file is missing, or it is not a manifest of a format in `READABLE`.
     """
     path = directory / MANIFEST_FILE
     try:
@@ -104,9 +107,9 @@ def read_manifest(directory: Path) -> Manifest:
         version, splits = entries.pop("format"), {name: _split(entries["splits"][name]) for name in SPLITS}
         manifest = Manifest(**entries | {"splits": splits, "settings": dict(entries["settings"])})
         _check_counts(manifest.vocabulary, manifest.end_of_text, *manifest.left_out.values())
-        if version != FORMAT or not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
+        if version not in READABLE or not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
             given = f"format {version}, end_of_text {manifest.end_of_text} and vocabulary {manifest.vocabulary}"
-            raise ValueError(f"got {given}, expected format {FORMAT} and end_of_text below vocabulary")
+            raise ValueError(f"got {given}, expected format 4 or {FORMAT} and end_of_text below vocabulary")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); run `python run.py prepare` first") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

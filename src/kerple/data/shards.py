@@ -39,6 +39,11 @@ def shard_file(split: str, number: int) -> str:
     return f"{split}-{number:05d}.tar"
 
 
+def lengths_file(split: str) -> str:
+    """Return the name of the file with the lengths of the documents of a split, little-endian uint32."""
+    return f"lengths-{split}.u32"
+
+
 def shard_bytes(size: int) -> int:
     """Return the size of a tar file whose only member has ``size`` bytes.
 
@@ -111,9 +116,22 @@ class Folder:
         return path
 
     def documents(self, split: str) -> NDArray[np.int64]:
-        """Return the index of the first token of each document of a split, (documents,) int64, ascending."""
-        ends = np.flatnonzero(TokenStream(self, split)[:] == self.manifest.end_of_text)
-        return np.concatenate([[0], ends + 1])[:-1]
+        """Return the index of the first token of each document of a split, (documents,) int64, ascending.
+
+        Raises:
+            UserError: The file with the lengths of the documents is damaged, or does not fit the manifest.
+        """
+        entry = self.manifest.splits[split]
+        if entry.lengths:
+            path = self._checked_file(lengths_file(split), entry.lengths)
+            lengths = np.frombuffer(path.read_bytes(), "<u4")
+            if (len(lengths), lengths.sum(dtype=np.int64)) != (entry.documents, entry.tokens) or not lengths.all():
+                raise UserError(f"{path}: does not fit the manifest; prepare or copy the folder again")
+        else:  # of format 4
+            stream = TokenStream(self, split)
+            tokens = (stream.shard(number) for number, shard in enumerate(entry.shards) if shard.tokens)
+            lengths = document_lengths(tokens, self.manifest.end_of_text)
+        return lengths.cumsum(dtype=np.int64) - lengths
 
     def test_documents(self) -> "pd.DataFrame":
         """Return a table with one row for each document of the test split, in order.
@@ -204,6 +222,16 @@ def read_shards(directory: Path, split: str, shards: Iterable[Shard], dtype: np.
             yield map_tokens(directory / shard_file(split, number), dtype, shard.tokens)
 
 
+def document_lengths(shards: Iterable[Tokens], end_of_text: int) -> NDArray[np.uint32]:
+    """Return the number of tokens of each document of consecutive shards, with its end-of-text token, (documents,)."""
+    lengths, tokens = [np.empty(0, "<u4")], 0  # number of tokens since the last end of a document
+    for shard in shards:
+        ends = np.flatnonzero(shard == end_of_text)
+        lengths.append(np.diff(ends, prepend=-1 - tokens).astype("<u4"))
+        tokens = len(shard) - 1 - ends[-1] if len(ends) else tokens + len(shard)
+    return np.concatenate(lengths)
+
+
 def token_checksum(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> str:
     """Return the `Split.sha256` of a split, computed from its files."""
     digest = hashlib.sha256()
@@ -216,22 +244,22 @@ def verify(folder: Folder) -> None:
     """Compare all files of a folder with the manifest, and check that the vocabulary contains all token ids.
 
     Raises:
-        UserError: A file differs from the manifest, a split has another checksum or number of documents than in the
+        UserError: A file differs from the manifest, a split has another checksum or other documents than in the
             manifest, or a token id is outside the vocabulary. The message names the first fault.
     """
     folder.tokenizer()
     folder.test_documents()
     for name, split in folder.manifest.splits.items():
         stream = TokenStream(folder, name)
-        documents = 0
         for number, shard in enumerate(split.shards):
             if shard.tokens:
                 path = folder.shard(name, number, recheck=True)
-                tokens = stream.shard(number)
-                if (largest := int(tokens.max())) >= folder.manifest.vocabulary:
+                if (largest := int(stream.shard(number).max())) >= folder.manifest.vocabulary:
                     expected = f"below {folder.manifest.vocabulary}; prepare or copy the folder again"
                     raise UserError(f"{path}: got the token id {largest}, expected ids {expected}")
-                documents += int((tokens == folder.manifest.end_of_text).sum())
         checksum = token_checksum(folder.directory, name, split.shards, stream.dtype)
-        if (checksum, documents) != (split.sha256, split.documents):
+        tokens = read_shards(folder.directory, name, split.shards, stream.dtype)
+        lengths = document_lengths(tokens, folder.manifest.end_of_text)
+        begins = lengths.cumsum(dtype=np.int64) - lengths
+        if (checksum, len(begins)) != (split.sha256, split.documents) or (begins != folder.documents(name)).any():
             raise UserError(f"{folder.directory}: the tokens of {name} differ from the manifest; prepare them again")
