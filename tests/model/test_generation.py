@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from kerple.model import Transformer
 from kerple.model.generation import choose, fill_in, generate
 from kerple.positions import Shape, strategies
-from kerple.positions.visibility import Visibility
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 VOCABULARY = 30
 
@@ -34,6 +34,30 @@ def test_fill_in_equals_generation_row_by_row(name: str) -> None:
                 expected[t + 1] = int(model(torch.tensor([expected[: t + 1]]))[0, -1].argmax())
         assert result[row].tolist() == expected
     assert (result != tokens).any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "visibility"),
+    [
+        ("KerpleLog", EVERYTHING),
+        ("KerpleLog", Visibility(6)),
+        pytest.param("LayerPattern", EVERYTHING, marks=pytest.mark.slow),
+        pytest.param("RandomizedPositions", EVERYTHING, marks=pytest.mark.slow),
+    ],
+)
+def test_generation_begins_a_new_document_after_its_end(name: str, visibility: Visibility) -> None:
+    model, random = network(name), torch.Generator().manual_seed(3)
+    prompt = torch.randint(1, VOCABULARY, (2, 14), generator=random)
+    prompt[:, 9] = 0
+    options = {"visibility": visibility, "document_end": 0}
+    tokens = torch.cat([prompt, torch.stack(list(generate(model, prompt, 12, **options)), 1)], 1)
+    for row in tokens.tolist():
+        for t in range(14, 26):
+            start = max(i for i in range(t) if row[i] == 0)  # of the document, whose first input is the end token
+            assert row[t] == int(model(torch.tensor([row[start:t]]), visibility)[0, -1].argmax())
+    alone = list(generate(model, prompt, 12, visibility=visibility))
+    assert visibility != EVERYTHING or not torch.equal(torch.stack(alone, 1), tokens[:, 14:])
 
 
 class Successor(nn.Module):

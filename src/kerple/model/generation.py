@@ -14,19 +14,22 @@ class _NextTokenLogits:
     """Function from all tokens so far, (B, T) int64, to the logits of the next token, (B, V).
 
     It keeps a cache between calls if the strategy allows one. The tokens of a call must be those of the call before,
-    followed by at least one new token.
+    followed by at least one new token. With ``document_end``, this token begins a new document.
     """
 
-    def __init__(self, network: Any, visibility: Visibility = EVERYTHING) -> None:
-        self.network, self.visibility = network, visibility
+    def __init__(self, network: Any, visibility: Visibility = EVERYTHING, document_end: int | None = None) -> None:
+        self.network, self.visibility, self.document_end = network, visibility, document_end
         # without a cache if keys depend on the length of the input, because cached keys would be wrong
         self.cache = network.new_cache(visibility) if network.prefix_consistent else None
         self.cached = 0
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        new = tokens[:, self.cached :]
+        new = slice(self.cached, None)
         self.cached = 0 if self.cache is None else tokens.shape[1]
-        return self.network(new, self.visibility, cache=self.cache, last=1)[:, -1]  # (B, V)
+        options = {}
+        if self.document_end is not None:
+            options["documents"] = (tokens == self.document_end).cumsum(1)[:, new]
+        return self.network(tokens[:, new], self.visibility, cache=self.cache, last=1, **options)[:, -1]  # (B, V)
 
 
 def choose(
@@ -81,6 +84,7 @@ def generate(
     stop: int | None = None,
     visibility: Visibility = EVERYTHING,
     generator: torch.Generator | None = None,
+    document_end: int | None = None,
 ) -> Iterator[Tensor]:
     """Continue prompts of equal length, one token at a time.
 
@@ -95,6 +99,8 @@ def generate(
             rows have generated it.
         visibility: Keys that a query sees in every layer.
         generator: See `choose`.
+        document_end: Token that begins a new document, for networks trained with ``documents``; later tokens do not see
+            earlier documents. None if the text is one document.
 
     Yields:
         The next token of each row, (B,) int64.
@@ -103,7 +109,7 @@ def generate(
         UserError: If a prompt is empty, a number is out of range, or the strategy cannot represent a position.
     """
     require(prompt.shape[1] >= 1, "prompt", "no tokens", "at least one to continue")
-    next_logits, tokens = _NextTokenLogits(network, visibility), prompt
+    next_logits, tokens = _NextTokenLogits(network, visibility, document_end), prompt
     stopped = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for _ in range(steps):
         with torch.inference_mode():
