@@ -13,8 +13,9 @@ SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step o
 IMPLEMENTATION = ("model.compile", "model.attention")  # these may differ, because they only select an implementation
 # options of data modules that change the training samples or their order
 SAMPLE_ORDER = ("seed", "length", "samples", "examples", "train_length", "held_out", "task")
+DOCUMENTS = ("mask_documents", "restart_positions", "score_first_targets")  # they change the loss
 MUST_BE_EQUAL: tuple[str, ...] = ("seed_everything", "model.", "trainer.max_steps", "data.class_path")
-MUST_BE_EQUAL += tuple(f"data.init_args.{name}" for name in SAMPLE_ORDER)
+MUST_BE_EQUAL += tuple(f"data.init_args.{name}" for name in SAMPLE_ORDER + DOCUMENTS)
 NOT_COMPARED = (*FOLDER_OPTIONS, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")
 
 

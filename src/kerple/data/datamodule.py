@@ -8,6 +8,7 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 
 from kerple.base.errors import require
+from kerple.data.documents import Documents
 from kerple.data.evaluation_text import ShardText
 from kerple.data.loader import BlockBatches, TrainingLoader, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
@@ -22,10 +23,10 @@ class TokenShards(ShardOptions, LightningDataModule):
 
     `ShardOptions` documents the arguments.
 
-    Documents are concatenated. Each is followed by an end-of-text token, which is also a target. As in the KERPLE
-    paper, attention is not reset between documents. A training sample is `length` + 1 consecutive tokens, and samples
-    are shuffled over the whole training split. For given shards, sample k depends only on `length`, `seed` and k, not
-    on the number of devices, workers or accumulation steps.
+    Documents are concatenated. Each is followed by an end-of-text token, which is also a target. By default, as in the
+    KERPLE paper, attention is not reset between documents. A training sample is `length` + 1 consecutive tokens, and
+    samples are shuffled over the whole training split. For given shards, sample k depends only on `length`, `seed` and
+    k, not on the number of devices, workers or accumulation steps.
 
     The samples of a training epoch are
 
@@ -100,7 +101,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         require(same, "data.directory", self.location, expected)
 
     def train_dataloader(self) -> TrainingLoader:
-        """Return the loader of this rank's training batches, {"tokens": (batch_size, length + 1) int64}.
+        """Return the loader of this rank's training batches, see `read_samples`.
 
         Raises:
             UserError: The training split has too few tokens for a sample, or an epoch too few samples for a batch.
@@ -115,7 +116,7 @@ class TokenShards(ShardOptions, LightningDataModule):
             batches = available // batch_samples
             expected = f"at most {available} in all; decrease it or data.length, or use a larger corpus"
             require(batches >= 1, "data.batch_size", f"{self.batch_size} on each of {world_size} devices", expected)
-        read = partial(read_samples, stream, self.length)
+        read = partial(read_samples, stream, self.length, self._documents("train"))
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         period = batches * batch_samples  # every epoch has the same samples
         return TrainingLoader(
@@ -126,10 +127,13 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Return this rank's batches of the first `validation_segments` blocks of the validation split.
 
         A batch is {"tokens": (B, T + 1) int64, "index": (B,) int64, "scored": (B, T) bool} with T = `length` and B at
-        most `batch_size`. "scored" is False in rows that only pad the last batch.
+        most `batch_size`. "scored" is False in rows that only pad the last batch. With `mask_documents`, the batch also
+        has "documents".
         """
         blocks = self.text("validation").blocks(self.length, self.validation_segments, fewer=True)
-        return BlockBatches(blocks, min(self.batch_size, len(blocks)), *rank_and_world_size(self))
+        rank, world_size = rank_and_world_size(self)
+        documents = self._documents("validation")
+        return BlockBatches(blocks, min(self.batch_size, len(blocks)), rank, world_size, documents)
 
     def test_dataloader(self) -> BlockBatches:
         """Return a loader of one test block for this rank, because Lightning skips a test without batches.
@@ -154,6 +158,12 @@ class TokenShards(ShardOptions, LightningDataModule):
     def decode(self, tokens: list[int]) -> str:
         """Return the string of token ids; an end-of-text token becomes its name."""
         return self.text("train").decode(tokens)
+
+    def _documents(self, split: str) -> Documents | None:
+        """Return the documents of a split, or None if training and validation do not use them."""
+        if not self.mask_documents and self.score_first_targets:
+            return None
+        return Documents(self.folder.documents(split), self.mask_documents, self.score_first_targets)
 
     @property
     def _training_checksum(self) -> str:

@@ -12,6 +12,7 @@ from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from kerple.base.errors import require
+from kerple.data.documents import Documents
 from kerple.data.evaluation_text import TextBlocks
 from kerple.data.order import Indices
 from kerple.data.shards import TokenStream
@@ -25,18 +26,20 @@ def rank_and_world_size(module: LightningDataModule) -> tuple[int, int]:
     return (module.trainer.global_rank, module.trainer.world_size) if module.trainer is not None else (0, 1)
 
 
-def read_samples(stream: TokenStream, length: int, starts: Sequence[int]) -> Batch:
-    """Return a batch of training samples, {"tokens": (B, T + 1) int64}.
+def read_samples(stream: TokenStream, length: int, documents: Documents | None, starts: Sequence[int]) -> Batch:
+    """Return a batch of training samples, {"tokens": (B, T + 1) int64} and the entries of ``documents``.
 
     Args:
         stream: Tokens of the training split.
         length: Training length, T.
+        documents: Documents of the training split; None if they are not used.
         starts: Index of the first token of each of the B samples.
     """
     tokens = np.empty((len(starts), length + 1), np.int64)
     for row, start in enumerate(starts):
         tokens[row] = stream[start : start + length + 1]
-    return {"tokens": torch.from_numpy(tokens)}
+    batch = {"tokens": torch.from_numpy(tokens)}
+    return batch if documents is None else batch | documents.entries(documents.starts(np.array(starts), length + 1))
 
 
 @dataclass(eq=False)
@@ -45,7 +48,7 @@ class BlockBatches:
 
     An item is {"tokens": (B, T + 1) int64, "index": (B,) int64, "scored": (B, T) bool}, where T is the number of
     targets in a block. "index" has the index of each row's block. Rows without a block have index -1 and are not
-    scored.
+    scored. The entries of ``documents`` are added.
 
     Batch i belongs to rank i modulo the number of ranks. Every rank gets the same number of batches. No block is
     repeated, so that sums over ranks equal the sums of a single process.
@@ -55,12 +58,14 @@ class BlockBatches:
         batch_size: Number of rows of a batch, B.
         rank: Index of this process.
         world_size: Number of processes.
+        documents: Documents of the text; None if they are not used.
     """
 
     blocks: TextBlocks
     batch_size: int
     rank: int
     world_size: int
+    documents: Documents | None = None
 
     def __len__(self) -> int:
         return -(-len(self.blocks) // (self.batch_size * self.world_size))
@@ -71,7 +76,12 @@ class BlockBatches:
         indices = torch.full((self.batch_size,), -1)
         for row, block in enumerate(range(first, min(first + self.batch_size, len(self.blocks)))):
             tokens[row], indices[row] = self.blocks[block], block
-        return {"tokens": tokens, "index": indices, "scored": (indices >= 0)[:, None].expand(-1, self.blocks.length)}
+        batch = {"tokens": tokens, "index": indices}
+        scored = (indices >= 0)[:, None].expand(-1, self.blocks.length)  # (B, T)
+        if self.documents is not None:
+            segments = self.blocks.starts[indices.clamp(min=0)].numpy()
+            batch |= self.documents.entries(self.documents.starts(segments, self.blocks.length + 1))
+        return batch | {"scored": batch.get("scored", scored) & scored}
 
     def __iter__(self) -> Iterator[Batch]:
         return map(self.__getitem__, range(len(self)))

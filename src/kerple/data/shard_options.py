@@ -37,6 +37,11 @@ class ShardOptions:
         length: Training length in tokens, which is the number of targets of a sample.
         batch_size: Samples per device and micro-batch.
         seed: Seed of the order of the training samples.
+        mask_documents: Whether queries see only keys of their own document, in training, validation and tests. An
+            end-of-text token is the first input of the document after it.
+        restart_positions: With `mask_documents`, whether positions restart at each document. It has no effect on
+            strategies that depend on distances only.
+        score_first_targets: Whether the first token of a document contributes to the loss in training and validation.
         samples: Number of different training samples over all devices, rounded down to full batches. They are repeated
             until `trainer.max_steps`. With null, as many samples as `trainer.max_steps` steps need, or those of the
             training split if `max_steps` is not set.
@@ -70,6 +75,9 @@ class ShardOptions:
     length: int = 64
     batch_size: int = 128
     seed: int = 1235
+    mask_documents: bool = False
+    restart_positions: bool = True
+    score_first_targets: bool = True
     samples: int | None = None
     split_fractions: tuple[float, float, float] = (0.9, 0.05, 0.05)
     text_field: str = "text"
@@ -87,6 +95,8 @@ class ShardOptions:
         for name in ("length", "batch_size", "validation_segments", "samples"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"data.{name}", value, "1 or more")
+        used = self.mask_documents or self.restart_positions
+        require(used, "data.restart_positions", "false", "true, because data.mask_documents is false")
         for name in ("workers", "prepare_workers"):
             check_workers(f"data.{name}", getattr(self, name))
         fractions = self.split_fractions

@@ -39,6 +39,8 @@ def continue_prompt(options: Namespace) -> Iterator[str]:
         raise UserError(f"prompt: {error}") from error
     sampling = {"temperature": temperature, "top_k": options.top_k, "top_p": options.top_p, "generator": random}
     prompt = torch.tensor([start], device=device)
+    if getattr(data, "mask_documents", False):
+        sampling["document_end"] = end
     new = generate(model.network, prompt, options.length, visibility=Visibility(options.window), stop=end, **sampling)
     pieces = decode_pieces(data, start, takewhile(lambda token: token != end, map(int, new)))
     yield options.prompt + next(pieces, "")

@@ -29,10 +29,10 @@ class LanguageModel(LightningModule):
     """A decoder that predicts the next token, with any positional strategy (recipe: Chi et al. 2022, section 5).
 
     A batch is ``{"tokens": (B, T + 1) int64}``, B sequences of T inputs and their targets. It may also have
-    ``"scored"``, (B, T) bool, which selects the targets that count. The loss of a step is the mean over the scored
-    targets of the global batch. This loss and its gradient do not depend on the division of the batch into
-    micro-batches and devices. Micro-batches without ``"scored"`` must have equal sizes. Measurements are callbacks,
-    which use the attribute ``network``.
+    ``"scored"``, (B, T) bool, which selects the targets that count, and ``"documents"`` (`kerple.model.Batch`). The
+    loss of a step is the mean over the scored targets of the global batch. This loss and its gradient do not depend on
+    the division of the batch into micro-batches and devices. Micro-batches without ``"scored"`` must have equal sizes.
+    Measurements are callbacks, which use the attribute ``network``.
 
     Args:
         position: Positional strategy, by class name. Its options are ``model.position.OPTION``.
@@ -121,6 +121,7 @@ class LanguageModel(LightningModule):
             given = f"{self.network.name}, which is only for tests of weights trained with another strategy"
             require(trainable, "model.position", given, "a strategy such as RoPE")
         self.set_places(data)
+        self.network.restart_positions = getattr(data, "restart_positions", True)
         if self.compile_options and stage == "fit":  # not for a test, because each length would be compiled
             try:
                 self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
@@ -153,8 +154,12 @@ class LanguageModel(LightningModule):
         require(hasattr(data, "places"), "data", type(data).__name__, expected)
         self.network.places = cast(Any, data).places(placed[0].scheme)
 
+    def _losses(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the losses of all targets (B, T), and which of them are scored; None if all are."""
+        return self.network.losses(batch["tokens"], documents=batch.get("documents")), batch.get("scored")
+
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
+        losses, scored = self._losses(batch)
         self._partly_scored = scored is not None
         if scored is None:
             targets = torch.full((), losses.numel(), device=losses.device)
@@ -185,7 +190,7 @@ class LanguageModel(LightningModule):
                 parameter.grad.mul_(scale)
 
     def validation_step(self, batch: Batch, index: int) -> None:
-        losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
+        losses, scored = self._losses(batch)
         self.validation_loss.set_dtype(torch.float64)  # Lightning moves it to the device, which resets it to fp32
         self.validation_loss.update(losses if scored is None else losses[scored])
         self.log("val/loss", self.validation_loss, prog_bar=True)

@@ -50,6 +50,7 @@ def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[La
         loaded.model.double()
     loaded.model.load_state_dict(content["state_dict"])
     loaded.model.set_places(loaded.data)  # numbers that a task assigns to tokens, see `Coupled`
+    loaded.model.network.restart_positions = getattr(loaded.data, "restart_positions", True)
     return loaded.model.to(device).eval(), loaded.data
 
 

@@ -1,0 +1,51 @@
+"""The documents of training samples and of blocks of text."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kerple.data.order import Indices
+
+
+@dataclass(eq=False)
+class Documents:
+    """The documents of a token stream, as they are used in training and validation.
+
+    As an input, the end-of-text token after a document is the first token of the next document, which it predicts.
+
+    Args:
+        begins: Index of the first token of each document, (documents,) int64, ascending.
+        mask: Whether queries see only keys of their own document.
+        score_first: Whether the first token of a document is a scored target.
+    """
+
+    begins: Indices
+    mask: bool = True
+    score_first: bool = True
+
+    def starts(self, segments: Indices, length: int) -> NDArray[np.bool_]:
+        """Return which tokens of segments are the first input of a document, (segments, length) bool.
+
+        Args:
+            segments: Index of the first token of each segment, (segments,) int64.
+            length: Number of tokens in a segment.
+        """
+        first, stop = np.searchsorted(self.begins, [segments + 1, segments + 1 + length])
+        counts = stop - first
+        rows = np.repeat(np.arange(len(segments)), counts)
+        documents = np.arange(len(rows)) + np.repeat(first - counts.cumsum() + counts, counts)
+        starts = np.zeros((len(segments), length), bool)
+        starts[rows, self.begins[documents] - 1 - segments[rows]] = True
+        return starts
+
+    def entries(self, starts: NDArray[np.bool_]) -> dict[str, Tensor]:
+        """Return the entries ``documents`` and ``scored`` of a `kerple.model.Batch`, if the options need them.
+
+        Args:
+            starts: Which tokens are the first input of a document, (B, T + 1) bool.
+        """
+        entries = {"documents": torch.from_numpy(starts.cumsum(1))} if self.mask else {}
+        return entries if self.score_first else entries | {"scored": torch.from_numpy(~starts[:, :-1])}

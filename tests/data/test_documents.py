@@ -1,0 +1,72 @@
+"""Documents in training and validation batches, against loops over the tokens of shards."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kerple.base.errors import UserError
+from kerple.data import TokenShards
+from kerple.data.shards import Folder
+from kerple.model.network import Batch
+from tests.data.test_datamodule import module  # noqa: F401 (a fixture)
+
+LENGTH = 90  # longer than many documents
+
+
+def boundaries(batch: Batch) -> torch.Tensor:
+    """Return where the number of the document rises, (B, T) bool. It never changes otherwise."""
+    steps = batch["documents"].diff()
+    assert ((steps == 0) | (steps == 1)).all()
+    return steps == 1
+
+
+@pytest.mark.parametrize("score_first", [True, False])
+def test_an_end_of_text_token_is_the_first_input_of_the_next_document(module, score_first):  # noqa: F811
+    options = {"length": LENGTH, "batch_size": 4, "score_first_targets": score_first}
+    data, stream = module(mask_documents=True, **options), module(length=LENGTH, batch_size=4)
+    end, seen = data.manifest.end_of_text, 0
+    for kind in ("train_dataloader", "val_dataloader"):
+        loader, plain = getattr(data, kind)(), getattr(stream, kind)()
+        for batch, as_today in zip(loader, plain, strict=True):
+            assert torch.equal(batch["tokens"], as_today["tokens"])
+            assert "documents" not in as_today
+            is_end = batch["tokens"] == end
+            text = batch.get("index", torch.zeros(4)) >= 0  # rows that only pad a batch have no text
+            assert torch.equal(boundaries(batch)[text], is_end[text, 1:])
+            expected = as_today.get("scored", torch.ones(4, LENGTH, dtype=torch.bool))
+            expected = expected if score_first else expected & ~is_end[:, :-1]
+            assert torch.equal(batch.get("scored", torch.ones(4, LENGTH, dtype=torch.bool)), expected)
+            seen += int(is_end.sum())
+    assert seen > 20
+    if score_first:
+        assert set(next(iter(data.train_dataloader()))) == {"tokens", "documents"}
+
+
+def test_documents_of_folders_of_format_4_are_those_of_their_lengths(prepared, tmp_path):
+    manifest = json.loads((prepared / "manifest.json").read_text()) | {"format": 4}
+    for split in manifest["splits"].values():
+        del split["lengths"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for path in prepared.glob("*.tar"):
+        (tmp_path / path.name).symlink_to(path)
+    for split in manifest["splits"]:
+        expected = Folder(prepared).documents(split)
+        assert len(expected) > 5
+        np.testing.assert_array_equal(Folder(tmp_path).documents(split), expected)
+
+
+def test_lengths_that_do_not_fit_the_manifest_are_refused(prepared, tmp_path):
+    manifest = json.loads((prepared / "manifest.json").read_text())
+    manifest["splits"]["train"]["documents"] += 1
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "lengths-train.u32").symlink_to(prepared / "lengths-train.u32")
+    with pytest.raises(UserError, match=r"lengths-train.u32: does not fit the manifest"):
+        Folder(tmp_path).documents("train")
+
+
+def test_positions_continue_only_within_masks():
+    with pytest.raises(UserError, match=r"data.restart_positions: got false, expected true, because data.mask_doc"):
+        TokenShards(None, directory=str(Path("any")), restart_positions=False)
