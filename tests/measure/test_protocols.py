@@ -13,7 +13,7 @@ from kerple.data.evaluation_text import Text, TextBlocks
 from kerple.measure import protocols
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.loss_metrics import TokenLoss
-from kerple.measure.protocols import Protocol, full, sliding, windowed
+from kerple.measure.protocols import Protocol, ProtocolName, full, sliding, windowed
 from kerple.model import Transformer
 from kerple.model.network import SupportsWindows
 from kerple.positions import T5, KerpleLog, NoPE, Position, RoPE, Shape
@@ -85,6 +85,38 @@ def test_last_scores_the_end_of_every_whole_segment(length: int, k: int) -> None
     actual = Protocol("last", k=k)(network, tokens, length)
     torch.testing.assert_close(actual[0], torch.tensor(expected), rtol=1e-6, atol=1e-6)
     assert Protocol("last", k=k).scored_targets(length, 48).tolist() == [t for end in ends for t in range(end - k, end)]
+
+
+@pytest.mark.parametrize("protocol", ["full", "windowed", "keep_first", "sliding", "last", "per_position"])
+def test_no_protocol_shows_a_key_of_another_document(protocol: ProtocolName) -> None:
+    """Each document of a segment is a separate input, whose first token is the end-of-text token before it."""
+    network, begins = network_of(), [0, 5, 6, 21, 30]
+    text = Text(torch.cat([tokens_of(48)[0], torch.zeros(3)]).long(), begins, mask_documents=True)
+    blocks = text.blocks(48)
+    tokens, documents = blocks[0][None], blocks.document_options(0)["documents"]
+    first = [max([0] + [b - 1 for b in begins[1:] if b - 1 <= t]) for t in range(49)]
+    assert documents[0].diff().nonzero().flatten().tolist() == [b - 2 for b in begins[1:]]
+    options: dict = {"windowed": {"visibility": Visibility(4)}, "keep_first": {"visibility": Visibility(3, 2)}}
+    options |= {"sliding": {"stride": 5, "skip": 15}, "last": {"k": 6}}
+    case = Protocol(protocol, **options.get(protocol, {}))
+    ends = {t: t // 20 * 20 for t in range(48)}  # first token of the segment of a target
+    if protocol == "sliding":
+        ends = {t: max(0, min(20 + -(-(t - 19) // 5) * 5, 48) - 20) for t in range(15, 48)}
+    expected = []
+    for t in case.scored_targets(20, 48).tolist():
+        logits = network(tokens[:, max(ends[t], first[t]) : t + 1], case.visibility)[0, -1].double()
+        expected.append(-float(logits.log_softmax(-1)[tokens[0, t + 1]]))
+    losses = case(network, tokens, 20, documents=documents)
+    torch.testing.assert_close(losses[0], torch.tensor(expected), rtol=1e-5, atol=1e-5)
+    assert (losses - case(network, tokens, 20)).abs().max() > 1e-2
+
+
+def test_masked_documents_must_be_known_and_supported() -> None:
+    with pytest.raises(UserError, match="mask_documents: got true, expected false without `begins`"):
+        Text(torch.zeros(9), mask_documents=True)
+    text = Text(torch.zeros(99).long(), [0, 50], mask_documents=True)
+    with pytest.raises(UserError, match=r"Extrapolation: got a network Counter, .*SupportsDocuments.*mask_documents"):
+        Extrapolation([4], protocols=["full"]).run(Counter(), text)
 
 
 UNSKIPPED = [Protocol("full"), Protocol("windowed", Visibility(3)), Protocol("sliding", stride=3)]

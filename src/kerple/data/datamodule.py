@@ -149,7 +149,7 @@ class TokenShards(ShardOptions, LightningDataModule):
 
     @cached_property
     def _texts(self) -> dict[str, ShardText]:
-        return {split: ShardText(self.folder, split) for split in SPLITS}
+        return {split: ShardText(self.folder, split, self.mask_documents) for split in SPLITS}
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a string, without an end-of-text token."""

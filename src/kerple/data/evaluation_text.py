@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.base.errors import UserError, require
+from kerple.data.documents import Documents
 from kerple.data.shards import Folder, Tokens, TokenStream
 from kerple.data.tokenizer import encode, end_of_text, token_bytes
 
@@ -29,6 +30,8 @@ class TextBlocks(Sequence[Tensor]):
         documents: Index of the document of each block, (blocks,) int64; None if these indices are not known.
         left_out: Number of documents without blocks because their overlap with the training text is too large.
         too_short: Number of documents without blocks because they have at most ``length`` tokens.
+        boundaries: Documents of the text, of whose keys queries see only those of their own; None if a block is one
+            document.
     """
 
     stream: TokenStream | Tokens
@@ -37,6 +40,7 @@ class TextBlocks(Sequence[Tensor]):
     documents: Tensor | None = None
     left_out: int = 0
     too_short: int = 0
+    boundaries: Documents | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -49,7 +53,14 @@ class TextBlocks(Sequence[Tensor]):
 
     def subset(self, indices: Sequence[int]) -> "TextBlocks":
         """Return the blocks with these indices. The result has no indices of documents."""
-        return TextBlocks(self.stream, self.starts[list(indices)], self.length)
+        return TextBlocks(self.stream, self.starts[list(indices)], self.length, boundaries=self.boundaries)
+
+    def document_options(self, index: int, device: torch.device | None = None) -> dict[str, Tensor]:
+        """Return the argument ``documents`` of `SupportsDocuments.losses` for a block, or nothing for one document."""
+        if self.boundaries is None:
+            return {}
+        starts = self.boundaries.starts(self.starts[index : index + 1].numpy(), self.length + 1)
+        return {"documents": torch.from_numpy(starts.cumsum(1)).to(device)}
 
 
 class Text:
@@ -60,6 +71,11 @@ class Text:
         begins: Index of the first token of each document, ascending; None if documents are not known.
         tokenizer: The tokenizer for measures that need strings or bits per byte; None if no such measure is used.
         name: Name of the text in messages.
+        mask_documents: Whether a query sees only keys of its document, as in a fit with ``data.mask_documents``. Blocks
+            of `blocks` then have boundaries.
+
+    Raises:
+        UserError: Documents are to be masked but are not known.
 
     Attributes:
         stream (TokenStream | NDArray): The tokens.
@@ -81,7 +97,10 @@ class Text:
         begins: ArrayLike | None = None,
         tokenizer: Tokenizer | None = None,
         name: str = "the text",
+        mask_documents: bool = False,
     ) -> None:
+        require(begins is not None or not mask_documents, "mask_documents", "true", "false without `begins`")
+        self.mask_documents = mask_documents
         self.stream: TokenStream | Tokens = np.asarray(tokens)
         self._begins, self._tokenizer, self.name = begins, tokenizer, name
         self._end: int | None = None
@@ -170,7 +189,10 @@ class Text:
         advice = "a shorter length or a longer text" if needed == 1 else "fewer blocks, or a shorter length"
         given = f"{available} blocks of {length} targets in {self.name}"
         require(available >= needed, "blocks", given, f"at least {needed}; use {advice}")
-        return TextBlocks(self.stream, torch.arange(available)[:limit] * length, length)
+        boundaries = None
+        if self.mask_documents and (begins := self.begins) is not None:
+            boundaries = Documents(begins.numpy())
+        return TextBlocks(self.stream, torch.arange(available)[:limit] * length, length, boundaries=boundaries)
 
     def document_blocks(
         self,
@@ -233,10 +255,11 @@ class ShardText(Text):
     Args:
         folder: The folder.
         split: ``train``, ``validation`` or ``test``. Only ``test`` has a `table`.
+        mask_documents: See `Text`.
     """
 
-    def __init__(self, folder: Folder, split: str) -> None:
-        self.folder, self.split = folder, split
+    def __init__(self, folder: Folder, split: str, mask_documents: bool = False) -> None:
+        self.folder, self.split, self.mask_documents = folder, split, mask_documents
         self.stream = TokenStream(folder, split)
         self.name, self._end = f"the {split} split of {folder.directory}", folder.manifest.end_of_text
 

@@ -1,6 +1,6 @@
 """`AttentionStatistics` and `AttentionMaps`: statistics and heat maps of attention probabilities by head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from kerple.base.errors import require
-from kerple.data.evaluation_text import Text
+from kerple.data.evaluation_text import Text, TextBlocks
 from kerple.measure.measure import BlockMeasure
 from kerple.measure.plotting import grid, heat_map
 from kerple.measure.result import Result
@@ -30,6 +30,14 @@ def mean_distance(probabilities: Tensor) -> Tensor:
     index = torch.arange(probabilities.shape[-1], device=probabilities.device)
     distance = (index[:, None] - index).clamp(min=0)  # (T, T)
     return (probabilities * distance).sum(-1)
+
+
+def _visit_block(
+    network: Any, blocks: TextBlocks, index: int, runner: Runner, visit: Callable[[int, Tensor], None]
+) -> None:
+    """Call ``visit`` with the attention probabilities of each layer in a block of text."""
+    documents = {name: x[:, :-1] for name, x in blocks.document_options(index, runner.device).items()}
+    network.visit_attention(blocks[index].to(runner.device)[None, :-1], visit, **documents)
 
 
 @dataclass
@@ -59,10 +67,10 @@ class AttentionStatistics(BlockMeasure):
             p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
             sums[layer] = sums.get(layer, 0) + torch.stack([entropy(p), mean_distance(p)]).double().mean((1, 3))
 
-        for _, tokens in runner.blocks(blocks):
-            network.visit_attention(tokens[:, :-1], add)
+        for i, _ in runner.part(blocks):
+            _visit_block(network, blocks, i, runner, add)
         if not sums:  # a process without blocks adds zeros
-            network.visit_attention(blocks[0].to(runner.device)[None, :-1], lambda layer, p: add(layer, p * 0))
+            _visit_block(network, blocks, 0, runner, lambda layer, p: add(layer, p * 0))
         means = runner.sum(torch.stack([sums[layer] for layer in sorted(sums)], 1)) / len(blocks)  # (2, layers, heads)
         rows = [
             {"layer": layer, "head": head, "entropy": nats, "distance": distance}
@@ -101,8 +109,7 @@ class AttentionMaps(BlockMeasure):
             for head in range(p.shape[1]):
                 maps[layer, head] = p[0, head].cpu() if (layer, head) in pairs else None
 
-        (tokens,) = self.text_blocks(network, text)
-        network.visit_attention(tokens.to(runner.device)[None, :-1], add)
+        _visit_block(network, self.text_blocks(network, text), 0, runner, add)
         missing, (last_layer, last_head) = [pair for pair in pairs if pair not in maps], max(maps)
         expected = f"pairs of a layer in 0..{last_layer} and a head in 0..{last_head}"
         require(not (self.heads and missing), "AttentionMaps: heads", missing, expected)

@@ -69,8 +69,9 @@ class Extrapolation(Measure):
             for comparison with their tables.
         segments: Number of segments at each length with ``sampling: paper``.
         seed: Seed of the choice of segments with ``sampling: paper``.
-        documents: Whether each block lies inside one document. The first block of a document begins with its first
-            token, and documents shorter than a block are left out. Reports then treat documents as independent samples.
+        documents: Whether each block lies inside one document, so that no query sees a key of another document. The
+            first block of a document begins with its first token, and documents shorter than a block are left out.
+            Reports then treat documents as independent samples.
         overlap: With ``documents``, the largest fraction of a document's 32-grams (32 consecutive tokens) that may also
             occur in the training text. Documents with a larger fraction are left out, and reports give their number.
             The fractions are stored with the test split of `TokenShards`; in other text no document is left out.
@@ -257,10 +258,12 @@ def _measurements(
             groups = length if protocol.name == "per_position" else len(blocks)
             measurements.append(ProtocolLosses(protocol, length, runner.losses(groups)))
     for i, tokens in runner.blocks(blocks):  # (1, N+1)
-        full_losses = cache(partial(full, network, tokens))  # several protocols use the same losses of full
+        documents = blocks.document_options(i, runner.device).get("documents")  # (1, N+1)
+        # several protocols use the same losses of full
+        full_losses = cache(partial(full, network, tokens, documents=documents))
         with runner.autocast():
             for m in measurements:
-                losses = m.protocol(network, tokens, m.length, full_losses)  # (1, scored targets)
+                losses = m.protocol(network, tokens, m.length, full_losses, documents)  # (1, scored targets)
                 if gain is not None and m.protocol.name == "windowed" and m.length == gain.length:
                     gain.update(full_losses(m.length), losses)
                 if m.by_position:

@@ -162,9 +162,10 @@ class LongPerplexity(Measure):
         lengths = [length for length in self.lengths if length <= length_limit(network)]
         losses = {length: runner.losses(len(keys)) for length in lengths}
         for i, tokens in runner.blocks(blocks):
+            documents = blocks.document_options(i, runner.device)
             for length, loss in losses.items():
                 with runner.autocast():
-                    loss.update(full(network, tokens, length)[0, keys[i]], i)
+                    loss.update(full(network, tokens, length, **documents)[0, keys[i]], i)
         runner.synchronise(*losses.values())
         rows = [row for length, loss in losses.items() for row in loss.rows(self.name, length)]
         about = {"split": text.split, "block": self.lengths[-1], "evaluator": self.evaluator}

@@ -12,7 +12,7 @@ from kerple.base.errors import require
 from kerple.data.evaluation_text import Text, TextBlocks
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
-from kerple.model.network import HasLengthLimit, Network
+from kerple.model.network import HasLengthLimit, Network, SupportsDocuments
 
 
 class Measure(ABC):
@@ -65,6 +65,8 @@ class Measure(ABC):
         expected = "a kerple.data.evaluation_text.Text, such as a split of the data module TokenShards"
         advice = f"change data, or leave out {kind}"
         require(isinstance(text, Text), f"{kind}: data", type(text).__name__, f"{expected}; {advice}")
+        if text.mask_documents:
+            require_capabilities(self, network, [SupportsDocuments], "set data.mask_documents to false")
 
     def skip_reason(self, network: Network) -> str | None:
         """Return the reason why the measurement does not apply to the network, or None if it applies."""

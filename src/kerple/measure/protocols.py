@@ -11,6 +11,7 @@ mask (`windowed`). A *stride* is the number of tokens by which a context moves (
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -28,7 +29,7 @@ TOKENS_PER_FORWARD = 16_384
 """Largest number of input tokens in a forward pass with more than one segment."""
 
 
-def full(network: Network, tokens: Tensor, length: int) -> Tensor:
+def full(network: Network, tokens: Tensor, length: int, documents: Tensor | None = None) -> Tensor:
     """Score every target in non-overlapping segments of ``length``, with full attention.
 
     This is the protocol of the KERPLE paper (Chi et al. 2022, section 5).
@@ -37,14 +38,18 @@ def full(network: Network, tokens: Tensor, length: int) -> Tensor:
         network: The model.
         tokens: Blocks of text, (B, N+1) int64.
         length: Targets in a segment, 1..N. If it does not divide N, the last segment is shorter.
+        documents: Document of each token, (B, N+1) int64, for a `kerple.model.network.SupportsDocuments`; None if each
+            segment is one document.
 
     Returns:
         (B, N) losses in nats.
     """
-    return windowed(network, tokens, length, EVERYTHING)
+    return windowed(network, tokens, length, EVERYTHING, documents)
 
 
-def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibility) -> Tensor:
+def windowed(
+    network: Network, tokens: Tensor, length: int, visibility: Visibility, documents: Tensor | None = None
+) -> Tensor:
     """Score the segments of `full` with attention limited in every layer to the keys of ``visibility``.
 
     The difference from `full` is the gain from tokens outside the window. However, some heads attend to the first
@@ -56,6 +61,7 @@ def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibili
         tokens: Blocks of text, (B, N+1) int64.
         length: Targets in a segment, 1..N. If it does not divide N, the last segment is shorter.
         visibility: The keys that a query sees.
+        documents: Document of each token, see `full`.
 
     Returns:
         (B, N) losses in nats.
@@ -63,14 +69,16 @@ def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibili
     targets = tokens.shape[1] - 1
     assert 1 <= length <= targets
     whole = targets // length * length  # targets in segments of the full length
-    segments = tokens[:, : whole + 1].unfold(1, length + 1, length)  # (B, S, L+1), a view
-    parts = [_losses(network, segments, visibility=visibility)]
+    losses = partial(_losses, network, tokens, documents, visibility=visibility)
+    parts = [losses(lambda x: x[:, : whole + 1].unfold(1, length + 1, length))]  # segments (B, S, L+1), a view
     if whole < targets:
-        parts.append(_losses(network, tokens[:, None, whole:], visibility=visibility))
+        parts.append(losses(lambda x: x[:, None, whole:]))
     return torch.cat(parts, dim=1)  # (B, N)
 
 
-def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip: int = 0) -> Tensor:
+def sliding(
+    network: Network, tokens: Tensor, length: int, *, stride: int, skip: int = 0, documents: Tensor | None = None
+) -> Tensor:
     """Score each target once, in a context of ``length`` tokens that moves by ``stride`` tokens in each step.
 
     Each step is a separate input, in which positions start at 0. Each step scores only targets that no earlier step has
@@ -84,6 +92,7 @@ def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip:
         stride: Number of new targets in each step, 1..length.
         skip: Number of targets at the start of a block that are only context, 0..N-1. If it is at least ``length -
             stride``, every scored target has more than ``length - stride`` tokens of context.
+        documents: Document of each token, see `full`.
 
     Returns:
         (B, N - skip) losses in nats.
@@ -92,13 +101,14 @@ def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip:
     assert 1 <= stride <= length <= targets
     assert 0 <= skip < targets
     end = max(length, min(skip + stride, targets))  # number of targets up to the end of the first context
-    parts = [_losses(network, tokens[:, None, end - length : end + 1], last=end - skip)]
+    losses = partial(_losses, network, tokens, documents)
+    parts = [losses(lambda x: x[:, None, end - length : end + 1], last=end - skip)]
     steps, rest = divmod(targets - end, stride)
     if steps:
-        moved = tokens[:, end + stride - length : end + steps * stride + 1].unfold(1, length + 1, stride)
-        parts.append(_losses(network, moved, last=stride))
+        moved = slice(end + stride - length, end + steps * stride + 1)
+        parts.append(losses(lambda x: x[:, moved].unfold(1, length + 1, stride), last=stride))
     if rest:
-        parts.append(_losses(network, tokens[:, None, targets - length :], last=rest))
+        parts.append(losses(lambda x: x[:, None, targets - length :], last=rest))
     return torch.cat(parts, dim=1)  # (B, N - skip)
 
 
@@ -140,7 +150,12 @@ class Protocol:
         return True
 
     def __call__(
-        self, network: Network, tokens: Tensor, length: int, full_losses: Callable[[int], Tensor] | None = None
+        self,
+        network: Network,
+        tokens: Tensor,
+        length: int,
+        full_losses: Callable[[int], Tensor] | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """Return the losses in nats, (B, n), of the n targets of `scored_targets`.
 
@@ -150,13 +165,14 @@ class Protocol:
             length: Evaluation length L in tokens.
             full_losses: Function that returns the losses of `full` at a length, (B, N), and may store them; None to
                 compute them.
+            documents: Document of each token, see `full`.
         """
         if self.part_of_full(length):
-            losses = full(network, tokens, length) if full_losses is None else full_losses(length)
+            losses = full(network, tokens, length, documents) if full_losses is None else full_losses(length)
             return losses[:, self.scored_targets(length, losses.shape[1])]
         if self.stride is None:
-            return windowed(network, tokens, length, self.visibility)
-        return sliding(network, tokens, length, stride=self.stride, skip=self.skip)
+            return windowed(network, tokens, length, self.visibility, documents)
+        return sliding(network, tokens, length, stride=self.stride, skip=self.skip, documents=documents)
 
     def scored_targets(self, length: int, block_length: int) -> Tensor:
         """Return the indices of the scored targets in a block of ``block_length`` targets, (n,) int64, ascending."""
@@ -166,24 +182,36 @@ class Protocol:
         return targets[: block_length // length * length].unflatten(0, (-1, length))[:, -self.k :].flatten()
 
 
-def _losses(network: Any, segments: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING) -> Tensor:
+def _losses(
+    network: Any,
+    tokens: Tensor,
+    documents: Tensor | None,
+    cut: Callable[[Tensor], Tensor],
+    last: int | None = None,
+    visibility: Visibility = EVERYTHING,
+) -> Tensor:
     """Return the losses of the targets of segments.
 
     Args:
         network: The model.
-        segments: Segments of blocks of text, (B, S, L+1) int64.
+        tokens: Blocks of text, (B, N+1) int64.
+        documents: Document of each token, or None.
+        cut: Function that returns the segments of blocks, (B, S, L+1).
         last: Number of targets at the end of each segment that are scored; None for all L.
         visibility: The keys that a query sees.
 
     Returns:
         (B, S·L) losses in nats, or (B, S·last).
     """
-    rows = segments.flatten(0, 1)  # (B·S, L+1)
-    batch_size = max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1))
-    # only networks with the capability `SupportsWindows` have this argument
-    options = {} if visibility == EVERYTHING else {"visibility": visibility}
-    losses = [network.losses(batch, last, **options) for batch in rows.split(batch_size)]
-    return torch.cat(losses).reshape(len(segments), -1)
+    rows = cut(tokens).flatten(0, 1)  # (B·S, L+1)
+    batches = rows.split(max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1)))
+    # only networks with the capabilities `SupportsWindows` and `SupportsDocuments` have these arguments
+    visible: dict[str, Any] = {} if visibility == EVERYTHING else {"visibility": visibility}
+    options = [visible] * len(batches)
+    if documents is not None:
+        options = [visible | {"documents": x} for x in cut(documents).flatten(0, 1).split(len(batches[0]))]
+    losses = [network.losses(batch, last, **each) for batch, each in zip(batches, options, strict=True)]
+    return torch.cat(losses).reshape(len(tokens), -1)
 
 
 @dataclass(eq=False)

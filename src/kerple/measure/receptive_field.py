@@ -23,7 +23,7 @@ from kerple.positions.visibility import EVERYTHING, Visibility
 TOLERANCE = 0.01  # a window is sufficient if it increases the perplexity of full attention by at most this fraction
 
 
-def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
+def gradient_by_distance(network: Any, tokens: Tensor, **options: Tensor) -> Tensor:
     """Return the influence of each input on the loss of the last target, as a fraction of the total.
 
     The influence of the input at distance d is ``‖∂ loss of the last target / ∂ embedding of this input‖₂``. The last
@@ -33,6 +33,7 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
         network: A network with a layer of token embeddings (`kerple.model.network.HasEmbedding`), in evaluation mode.
             It runs in the precision of its weights, without autocast.
         tokens: Blocks of text, (B, L+1) int64.
+        **options: Other arguments of the network's ``losses``, such as ``documents``.
 
     Returns:
         Fractions by distance, (B, L) fp64. The sum of a row is 1.
@@ -46,7 +47,8 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
     hook = network.embedding.register_forward_hook(replace_by_leaf)
     # a backward pass cannot use tensors of inference mode, so the tokens are cloned outside of this mode
     with hook, torch.autocast(tokens.device.type, enabled=False), torch.inference_mode(False), torch.enable_grad():
-        (gradient,) = torch.autograd.grad(network.losses(tokens.clone(), last=1).sum(), embedded)  # (B, L, D)
+        losses = network.losses(tokens.clone(), last=1, **{name: x.clone() for name, x in options.items()})
+        (gradient,) = torch.autograd.grad(losses.sum(), embedded)  # (B, L, D)
     gradient = gradient[:, 1 - tokens.shape[1] :]  # without the BOS token that the network may prepend
     norms = gradient.double().norm(dim=-1).flip(1)  # (B, L), entry d at distance d
     return norms / norms.sum(1, keepdim=True)
@@ -98,12 +100,13 @@ class ReceptiveField(BlockMeasure):
         windows = [*(2**i for i in range((length - 1).bit_length())), length]
         losses = {window: runner.losses() for window in windows}
         fractions = torch.zeros(length, dtype=torch.float64, device=runner.device)
-        for _, tokens in runner.blocks(blocks):
-            fractions += gradient_by_distance(network, tokens)[0] / len(blocks)
+        for i, tokens in runner.blocks(blocks):
+            documents = blocks.document_options(i, runner.device)
+            fractions += gradient_by_distance(network, tokens, **documents)[0] / len(blocks)
             with runner.autocast():
                 for window, loss in losses.items():
                     visibility = EVERYTHING if window == length else Visibility(window)
-                    loss.update(network.losses(tokens, visibility=visibility), 0)
+                    loss.update(network.losses(tokens, visibility=visibility, **documents), 0)
         fractions = runner.sum(fractions)
         runner.synchronise(*losses.values())
         perplexities = {window: float(loss.perplexity()) for window, loss in losses.items()}

@@ -48,10 +48,12 @@ class ShiftTest(BlockMeasure):
         limit = length_limit(network)
         shifts = sorted(set(self.shifts))
         losses = {shift: runner.losses() for shift in shifts if shift + length <= limit}
-        for _, tokens in runner.blocks(self.text_blocks(network, text)):
+        blocks = self.text_blocks(network, text)
+        for i, tokens in runner.blocks(blocks):
+            documents = blocks.document_options(i, runner.device)
             for shift, loss in losses.items():
                 with runner.autocast():
-                    loss.update(network.losses(tokens, offset=shift), 0)
+                    loss.update(network.losses(tokens, offset=shift, **documents), 0)
         runner.synchronise(*losses.values())
         skipped = [shift for shift in shifts if shift not in losses]
         note = f"ShiftTest: shifts left out: {skipped}; {network.name} has only {limit} positions" if skipped else ""

@@ -74,6 +74,24 @@ class SupportsOffset(SupportsWindows):
         """
 
 
+class SupportsDocuments(SupportsOffset):
+    """Network that can read several documents in one sequence."""
+
+    @abstractmethod
+    def losses(
+        self,
+        tokens: Tensor,
+        last: int | None = None,
+        visibility: Visibility = EVERYTHING,
+        offset: int | Tensor = 0,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Return the losses of `SupportsOffset.losses` if each query sees only keys of its document.
+
+        ``documents`` (B, T + 1) int64 has the document of each token; consecutive equal numbers are a document.
+        """
+
+
 class SupportsGeneration(ABC):
     """Network that can generate text."""
 

@@ -20,8 +20,8 @@ from kerple.model.network import (
     HasEmbedding,
     HasLengthLimit,
     SupportsAttentionProbabilities,
+    SupportsDocuments,
     SupportsGeneration,
-    SupportsOffset,
 )
 from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
@@ -43,7 +43,7 @@ GRAPHS = 64  # largest number of graphs of compiled blocks: one per kind of laye
 
 
 class Transformer(
-    nn.Module, HasLengthLimit, SupportsOffset, SupportsGeneration, SupportsAttentionProbabilities, HasEmbedding
+    nn.Module, HasLengthLimit, SupportsDocuments, SupportsGeneration, SupportsAttentionProbabilities, HasEmbedding
 ):
     """Decoder with any positional strategy (Chi et al. 2022, arXiv 2205.09921, section 5).
 
@@ -259,7 +259,11 @@ class Transformer(
 
     @torch.no_grad()
     def visit_attention(
-        self, tokens: Tensor, visit: Callable[[int, Tensor], None], visibility: Visibility = EVERYTHING
+        self,
+        tokens: Tensor,
+        visit: Callable[[int, Tensor], None],
+        visibility: Visibility = EVERYTHING,
+        documents: Tensor | None = None,
     ) -> None:
         text = slice(-tokens.shape[1], None)  # without BOS
 
@@ -269,7 +273,7 @@ class Transformer(
         hooks = [block.attention.register_forward_pre_hook(partial(hook, i)) for i, block in enumerate(self.blocks)]
         compiled, self.run_block = self.run_block, run_block  # compiled graphs do not call hooks
         try:
-            self.features(tokens, visibility)
+            self.features(tokens, visibility, documents=documents)
         finally:
             self.run_block = compiled
             for handle in hooks:
