@@ -55,7 +55,7 @@ def show(folder: Folder) -> None:
         rows.append([*counts, *means, str(sum(shard.tokens > 0 for shard in split.shards))])
     names = ["documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards"]
     lines = [
-        str(folder.directory),
+        folder.location,
         pd.DataFrame(rows, list(manifest.splits), names).to_string(),
         f"vocabulary {manifest.vocabulary}, {manifest.dtype}, end of text {manifest.end_of_text}",
         f"settings {manifest.settings}",

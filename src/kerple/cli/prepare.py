@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     options = parser.instantiate_classes(parse(parser, [*configs, *rest])).data
     if options.corpus is not None:
         prepare(options)
-    show(Folder(options.location))
+    show(Folder(options.location, options.cache, options.cache_gb))
 
 
 def _data_section(path: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from jsonargparse._parameter_resolvers import get_signature_parameters
 # Options that do not change the results of a run: the place, preparation and loading of its data, the place and
 # frequency of its output, and the packages from which it may import classes. The data is compared by its checksum.
 STORAGE_OPTIONS = re.compile(
-    r"trust|data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|cache)"
+    r"trust|data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|cache|cache_gb)"
     r"|trainer\.(default_root_dir|log_every_n_steps)|.*(save_dir|dirpath)"
 )
 # options for folders and files of a run, and for trusted packages; run_dir is the earlier name of output

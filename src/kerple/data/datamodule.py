@@ -12,10 +12,10 @@ from kerple.data.documents import Documents
 from kerple.data.evaluation_text import ShardText
 from kerple.data.loader import BlockBatches, TrainingLoader, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
-from kerple.data.order import Order
+from kerple.data.order import Order, SectionOrder
 from kerple.data.prepare.build import check_prepared, prepare
 from kerple.data.shard_options import ShardOptions
-from kerple.data.shards import Folder, TokenStream
+from kerple.data.shards import Folder, ShardFetcher, TokenStream
 
 
 class TokenShards(ShardOptions, LightningDataModule):
@@ -25,8 +25,8 @@ class TokenShards(ShardOptions, LightningDataModule):
 
     Documents are concatenated. Each is followed by an end-of-text token, which is also a target. By default, as in the
     KERPLE paper, attention is not reset between documents. A training sample is `length` + 1 consecutive tokens, and
-    samples are shuffled over the whole training split. For given shards, sample k depends only on `length`, `seed` and
-    k, not on the number of devices, workers or accumulation steps.
+    samples are shuffled over the whole training split, or over `sections` shards at a time. For given shards, sample k
+    depends only on `length`, `seed`, `sections` and k, not on the number of devices, workers or accumulation steps.
 
     The samples of a training epoch are
 
@@ -58,7 +58,7 @@ class TokenShards(ShardOptions, LightningDataModule):
     @cached_property
     def folder(self) -> Folder:
         """The folder of the shards."""
-        folder = Folder(self.location)
+        folder = Folder(self.location, self.cache, self.cache_gb)
         smallest = folder.manifest.vocabulary
         expected = f"at least {smallest}, the vocabulary of the shards in {self.location}"
         require(self.vocabulary >= smallest, "data.vocabulary", self.vocabulary, expected)
@@ -106,8 +106,14 @@ class TokenShards(ShardOptions, LightningDataModule):
         Raises:
             UserError: The training split has too few tokens for a sample, or an epoch too few samples for a batch.
         """
-        stream = TokenStream(self.folder, "train")
-        order = Order(len(stream), self.length, self.seed, 0)  # the 0 keeps the order of earlier versions
+        # the shards of this section and the next one
+        stream = TokenStream(self.folder, "train", self.sections and 2 * self.sections + 1)
+        order: Order | SectionOrder
+        if self.sections is None:
+            order = Order(len(stream), self.length, self.seed, 0)  # the 0 keeps the order of earlier versions
+        else:
+            sizes = [shard.tokens for shard in stream.shards]
+            order = SectionOrder(sizes, self.length, self.sections, self.seed)
         rank, world_size = rank_and_world_size(self)
         batch_samples, available = self.batch_size * world_size, self.samples or order.samples  # of all ranks
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
@@ -119,9 +125,15 @@ class TokenShards(ShardOptions, LightningDataModule):
         read = partial(read_samples, stream, self.length, self._documents("train"))
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         period = batches * batch_samples  # every epoch has the same samples
-        return TrainingLoader(
+        loader = TrainingLoader(
             read, self.batch_size, batches, rank, world_size, self.workers, on_gpu, lambda k: order.starts(k % period)
         )
+        if isinstance(order, SectionOrder):
+            loader.arrange = lambda k: order.arrange(k % period)
+            loader.ahead = -(-order.samples * order.lanes // len(order.counts) // batch_samples)
+        if self.folder.remote:
+            loader.fetcher = partial(ShardFetcher, stream)
+        return loader
 
     def val_dataloader(self) -> BlockBatches:
         """Return this rank's batches of the first `validation_segments` blocks of the validation split.

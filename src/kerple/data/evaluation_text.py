@@ -261,7 +261,7 @@ class ShardText(Text):
     def __init__(self, folder: Folder, split: str, mask_documents: bool = False) -> None:
         self.folder, self.split, self.mask_documents = folder, split, mask_documents
         self.stream = TokenStream(folder, split)
-        self.name, self._end = f"the {split} split of {folder.directory}", folder.manifest.end_of_text
+        self.name, self._end = f"the {split} split of {folder.location}", folder.manifest.end_of_text
 
     @cached_property
     def _begins(self) -> NDArray[np.int64]:  # type: ignore[override]

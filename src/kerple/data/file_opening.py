@@ -42,8 +42,13 @@ def has_extension(path: str, extensions: str | tuple[str, ...]) -> bool:
     return without_query(path).lower().endswith(extensions)
 
 
-def filesystem(path: str) -> tuple[Any, str]:
+def filesystem(path: str, option: str = "data.corpus", **options: Any) -> tuple[Any, str]:
     """Return the fsspec file system of a path or URL, and the path within it.
+
+    Args:
+        path: The path or URL.
+        option: Name of its option in messages.
+        **options: Options of the file system.
 
     Raises:
         UserError: The protocol of the URL is not in `PROTOCOLS`, or needs a package that is not installed. Also if the
@@ -53,11 +58,11 @@ def filesystem(path: str) -> tuple[Any, str]:
     protocol = path.partition("://")[0] if "://" in path else "file"
     if protocol not in PROTOCOLS or "::" in path:
         expected = f"a local path, or a URL without `::` and with one of the protocols {', '.join(sorted(PROTOCOLS))}"
-        raise UserError(f"data.corpus: got {path}, expected {expected}")
+        raise UserError(f"{option}: got {path}, expected {expected}")
     try:
-        return cast("tuple[Any, str]", fsspec.core.url_to_fs(path))
+        return cast("tuple[Any, str]", fsspec.core.url_to_fs(path, **options))
     except ImportError as error:
-        raise UserError(f"data.corpus: got {path}, which needs a package that is not installed: {error}") from error
+        raise UserError(f"{option}: got {path}, which needs a package that is not installed: {error}") from error
 
 
 def list_files(corpus: str) -> list[str]:

@@ -3,8 +3,10 @@
 import atexit
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from kerple.base.errors import require
 from kerple.data.documents import Documents
 from kerple.data.evaluation_text import TextBlocks
 from kerple.data.order import Indices
-from kerple.data.shards import TokenStream
+from kerple.data.shards import ShardFetcher, TokenStream
 from kerple.model import Batch
 
 LOCATED = 4096  # number of samples that are located at once
@@ -114,6 +116,10 @@ class TrainingLoader:
         pin_memory: Whether to copy batches to page-locked memory, for faster transfer to a GPU.
         locate: Returns the places (n,) int64, at least 0, of samples from their indices (n,) int64. It is called for
             many batches at once, because a call for one sample takes nearly as long as one for hundreds.
+        arrange: Returns the indices of micro-batches (batches, W·B) in another order within each of them, from which
+            rank r then gets the r-th group.
+        fetcher: Fetches the shards of places, `ahead` micro-batches before they are read.
+        ahead: Number of micro-batches; 0 for those that are located at once.
     """
 
     read: Callable[[Sequence[int]], Batch]
@@ -124,6 +130,9 @@ class TrainingLoader:
     workers: int = 0
     pin_memory: bool = False
     locate: Callable[[Indices], Indices] | None = None
+    arrange: Callable[[Indices], Indices] | None = None
+    fetcher: Callable[[], ShardFetcher] | None = None
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         self.samples = self.batch_size * self.world_size  # number of samples in a micro-batch
@@ -161,12 +170,30 @@ class TrainingLoader:
 
     def _places(self, batches: range) -> Iterator[list[int]]:
         """Yield what `read` gets for this rank's part of each of these micro-batches."""
+        if self.fetcher is None:
+            yield from chain.from_iterable(map(np.ndarray.tolist, self._located(batches)))
+            return
+        fetcher, fetched = self.fetcher(), deque[Indices]()
+        try:
+            for places in self._located(batches):
+                fetcher.request(places)
+                fetched.append(places)
+                if sum(map(len, fetched)) > self.ahead:
+                    yield from fetched.popleft().tolist()
+            yield from chain.from_iterable(map(np.ndarray.tolist, fetched))
+        finally:
+            fetcher.stop()
+
+    def _located(self, batches: range) -> Iterator[Indices]:
+        """Yield the places of this rank's part of many of these micro-batches, (batches, B) int64."""
         own = self.rank * self.batch_size + np.arange(self.batch_size)
         at_once = -(-LOCATED // self.batch_size)
+        at_once = min(at_once, self.ahead) or at_once
         for first in range(0, len(batches), at_once):
-            samples = np.array(batches[first : first + at_once])[:, None] * self.samples + own  # (batches, B)
-            places = samples if self.locate is None else self.locate(samples.ravel()).reshape(samples.shape)
-            yield from map(np.ndarray.tolist, places)
+            begins = np.array(batches[first : first + at_once])[:, None] * self.samples
+            samples = begins + np.arange(self.samples) if self.arrange else begins + own
+            samples = self.arrange(samples)[:, own] if self.arrange else samples
+            yield samples if self.locate is None else self.locate(samples.ravel()).reshape(samples.shape)
 
     def state_dict(self) -> dict[str, int]:
         """Return the numbers of samples that all ranks together received before this epoch and in it."""

@@ -95,15 +95,19 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: str | Path, content: bytes | None = None) -> Manifest:
     """Read and check the manifest.json of a folder.
+
+    Args:
+        directory: Path or URL of the folder.
+        content: Content of the file; None to read it.
 
     Raises:
         UserError: The file is missing, or it is not a manifest of a format in `READABLE`.
     """
-    path = directory / MANIFEST_FILE
+    path = f"{directory}/{MANIFEST_FILE}"
     try:
-        entries = json.loads(path.read_bytes())
+        entries = json.loads(Path(path).read_bytes() if content is None else content)
         version, splits = entries.pop("format"), {name: _split(entries["splits"][name]) for name in SPLITS}
         manifest = Manifest(**entries | {"splits": splits, "settings": dict(entries["settings"])})
         _check_counts(manifest.vocabulary, manifest.end_of_text, *manifest.left_out.values())

@@ -5,6 +5,7 @@ continues with the next k. Shuffling the samples of the whole corpus needs no me
 single entries.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import isqrt
 
@@ -90,6 +91,87 @@ class Order:
             shuffle = Permutation(self.samples, *self.key, int(number))
             starts[inside] = offset + self.length * shuffle(entries[inside])
         return starts
+
+
+class SectionOrder:
+    """The position of sample k in a stream of shards, of which few are read at a time.
+
+    A pass over the stream permutes the shards, and divides them into sections of N shards. The samples of a section are
+    shuffled, and read before those of the next section. A sample lies inside one shard. The first sample of a shard
+    begins at an offset below `length`, which depends on the pass.
+
+    The samples of a section are divided into N lanes of equal size, and are taken from the lanes in turn. Every batch
+    therefore has about as many samples of each lane, and a process that gets neighbouring lanes (`arrange`) reads only
+    their shards.
+
+    Args:
+        sizes: Number of tokens of each shard.
+        length: Number of targets in a sample, T.
+        section_size: Number of shards in a section, N.
+        key: Integers that determine the order, such as the seed.
+
+    Attributes:
+        samples (int): Number of samples in a pass. Sample k belongs to pass k // samples.
+
+    Raises:
+        UserError: No shard has 2 · length tokens.
+    """
+
+    def __init__(self, sizes: Sequence[int], length: int, section_size: int, *key: int) -> None:
+        self.length, self.lanes, self.key = length, section_size, key
+        ends, counts = np.cumsum(sizes), (np.array(sizes, np.int64) - length) // length
+        expected = f"at most {max(sizes, default=0) // 2}, half of the tokens of the largest shard; or no data.sections"
+        require(bool((counts > 0).any()), "data.length", length, expected)
+        used = counts > 0
+        self.begins, self.counts = (ends - sizes)[used], counts[used]
+        self.samples = int(self.counts.sum())
+        self._passes: dict[int, tuple[Indices, Indices]] = {}
+
+    def starts(self, samples: Indices) -> Indices:
+        """Return the index of each sample's first token, (n,) int64. Sample k is stream[start : start + T + 1]."""
+        starts = np.empty_like(samples)
+        for number, section, inside, entries in self._by_section(samples):
+            shards, _ = self._pass(number)
+            # in ascending order, so that a process reads the same part of the shards whatever their order in the pass
+            shards = np.sort(shards[section * self.lanes : (section + 1) * self.lanes])
+            shard_ends = np.cumsum(self.counts[shards])
+            rounds, rest = divmod(int(shard_ends[-1]), self.lanes)
+            turns, lanes = np.divmod(entries, self.lanes)
+            if rounds:  # the incomplete last round is not shuffled
+                shuffle, whole = Permutation(rounds, *self.key, number, section), turns < rounds
+                # shifted, so that a batch does not have the same place of every lane
+                turns[whole] = shuffle((turns[whole] + lanes[whole] * rounds // self.lanes) % rounds)
+            places = lanes * rounds + np.minimum(lanes, rest) + turns
+            index = np.searchsorted(shard_ends, places, side="right")
+            within = places - (shard_ends - self.counts[shards])[index]
+            offset = hash_integers(*self.key, number) % self.length
+            starts[inside] = self.begins[shards[index]] + offset + self.length * within
+        return starts
+
+    def arrange(self, batches: Indices) -> Indices:
+        """Return the samples of each batch (batches, B) sorted by lane, so that neighbours are in the same shards."""
+        lanes = np.empty_like(batches)
+        for _, _, inside, entries in self._by_section(batches):
+            lanes[inside] = entries % self.lanes
+        return np.take_along_axis(batches, np.argsort(lanes, axis=1, kind="stable"), axis=1)
+
+    def _by_section(self, samples: Indices) -> Iterator[tuple[int, int, NDArray[np.bool_], Indices]]:
+        """Yield each pass and section that has some of the samples, their mask, and their indices in the section."""
+        passes, entries = np.divmod(samples, self.samples)
+        for number in map(int, np.unique(passes)):
+            _, ends = self._pass(number)
+            sections = np.where(passes == number, np.searchsorted(ends, entries, side="right"), -1)
+            for section in map(int, np.unique(sections[sections >= 0])):
+                inside = sections == section
+                yield number, section, inside, entries[inside] - (ends[section - 1] if section else 0)
+
+    def _pass(self, number: int) -> tuple[Indices, Indices]:
+        """Return the order of the shards in a pass (shards,), and the index of the sample after each section."""
+        if number not in self._passes:
+            shards = Permutation(len(self.counts), *self.key, number)(np.arange(len(self.counts)))
+            sizes = np.add.reduceat(self.counts[shards], np.arange(0, len(shards), self.lanes))
+            self._passes = dict([*self._passes.items()][-1:]) | {number: (shards, np.cumsum(sizes))}
+        return self._passes[number]
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

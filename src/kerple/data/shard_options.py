@@ -8,9 +8,11 @@ from typing import Any
 from kerple.base.errors import require
 from kerple.base.processor_cores import check_workers
 from kerple.data.file_opening import without_query
+from kerple.data.remote_shards import is_url
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
 HUB = "hf:"  # prefix of datasets of the Hugging Face hub
+CACHE, CACHE_GB = "data/.cache", 100.0  # defaults of the options cache and cache_gb
 
 
 @dataclass(eq=False)
@@ -31,7 +33,8 @@ class ShardOptions:
             model's folder, GGUF file or name.
         vocabulary: Number of entries of a tokenizer that is trained, and of rows of the model's embedding. A loaded
             tokenizer may have fewer entries.
-        directory: Folder of the shards. With null, data/<corpus>-<tokenizer>.
+        directory: Folder of the shards, or the URL of a prepared folder, whose shards are copied to `cache` when they
+            are needed. With null, data/<corpus>-<tokenizer>.
         source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on. Missing files
             are fetched into it. With null, a subfolder of `cache`.
         length: Training length in tokens, which is the number of targets of a sample.
@@ -54,7 +57,12 @@ class ShardOptions:
         max_dropped_fraction: Largest accepted fraction of bytes in documents that are damaged, not Unicode, or JSON
             without a text. Such documents are left out.
         validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
-        cache: Folder with a subfolder for the downloaded files of `code` and `code-demo`, and one for those of `rfc`.
+        sections: Number of shards that are read at a time. Each pass over the training split visits the shards in
+            random order, and shuffles the samples of this number of shards. With several processes, each reads its own
+            part of these shards. With null, samples are shuffled over the whole training split.
+        cache: Folder with a subfolder for the downloaded files of `code` and `code-demo`, one for those of `rfc`, and
+            one for shards from URLs. Several runs may share it.
+        cache_gb: Size of the shards from URLs in `cache`, in 10⁹ bytes. The least recently used ones are deleted.
         workers: Number of processes that load batches ahead. Reading memory-mapped shards is fast, so 0 is usually
             enough.
         prepare_workers: Number of processes that tokenise. With 0, one per core.
@@ -84,7 +92,9 @@ class ShardOptions:
     drop_duplicates: bool = False
     max_dropped_fraction: float = 0.01
     validation_segments: int = 512
-    cache: str = "data/.cache"
+    sections: int | None = None
+    cache: str = CACHE
+    cache_gb: float = CACHE_GB
     workers: int = 0
     prepare_workers: int = 0
 
@@ -92,17 +102,20 @@ class ShardOptions:
         super().__init__()
         given = self.corpus is not None or self.directory is not None
         require(given, "data.directory", "null", "a folder of shards, because data.corpus is null")
-        for name in ("length", "batch_size", "validation_segments", "samples"):
+        for name in ("length", "batch_size", "validation_segments", "samples", "sections"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"data.{name}", value, "1 or more")
         used = self.mask_documents or self.restart_positions
         require(used, "data.restart_positions", "false", "true, because data.mask_documents is false")
         for name in ("workers", "prepare_workers"):
             check_workers(f"data.{name}", getattr(self, name))
+        require(self.cache_gb > 0, "data.cache_gb", self.cache_gb, "a number above 0")
         fractions = self.split_fractions
         valid = len(fractions) == 3 and min(fractions) >= 0 and abs(sum(fractions) - 1) <= 1e-6
         require(valid, "data.split_fractions", fractions, "three fractions whose sum is 1")
         self.location = self.directory or _default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
+        if is_url(self.location):
+            self.corpus = None  # shards at a URL are prepared already
         self.source_folder = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
 
     def content_options(self) -> dict[str, Any]:

@@ -14,21 +14,24 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from kerple.base.atomic import note_path, write
+from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.data.manifest import TEST_DOCUMENTS, Shard, read_manifest
+from kerple.data.manifest import MANIFEST_FILE, TEST_DOCUMENTS, Shard, read_manifest
+from kerple.data.remote_shards import RemoteFiles, is_intact, is_url
+from kerple.data.shard_options import CACHE, CACHE_GB
 from kerple.data.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     import pandas as pd
 
-VERIFIED = "verified"  # kind of the notes with the ctime and sha256 of each shard file whose checksum was correct
 BLOCK = 512  # bytes of a header in a tar file; the size of a member is padded to a multiple of it
 
 Tokens = NDArray[np.integer[Any]]
@@ -67,53 +70,47 @@ def write_shard(directory: Path, split: str, number: int, tokens: Tokens) -> Sha
 
 
 class Folder:
-    """A folder of shards.
+    """A folder of shards on this machine or at a URL.
 
     Args:
-        directory: Path of the folder.
+        location: Path or URL of the folder.
+        cache: Folder of the copies of files at a URL, see `RemoteFiles`.
+        cache_gb: Size of these copies in 10⁹ bytes.
 
     Attributes:
-        directory (Path): Path of the folder.
+        location (str): Path or URL of the folder.
+        remote (RemoteFiles | None): The files at the URL; None for a folder on this machine.
         manifest (Manifest): Description of the folder's contents.
 
     Raises:
         UserError: The folder has no manifest, or a damaged one.
     """
 
-    def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
-        self.manifest = read_manifest(self.directory)
+    def __init__(self, location: str | Path, cache: str = CACHE, cache_gb: float = CACHE_GB) -> None:
+        self.remote = RemoteFiles(str(location), cache, cache_gb) if is_url(str(location)) else None
+        self.location = str(location if self.remote else Path(location))
+        self.manifest = read_manifest(self.location, self.remote.read(MANIFEST_FILE) if self.remote else None)
 
-    def shard(self, split: str, number: int, recheck: bool = False) -> Path:
-        """Return the path of a shard, after comparing its size and checksum with the manifest.
-
-        The checksum of a file is compared once, and again after the file has changed. A file with the correct checksum
-        is recorded in a note (`note_path`). If the note cannot be written, the next call compares again.
+    def shard(self, split: str, number: int, recheck: bool = False, attempts: int = 10) -> BinaryIO:
+        """Open a shard, after comparing its size and checksum with the manifest (`is_intact`).
 
         Args:
             split: Name of the split.
             number: Index of the shard.
             recheck: Whether to compare the checksum even if the file has not changed.
+            attempts: See `RemoteFiles.open`.
 
         Raises:
             UserError: The shard is missing, or its size or checksum differs from the manifest.
         """
-        shard = self.manifest.splits[split].shards[number]
-        path = self.directory / shard_file(split, number)
-        expected = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
-        if not path.is_file() or path.stat().st_size != expected:
-            raise UserError(f"{path}: is missing, or not {expected} bytes long; prepare or copy the folder again")
-        # unlike the time of modification, the time of change (ctime) cannot be copied or set
-        note = note_path(VERIFIED, self.directory) / path.name
-        state = f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
-        if not recheck:
-            with suppress(OSError):
-                if note.read_bytes() == state:
-                    return path
-        self._checked_file(path.name, shard.sha256)
-        with suppress(OSError):
-            write(note, state, durable=False)
-        return path
+        shard, name = self.manifest.splits[split].shards[number], shard_file(split, number)
+        size = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
+        if self.remote:
+            return self.remote.open(name, shard.sha256, size, attempts)
+        path = Path(self.location, name)
+        if not path.is_file() or path.stat().st_size != size:
+            raise UserError(f"{path}: is missing, or not {size} bytes long; prepare or copy the folder again")
+        return self._checked_file(name, shard.sha256, recheck)
 
     def documents(self, split: str) -> NDArray[np.int64]:
         """Return the index of the first token of each document of a split, (documents,) int64, ascending.
@@ -123,12 +120,12 @@ class Folder:
         """
         entry = self.manifest.splits[split]
         if entry.lengths:
-            path = self._checked_file(lengths_file(split), entry.lengths)
-            lengths = np.frombuffer(path.read_bytes(), "<u4")
+            with self._checked_file(lengths_file(split), entry.lengths) as file:
+                lengths = np.frombuffer(file.read(), "<u4")
             if (len(lengths), lengths.sum(dtype=np.int64)) != (entry.documents, entry.tokens) or not lengths.all():
-                raise UserError(f"{path}: does not fit the manifest; prepare or copy the folder again")
+                raise UserError(f"{file.name}: does not fit the manifest; prepare or copy the folder again")
         else:  # of format 4
-            stream = TokenStream(self, split)
+            stream = TokenStream(self, split, open_shards=1)
             tokens = (stream.shard(number) for number, shard in enumerate(entry.shards) if shard.tokens)
             lengths = document_lengths(tokens, self.manifest.end_of_text)
         return lengths.cumsum(dtype=np.int64) - lengths
@@ -144,8 +141,8 @@ class Folder:
         """
         import pandas as pd  # here, so that mistakes in options are reported before it is imported
 
-        path = self._checked_file(TEST_DOCUMENTS, self.manifest.test_documents)
-        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+        with self._checked_file(TEST_DOCUMENTS, self.manifest.test_documents) as file:
+            rows = [json.loads(line) for line in file]
         return pd.DataFrame(rows, columns=["document", "group", "overlap"])
 
     def tokenizer(self) -> Tokenizer:
@@ -154,14 +151,17 @@ class Folder:
         Raises:
             UserError: Its file is missing, or the checksum differs from the manifest.
         """
-        return load_tokenizer(str(self._checked_file("tokenizer.json", self.manifest.tokenizer)))
+        with self._checked_file("tokenizer.json", self.manifest.tokenizer) as file:
+            return load_tokenizer(file.name)
 
-    def _checked_file(self, name: str, sha256: str) -> Path:
-        """Return the path of a file, after comparing its checksum."""
-        path = self.directory / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+    def _checked_file(self, name: str, sha256: str, recheck: bool = True) -> BinaryIO:
+        """Open a file, after comparing its checksum."""
+        if self.remote:
+            return self.remote.open(name, sha256)
+        path = Path(self.location, name)
+        if not path.is_file() or not is_intact(path, sha256, recheck):
             raise UserError(f"{path}: is missing, or its sha256 is wrong; prepare or copy the folder again")
-        return path
+        return path.open("rb")
 
 
 class TokenStream:
@@ -170,10 +170,11 @@ class TokenStream:
     Args:
         folder: The folder of the shards.
         split: Name of the split.
+        open_shards: Largest number of shards that are mapped at a time; None for no limit.
     """
 
-    def __init__(self, folder: Folder, split: str) -> None:
-        self.folder, self.split = folder, split
+    def __init__(self, folder: Folder, split: str, open_shards: int | None = None) -> None:
+        self.folder, self.split, self.open_shards = folder, split, open_shards
         self.shards, self.dtype = folder.manifest.splits[split].shards, folder.manifest.dtype
         self.ends = list(accumulate(shard.tokens for shard in self.shards))
         self.maps: dict[int, Tokens] = {}
@@ -205,14 +206,54 @@ class TokenStream:
     def shard(self, number: int) -> Tokens:
         """Return all tokens of a shard, (tokens,)."""
         if number not in self.maps:
-            path = self.folder.shard(self.split, number)
-            self.maps[number] = map_tokens(path, self.dtype, self.shards[number].tokens)
+            if self.open_shards is not None and len(self.maps) >= self.open_shards:
+                del self.maps[next(iter(self.maps))]  # the one that was opened first
+            with self.folder.shard(self.split, number) as file:
+                self.maps[number] = map_tokens(file, self.dtype, self.shards[number].tokens)
         return self.maps[number]
 
 
-def map_tokens(path: Path, dtype: np.dtype[Any], count: int) -> Tokens:
+class ShardFetcher:
+    """Fetches shards at a URL into the cache, in the order in which they will be read, by threads of this process.
+
+    Args:
+        stream: The tokens of the split.
+        threads: Number of shards that are fetched at a time.
+    """
+
+    def __init__(self, stream: TokenStream, threads: int = 4) -> None:
+        self.stream, self.threads = stream, threads
+        self.shards: SimpleQueue[int | None] = SimpleQueue()  # None ends a thread
+        self.last = list[int]()
+        for _ in range(threads):
+            Thread(target=self._fetch, daemon=True).start()
+
+    def request(self, starts: NDArray[np.int64]) -> None:
+        """Fetch the shards of samples from their first tokens (…). An error is left to the reader of the shard."""
+        numbers = np.searchsorted(self.stream.ends, starts.ravel(), side="right").tolist()
+        numbers = list(dict.fromkeys(numbers))  # in the order of their first samples
+        for number in numbers:
+            if number not in self.last:
+                self.shards.put(number)
+        self.last = numbers
+
+    def stop(self) -> None:
+        """End the threads after the shards that they are fetching."""
+        with suppress(Empty):
+            while True:
+                self.shards.get_nowait()
+        for _ in range(self.threads):
+            self.shards.put(None)
+
+    def _fetch(self) -> None:
+        while (number := self.shards.get()) is not None:
+            with suppress(UserError, OSError):
+                self.stream.folder.shard(self.stream.split, number, attempts=1).close()
+
+
+def map_tokens(file: Path | BinaryIO, dtype: np.dtype[Any], count: int) -> Tokens:
     """Map the tokens (count,) of a shard from its file, without comparing its size or checksum."""
-    return np.memmap(path, dtype, "r", BLOCK, (count,)).view(np.ndarray)
+    return np.memmap(file, dtype, "r", BLOCK, (count,)).view(np.ndarray)
 
 
 def read_shards(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> Iterator[Tokens]:
@@ -250,16 +291,21 @@ def verify(folder: Folder) -> None:
     folder.tokenizer()
     folder.test_documents()
     for name, split in folder.manifest.splits.items():
-        stream = TokenStream(folder, name)
-        for number, shard in enumerate(split.shards):
-            if shard.tokens:
-                path = folder.shard(name, number, recheck=True)
-                if (largest := int(stream.shard(number).max())) >= folder.manifest.vocabulary:
-                    expected = f"below {folder.manifest.vocabulary}; prepare or copy the folder again"
-                    raise UserError(f"{path}: got the token id {largest}, expected ids {expected}")
-        checksum = token_checksum(folder.directory, name, split.shards, stream.dtype)
-        tokens = read_shards(folder.directory, name, split.shards, stream.dtype)
-        lengths = document_lengths(tokens, folder.manifest.end_of_text)
+        stream, digest = TokenStream(folder, name, open_shards=1), hashlib.sha256()
+
+        def checked_shards(stream: TokenStream = stream, digest: Any = digest) -> Iterator[Tokens]:
+            for number, shard in enumerate(stream.shards):
+                if shard.tokens:
+                    with folder.shard(stream.split, number, recheck=True) as file:
+                        tokens = stream.shard(number)
+                    if (largest := int(tokens.max())) >= folder.manifest.vocabulary:
+                        expected = f"below {folder.manifest.vocabulary}; prepare or copy the folder again"
+                        raise UserError(f"{file.name}: got the token id {largest}, expected ids {expected}")
+                    digest.update(tokens.data)
+                    yield tokens
+
+        lengths = document_lengths(checked_shards(), folder.manifest.end_of_text)
         begins = lengths.cumsum(dtype=np.int64) - lengths
-        if (checksum, len(begins)) != (split.sha256, split.documents) or (begins != folder.documents(name)).any():
-            raise UserError(f"{folder.directory}: the tokens of {name} differ from the manifest; prepare them again")
+        same = (digest.hexdigest(), len(begins)) == (split.sha256, split.documents)
+        if not same or (begins != folder.documents(name)).any():
+            raise UserError(f"{folder.location}: the tokens of {name} differ from the manifest; prepare them again")

@@ -90,7 +90,7 @@ class Extension:
         options = ShardOptions(tokenizer=f"{MODEL_PREFIX}{model}", vocabulary=vocabulary, **data)
         if options.corpus is not None:
             prepare(options)
-        shards = Folder(options.location)
+        shards = Folder(options.location, options.cache, options.cache_gb)
         check_tokenizer(shards, source)
         texts = {split: ShardText(shards, split) for split in (VALIDATION, TEST)}
         settings: dict[str, Any] = {"model": model, "weights": source_digest(source), "precision": runner.precision}

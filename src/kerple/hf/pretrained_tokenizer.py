@@ -120,5 +120,5 @@ def check_tokenizer(folder: Any, source: ModelSource) -> None:
     """
     if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
         tokenizer = folder.manifest.settings.get("tokenizer", "another tokenizer")
-        given = f"the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer of {source.name}"
+        given = f"the shards in {folder.location} were made with {tokenizer}, not with the tokenizer of {source.name}"
         raise UserError(f"data.tokenizer: {given}; set it to hf:{source.name}, and data.directory to a new folder")

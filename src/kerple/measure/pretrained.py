@@ -62,13 +62,13 @@ def measure_pretrained(
         prepare(data)
     if runner.processes > 1:
         torch.distributed.barrier()
-    folder = Folder(data.location)
+    folder = Folder(data.location, data.cache, data.cache_gb)
     check_tokenizer(folder, source)
     file = Path(source.location) / "config.json"
     exported = read_mapping(file).get(TRAINED_ON) if file.is_file() else None
     if isinstance(exported, dict) and exported.get("test") != folder.manifest.splits["test"].sha256:
         text = f"the test text of the exported run ({exported.get('corpus')})"
-        print(f"warning: the test text in {folder.directory} differs from {text}")
+        print(f"warning: the test text in {folder.location} differs from {text}")
     shards = ShardText(folder, "test")
     for measure in measures:
         measure.check(network, shards)

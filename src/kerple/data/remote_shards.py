@@ -1,0 +1,221 @@
+"""Folders of shards at a URL: their files are copied to a cache of this machine when they are needed.
+
+The cache is webdataset's `FileCache`, with three replacements. Its own openers start programs, its file names consist
+of the last part of a URL, and its clean-up deletes files that are in use. Here fsspec opens a URL, the name of a copy
+is a hash of its URL and checksum, and a copy is deleted only if no process has it open.
+"""
+
+import fcntl
+import hashlib
+import os
+import sys
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock
+
+from kerple.base.atomic import note_path, write
+from kerple.base.errors import UserError, machine_error, require
+from kerple.data.file_opening import filesystem, without_query
+
+SCHEME = "fsspec"  # webdataset opens the URL fsspec:URL with `_open_url`
+VERIFIED = "verified"  # kind of the notes with the ctime and sha256 of each file whose checksum was correct
+TIMEOUT = 60.0  # seconds without a byte after which a connection counts as broken
+PASSING = (408, 425, 429)  # status codes from 400 to 499 with which a server asks to try again
+
+
+class UnreachableShards(UserError):
+    """A file at a URL cannot be read, after several attempts."""
+
+
+def is_url(location: str) -> bool:
+    """Return whether the location of a folder is a URL. Files at ``file://…`` are copied, as from a slow disk."""
+    return "://" in location
+
+
+def is_intact(path: Path, sha256: str, recheck: bool = False) -> bool:
+    """Return whether a file has a checksum.
+
+    The checksum of a file is compared once, and again after the file has changed. A file with the correct checksum is
+    recorded in a note (`note_path`). If the note cannot be written, the next call compares again.
+
+    Args:
+        path: The file.
+        sha256: The checksum.
+        recheck: Whether to compare the checksum even if the file has not changed.
+    """
+    # unlike the time of modification, the time of change (ctime) cannot be copied or set
+    note = note_path(VERIFIED, path.parent) / path.name
+    state = f"{path.stat().st_ctime_ns} {sha256}".encode()
+    if not recheck:
+        with suppress(OSError):
+            if note.read_bytes() == state:
+                return True
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            return False
+    with suppress(OSError):
+        write(note, state, durable=False)
+    return True
+
+
+class RemoteFiles:
+    """The files of a folder at a URL, and their copies in a cache, which several processes and runs may share.
+
+    Args:
+        url: URL of the folder.
+        cache: Folder of the cache.
+        gigabytes: Size of the cache in 10⁹ bytes, above which the copies that were not used for the longest time are
+            deleted. Files that several processes fetch at the same moment may exceed it.
+    """
+
+    def __init__(self, url: str, cache: str, gigabytes: float) -> None:
+        self.url, self.directory, self.gigabytes = url.rstrip("/"), Path(cache, "shards"), gigabytes
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file without a copy, such as the manifest, which has no checksum.
+
+        Raises:
+            UserError: The file cannot be read.
+        """
+        try:
+            return _open_url(f"{self.url}/{name}").read()
+        except Exception as error:  # each file system raises other errors
+            raise self._unreachable(name, error) from error
+
+    def open(self, name: str, sha256: str, size: int = 0, attempts: int = 10) -> BinaryIO:
+        """Open the copy of a file, after fetching it if it is missing. Other processes wait for it.
+
+        The copy is locked, so that it is not deleted, until the returned file and all memory maps of it are closed.
+
+        Args:
+            name: Name of the file.
+            sha256: Its checksum.
+            size: Its number of bytes; 0 if it is small.
+            attempts: 10 to try again for two minutes after an error that may pass; 1 to try once.
+
+        Raises:
+            UserError: The file cannot be read, differs from its checksum, or does not fit into the cache.
+        """
+        key = hashlib.sha256(f"{self.url}\0{sha256}".encode()).hexdigest()[:32]
+        copy, lock = self.directory / f"{key}-{name}", self.directory / f".{key}.lock"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
+            while True:
+                if copy.exists() and not is_intact(copy, sha256):
+                    copy.unlink()  # damaged on this machine
+                if not copy.exists():
+                    self._fetch(name, copy, sha256, size, attempts)
+                with suppress(FileNotFoundError):
+                    file = copy.open("rb")
+                    fcntl.flock(file, fcntl.LOCK_SH)
+                    if os.fstat(file.fileno()).st_nlink:  # not deleted before it was locked
+                        os.utime(lock)  # the time of the last use; a change of the copy would change its ctime
+                        return file
+
+    def _fetch(self, name: str, copy: Path, sha256: str, size: int, attempts: int) -> None:
+        """Write the copy of a file. See `open` for the arguments and errors."""
+        from webdataset.cache import FileCache  # imports torch, which takes seconds
+        from webdataset.gopen import gopen_schemes
+
+        gopen_schemes[SCHEME] = lambda url, *_: _open_url(url.removeprefix(f"{SCHEME}:"))
+        for part in self.directory.glob(f"{copy.name}.temp*"):
+            part.unlink()  # of a process that was killed
+        self._make_room(size)
+        errors = list[Exception]()
+
+        def is_intact_copy(path: str) -> bool:
+            if not is_intact(Path(path), sha256):
+                os.unlink(path)
+                given = f"{self._address(name)}: its sha256 differs from the manifest"
+                raise UserError(f"{given}; upload the folder again, or start again if it was just replaced")
+            return True  # for other values, FileCache starts a program that describes the file
+
+        def may_pass(error: Exception) -> bool:
+            status = getattr(error, "status", 0)
+            final = isinstance(error, UserError | FileNotFoundError | PermissionError) or machine_error(error)
+            if (
+                final
+                or attempts == 1
+                or (400 <= status < 500 and status not in PASSING)
+                or "Credentials" in type(error).__name__
+            ):
+                raise error
+            print(f"{self._address(name)}: {_describe(error)}; trying again", file=sys.stderr, flush=True)
+            errors.append(error)
+            return True
+
+        cache = FileCache(
+            str(self.directory), url_to_name=lambda _: copy.name, validator=is_intact_copy, handler=may_pass
+        )
+        try:
+            for opened in cache([f"{SCHEME}:{self.url}/{name}"]):
+                opened["stream"].close()
+                return
+        except Exception as error:
+            if isinstance(error, UserError) or (isinstance(error, OSError) and error.filename and machine_error(error)):
+                raise
+            raise self._unreachable(name, error) from error
+        finally:
+            for part in self.directory.glob(f"{copy.name}.temp*"):
+                part.unlink()
+        raise self._unreachable(name, errors[-1])
+
+    def _make_room(self, size: int) -> None:
+        """Delete copies that no process has open until a file of ``size`` bytes fits into the cache."""
+        with FileLock(self.directory / ".room.lock"):
+            sizes = {path: path.stat().st_size for path in self.directory.glob("[!.]*")}
+            excess = sum(sizes.values()) + size - self.gigabytes * 1e9
+
+            def last_use(path: Path) -> float:
+                lock = path.with_name(f".{path.name.partition('-')[0]}.lock")
+                return lock.stat().st_mtime if lock.exists() else 0.0
+
+            for path in sorted(sizes, key=last_use) if excess > 0 else ():
+                with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+                    excess -= sizes[path]
+                if excess <= 0:
+                    return
+            expected = f"{excess / 1e9:.3g} more, because the other files in {self.directory} are in use"
+            advice = "increase it, or set data.sections, with which fewer shards are in use"
+            require(excess <= 0, "data.cache_gb", self.gigabytes, f"{expected}; {advice}")
+
+    def _address(self, name: str) -> str:
+        return f"{without_query(self.url)}/{name}"
+
+    def _unreachable(self, name: str, error: Exception) -> UserError:
+        if isinstance(error, UserError):
+            return error
+        advice = "check the address, the server and your credentials, then run the same command again"
+        return UnreachableShards(f"data.directory: {self._address(name)} cannot be read ({_describe(error)}); {advice}")
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")[:300]
+
+
+def _open_url(url: str) -> BytesIO:
+    """Return the content of the file at a URL, which is read by one request."""
+    options = {"get_client": _http_client} if url.startswith(("http://", "https://")) else {}
+    system, path = filesystem(url, "data.directory", **options)
+    return BytesIO(system.cat_file(path))
+
+
+async def _http_client(**options: Any) -> Any:
+    """Return a client that follows redirects only within a server. It is called by fsspec."""
+    import aiohttp  # imported by fsspec only if a URL needs it
+    from yarl import URL
+
+    async def check_redirect(session: Any, context: Any, redirect: Any) -> None:
+        target = redirect.url.join(URL(redirect.response.headers["Location"]))
+        expected = "no redirect to another server; give the final address"
+        require(target.origin() == redirect.url.origin(), "data.directory", f"{redirect.url} -> {target}", expected)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(check_redirect)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
+    return aiohttp.ClientSession(trace_configs=[trace], timeout=timeout, **options)

@@ -1,0 +1,175 @@
+"""Shards at a URL: copied once, compared with their checksums, and read like local ones."""
+
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kerple.base.errors import UserError
+from kerple.data.manifest import SPLITS
+from kerple.data.shards import Folder, TokenStream, verify
+from tests.web_server import answer, serving, truncate
+
+GB = 1.0
+
+
+@pytest.fixture
+def server(prepared, tmp_path):
+    with serving(Path(shutil.copytree(prepared, tmp_path / "served"))) as server:
+        yield server
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("webdataset.cache.time.sleep", lambda seconds: None)  # between two attempts
+    return str(tmp_path / "cache")
+
+
+def flip(path: Path) -> None:
+    """Change one byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def tokens(folder: Folder) -> list[list[int]]:
+    return [TokenStream(folder, split)[:].tolist() for split in SPLITS]
+
+
+def copies(cache: str) -> dict[str, bytes]:
+    """The content of each copy by its name, which follows a hash."""
+    return {path.name.partition("-")[2]: path.read_bytes() for path in Path(cache, "shards").glob("[!.]*")}
+
+
+def test_a_folder_at_a_url_equals_the_local_one_and_each_file_is_fetched_once(server, prepared, cache):
+    local = Folder(prepared)
+    with ThreadPoolExecutor(3) as readers:
+        assert list(readers.map(lambda _: tokens(Folder(server.url, cache, GB)), range(3))) == [tokens(local)] * 3
+    for location in (f"{server.url}/", f"file://{server.folder}"):
+        verify(Folder(location, cache, GB))
+    assert Folder(server.url, cache, GB).test_documents().equals(local.test_documents())
+    fetched = [path for path in server.handler.requests if "manifest" not in path]
+    assert len(fetched) == len(set(fetched)) == len(list(prepared.glob("[!.m]*")))
+
+
+def test_an_interrupted_answer_is_repeated_and_leaves_no_partial_file(server, prepared, cache, capfd):
+    folder = Folder(server.url, cache, GB)
+    server.handler.fault = truncate
+    verify(folder)
+    expected = {path.name: path.read_bytes() for path in prepared.glob("[!.m]*")}
+    assert copies(cache) == expected
+    assert "trying again" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "attempts"),
+    [
+        (answer(503), r"cannot be read \(ClientResponseError: 503.*check the address, the server and your cred", 10),
+        (answer(403), r"/train-00000.tar cannot be read \(ClientResponseError: 403", 1),
+        (answer(404), "/train-00000.tar cannot be read", 1),
+        (
+            answer(302, {"Location": "http://localhost:9/x"}),
+            "-> http://localhost:9/x, expected no redirect to another",
+            1,
+        ),
+    ],
+)
+def test_an_answer_other_than_the_file_is_one_line(server, cache, fault, message, attempts):
+    folder = Folder(server.url, cache, GB)
+    server.handler.requests.clear()
+    server.handler.fault = fault
+    with pytest.raises(UserError, match=message) as error:
+        TokenStream(folder, "train")[:5]
+    assert "\n" not in str(error.value)
+    assert len(server.handler.requests) == attempts
+    assert copies(cache) == {}
+
+
+def test_a_redirect_within_the_server_is_followed(server, cache, prepared):
+    folder, moved = Folder(server.url, cache, GB), server.folder / "moved"
+    moved.mkdir()
+    shutil.move(server.folder / "train-00000.tar", moved / "shard.tar")
+    server.handler.fault = answer(302, {"Location": "/moved/shard.tar"}, "train-00000")
+    assert tokens(folder) == tokens(Folder(prepared))
+
+
+def test_without_a_server_or_a_manifest_the_message_is_one_line(tmp_path, cache):
+    with serving(tmp_path) as server:
+        with pytest.raises(UserError, match=r"/manifest.json cannot be read \(FileNotFoundError"):
+            Folder(server.url, cache, GB)
+        (tmp_path / "manifest.json").write_text("{}")
+        with pytest.raises(UserError, match=rf"{server.url}/manifest.json: is not a manifest"):
+            Folder(server.url, cache, GB)
+    with pytest.raises(UserError, match=rf"{server.url}/manifest.json cannot be read \(ClientConnectorError"):
+        Folder(server.url, cache, GB)
+    for url in ("pipe://x", "ssh://x", "http://x::file://y", "s3x://b"):
+        with pytest.raises(UserError, match=r"data.directory: got .*, expected a local path, or a URL without"):
+            Folder(url, cache, GB)
+
+
+@pytest.mark.parametrize("name", ["train-00000.tar", "tokenizer.json", "test-documents.jsonl"])
+def test_a_file_with_another_checksum_is_refused(server, cache, name):
+    flip(server.folder / name)
+    with pytest.raises(UserError, match=rf"{server.url}/{name}: its sha256 differs from the manifest"):
+        verify(Folder(server.url, cache, GB))
+    assert name not in copies(cache)
+
+
+def test_a_copy_that_was_damaged_is_fetched_again(server, cache, prepared):
+    expected = tokens(Folder(server.url, cache, GB))
+    for path in Path(cache, "shards").glob("[!.]*train-0000*"):
+        flip(path)
+    assert tokens(Folder(server.url, cache, GB)) == expected == tokens(Folder(prepared))
+
+
+def test_the_cache_is_bounded_and_keeps_the_files_in_use(server, cache, prepared):
+    sizes = sorted(path.stat().st_size for path in prepared.glob("train-*.tar"))
+    limit = 3 * sizes[-1] / 1e9
+    stream, expected = TokenStream(Folder(server.url, cache, limit), "train", 1), TokenStream(Folder(prepared), "train")
+    used = stream.shard(0)  # a view of the file, which keeps it in use
+    for number in range(len(stream.shards)):
+        assert stream.shard(number).tolist() == expected.shard(number).tolist()
+        assert sum(map(len, copies(cache).values())) <= 3 * sizes[-1]
+        assert "train-00000.tar" in copies(cache)
+    del used, stream
+    with pytest.raises(UserError, match=r"data.cache_gb: got .* more, because the other files in .* are in use"):
+        tokens(Folder(server.url, cache, limit))
+
+
+KILLED = """
+import sys
+from kerple.data.shards import Folder, TokenStream
+stream = TokenStream(Folder(sys.argv[1], sys.argv[2], 1.0), "train")
+for number in range(len(stream.shards)):
+    print(sum(map(int, stream.shard(number))), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_readers_that_are_killed_at_any_moment_leave_a_cache_that_others_can_use(server, cache, prepared):
+    expected = [str(sum(map(int, TokenStream(Folder(prepared), "train").shard(n)))) for n in range(5)]
+    command = [sys.executable, "-c", KILLED, server.url, cache]
+    for kill in range(8):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for _ in range(kill % 5):
+            process.stdout.readline()
+        process.kill()
+        process.communicate()
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()[:5] == expected
+    assert not list(Path(cache, "shards").glob("*.temp*"))
+
+
+@pytest.mark.slow
+def test_no_program_is_started_and_nothing_is_unpickled(server, cache, tmp_path):
+    """An audit hook sees both, also in libraries."""
+    code = "import sys\nevents = {'subprocess.Popen', 'os.system', 'os.exec', 'os.posix_spawn', 'pickle.find_class'}\n"
+    code += "import torch\ndef audit(event, _):\n    if event in events: print('AUDIT', event, flush=True)\n"
+    code += f"sys.addaudithook(audit)\n{KILLED}"
+    flip(server.folder / "train-00003.tar")
+    run = subprocess.run([sys.executable, "-c", code, server.url, cache], capture_output=True, text=True, timeout=100)
+    assert "sha256 differs" in run.stderr
+    assert len(run.stdout.split()) == 3
+    assert "AUDIT" not in run.stdout
