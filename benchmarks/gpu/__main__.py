@@ -64,6 +64,7 @@ def measurements(toy: bool, out: Path) -> dict[str, Callable[[], dict[str, Any]]
     lengths = sorted(size.lengths, key=lambda length: abs(length - 2048))  # first 2,048, the length of the goals
     calls: dict[str, Callable[[], dict[str, Any]]] = {"parity-other": partial(parity, "other", toy, out)}
     calls |= {f"attention-64-{length}": partial(timings.attention, size, 64, length) for length in lengths}
+    calls["attention-documents"] = partial(timings.documents, size)
     calls |= {f"step-{name}": partial(timings.step, size, name) for name in ("KerpleLog", "NoPE", "RoPE", "ALiBi")}
     calls["step-KerpleLog-atomic"] = partial(timings.step_with_atomics, size, "KerpleLog")
     calls |= {f"evaluation-{name}": partial(timings.evaluation, size, name) for name in ("KerpleLog", "NoPE")}

@@ -5,7 +5,7 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -30,12 +30,13 @@ class Size:
     model: str  # key of `benchmarks.models.SIZES`
     tokens: int  # tokens of a training step, and batch size × length of attention
     lengths: tuple[int, ...]  # lengths of attention
+    document_lengths: tuple[int, ...]  # lengths of segments with several documents
     training: int  # training length
     evaluation: int  # length of the text in `evaluation`
 
 
-GPU = Size("162M", 16384, (512, 1024, 2048, 4096, 8192, 16384), 512, 16384)
-TOY = Size("demo", 512, (64, 128), 64, 256)
+GPU = Size("162M", 16384, (512, 1024, 2048, 4096, 8192, 16384), (512, 2048, 8192), 512, 16384)
+TOY = Size("demo", 512, (64, 128), (64, 128, 256), 64, 256)
 _causal = partial(F.scaled_dot_product_attention, is_causal=True)
 LONGEST_MASK = 4096  # the T × T mask of 12 heads and its gradient must fit into memory
 
@@ -86,13 +87,42 @@ def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
     return result
 
 
+def documents(size: Size) -> dict[str, Any]:
+    """Return the time of attention with a table in bf16, forward and with backward, with and without documents.
+
+    Documents have 1 to 1,024 tokens at random. At each of three lengths, `stream` sees all earlier tokens of a segment
+    and `documents` sees those of the same document.
+    """
+    torch._dynamo.reset()
+    result: dict[str, Any] = {}
+    for length in size.document_lengths:
+        batch = size.tokens // length
+        shape = (batch, 12, length, 64)
+        q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device()).requires_grad_() for _ in range(3))
+        table = torch.randn(12, length, device=device()).requires_grad_()
+        random = torch.Generator().manual_seed(0)
+        starts = torch.randint(1, 1025, (batch, length), generator=random).cumsum(-1)  # more than fit
+        rows = torch.arange(length)
+        first_key = torch.stack([torch.where(rows[:, None] >= of, of, 0).amax(-1) for of in starts]).to(device())
+        for name, first in (("stream", None), ("documents", first_key)):
+            call = partial(_attend, AttentionSpec(first_key=first))
+            inputs = [q, k, v, table]
+            result[f"{name}, {length}, forward"] = milliseconds(partial(torch.no_grad()(call), *inputs))
+            result[f"{name}, {length}"] = milliseconds(partial(_forward_and_backward, call, inputs, torch.ones_like(q)))
+    return result
+
+
+def _attend(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    return attend(q, k, v, replace(spec, table=table))
+
+
 def _forward_and_backward(call: Callable[..., Tensor], arguments: list[Tensor], grad: Tensor) -> object:
     return torch.autograd.grad(call(*arguments), arguments, grad)
 
 
 def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
     """Return FlexAttention with an optional table and its own gradient of it, or with ALiBi's slopes."""
-    mask, scale = cuda.causal_mask(like.shape[2], None, like.device), like.shape[3] ** -0.5
+    scale = like.shape[3] ** -0.5
     slopes = 2.0 ** -torch.arange(1, like.shape[1] + 1, device=like.device)
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
@@ -100,12 +130,12 @@ def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
 
     if alibi:
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-        options = cuda.tiles(like.shape[3], table=False)
+        mask, options = cuda.build_mask(like.shape[2], None, like.device), cuda.tiles(like.shape[3], table=False)
         return lambda q, k, v: compiled(q, k, v, add_bias, mask, kernel_options=options)  # type: ignore[arg-type]
 
     def call(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None) -> Tensor:
         line = None if table is None else cuda.aligned_copies(table, like.shape[2])
-        return cuda.compiled_flex()(q, k, v, line, mask, scale, False)[0]
+        return cuda.compiled_flex()(q, k, v, line, None, None, scale, False)[0]
 
     return call
 

@@ -28,7 +28,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBacken
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(cuda.flex, dynamic=False, fullgraph=True, backend=counter)
     monkeypatch.setattr(cuda, "compiled_flex", lambda: compiled)
-    cuda.causal_mask.cache_clear()
     with torch._dynamo.config.patch(recompile_limit=cuda.RECOMPILATIONS):
         yield counter
     torch._dynamo.reset()

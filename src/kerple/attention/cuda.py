@@ -6,7 +6,7 @@ gets the detached table and returns the log-sum-exp. `AddTableGradient` adds the
 """
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -93,15 +93,10 @@ def attend_flex(
     first = None if first_key is None else F.pad(first_key, (0, padded - length), value=length).to(torch.int32)
     with torch.autocast(q.device.type, enabled=False):  # FlexAttention would round fp32 to bf16 under autocast
         if torch.compiler.is_compiling():
-            mask = build_mask(padded, window, q.device, first)
-            out, lse = flex(rows[0], rows[1], rows[2], line, mask, scale, differentiable_lse)
+            out, lse = flex(rows[0], rows[1], rows[2], line, window, first, scale, differentiable_lse)
         else:
-            # masks of documents are not cached, because every batch has others
-            mask = (
-                causal_mask(padded, window, q.device) if first is None else build_mask(padded, window, q.device, first)
-            )
             try:
-                out, lse = compiled_flex()(*rows, line, mask, scale, differentiable_lse)
+                out, lse = compiled_flex()(*rows, line, window, first, scale, differentiable_lse)
             except Exception as error:  # any error of the compiler or the chip
                 error.add_note("use --model.attention blocks, which computes attention without this kernel")
                 raise
@@ -112,13 +107,23 @@ def attend_flex(
 
 
 def flex(
-    q: Tensor, k: Tensor, v: Tensor, line: Tensor | None, mask: BlockMask, scale: float, differentiable_lse: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    line: Tensor | None,
+    window: int | None,
+    first_key: Tensor | None,
+    scale: float,
+    differentiable_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     """FlexAttention with the bias of ``line``, the result of `aligned_copies`; None for no bias.
 
-    It must be compiled, because uncompiled FlexAttention stores T × T scores.
+    It must be compiled, because uncompiled FlexAttention stores T × T scores. Compilation also fuses the operations of
+    `build_mask`, whose launches would take longer than attention to short texts. Arguments and results without a
+    description here are those of `attend_flex`; T is a multiple of 128, and ``first_key`` is int32.
     """
     length, dim = q.shape[2], max(q.shape[3], v.shape[3])
+    mask = build_mask(length, window, q.device, first_key)
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
         row = (4 * h + ((m + 1) & 3)) * 2 * length
@@ -187,47 +192,55 @@ def compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex, dynamic=False, fullgraph=True)
 
 
-@lru_cache(maxsize=32)
-def causal_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
-    """Return the cached result of `build_mask` without documents."""
-    # training may reuse a mask from evaluation, and autograd cannot save tensors created in inference mode
-    with torch.inference_mode(False), torch.no_grad():
-        return build_mask(length, window, device)
-
-
 def build_mask(length: int, window: int | None, device: torch.device, first_key: Tensor | None = None) -> BlockMask:
     """Build a causal mask with a window and documents from blocks of 128 × 128, without a T × T tensor.
+
+    A query block visits consecutive key blocks. The last one is its own block, in which some pairs are hidden. Before
+    it are whole blocks, in which all pairs are visible, and before them blocks in which a window or a document begins.
+    The query blocks that visit a key block are the mirror image. So the lists of blocks have closed forms.
+    `BlockMask.from_kv_blocks` would sort blocks instead, with more launches of kernels.
 
     Args:
         length: Number of tokens T, a multiple of 128.
         window: Queries see only keys at distance < window; None for all.
         device: Device of the mask.
-        first_key: Row of the first key that each query sees, (B, T) int32, not decreasing; None for the first row.
+        first_key: Row of the first key that each query sees, (B, T) int32, not decreasing and at most the query's own
+            row; None for the first row.
     """
-    blocks = length // MASK_BLOCK
-    window = length if window is None else window
+    blocks, limit = length // MASK_BLOCK, window or length
+    # numbers of blocks that the window alone lets a query block visit, and of the whole ones among them
+    near, near_whole = 1 + (limit - 2 + MASK_BLOCK) // MASK_BLOCK, max(limit // MASK_BLOCK - 1, 0)
     i = torch.arange(blocks, device=device)
-    offset = i[:, None] - i  # distance in blocks, (query blocks, key blocks)
-    visited = (offset >= 0) & ((offset - 1) * MASK_BLOCK + 1 < window)  # blocks with at least one visible pair
-    whole = visited & (offset > 0) & ((offset + 1) * MASK_BLOCK - 1 < window)  # blocks in which all pairs are visible
-    if first_key is not None:
-        first, last = first_key[:, ::MASK_BLOCK, None], first_key[:, MASK_BLOCK - 1 :: MASK_BLOCK, None]
-        visited = visited & ((i + 1) * MASK_BLOCK > first)  # (B, query blocks, key blocks)
-        whole = whole & (i * MASK_BLOCK >= last)
+    if first_key is None:
+        start = start_whole = torch.zeros_like(i)[None]
+        end = end_whole = start + blocks
+    else:
+        first, last = first_key[:, ::MASK_BLOCK], first_key[:, MASK_BLOCK - 1 :: MASK_BLOCK]  # of a query block's rows
+        start, start_whole = first // MASK_BLOCK, (last + MASK_BLOCK - 1) // MASK_BLOCK  # first key block of each query
+        # the query block after the last one that visits each key block
+        end = (first[:, None] < (i[:, None] + 1) * MASK_BLOCK).sum(-1)
+        end_whole = (last[:, None] <= i[:, None] * MASK_BLOCK).sum(-1)
+    keys, whole_keys = (i + 1 - start).clamp(max=near), (i - start_whole).clamp(0, near_whole)  # numbers, (B, blocks)
+    queries, whole_queries = (end - i).clamp(max=near), (end_whole - 1 - i).clamp(0, near_whole)
 
-    def counts_and_indices(selected: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, for each query block, the number of selected key blocks, and all indices, selected blocks first."""
-        selected = selected if selected.ndim == 3 else selected[None]  # (B or 1, query blocks, key blocks)
-        order = selected.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-        return selected.sum(-1).to(torch.int32)[:, None], order.to(torch.int32)[:, None]
+    own, j = i[:, None], i  # the block that a list belongs to, and places in the list
+    before, after = keys[..., None] - 1, whole_queries[..., None]
+    lists = (
+        torch.where(j < before - whole_keys[..., None], own - before + j, own),
+        own - whole_keys[..., None] + j,
+        torch.where(j > 0, own + after + j, own),
+        (own + 1 + j).expand(len(keys), -1, -1),
+    )
+    # one tensor each, so that torch.compile computes it in one kernel
+    indices = torch.stack(lists)[:, :, None].clamp(0, blocks - 1).to(torch.int32)  # (4, B, 1, blocks, blocks)
+    numbers = (keys - whole_keys, whole_keys, queries - whole_queries, whole_queries)
+    counts = torch.stack([x[:, None].to(torch.int32) for x in numbers])  # (4, B, 1, blocks)
 
     def visible(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
-        seen = (m >= n) & (m - n < window)
+        seen = (m >= n) & (m - n < limit)
         return seen if first_key is None else seen & (n >= first_key[b, m])
 
-    partial_count, partial_index = counts_and_indices(visited & ~whole)
-    whole_count, whole_index = counts_and_indices(whole)
-    return BlockMask.from_kv_blocks(
-        partial_count, partial_index, whole_count, whole_index, BLOCK_SIZE=MASK_BLOCK, mask_mod=visible,
-        seq_lengths=(length, length),
+    return BlockMask(
+        (length, length), counts[0], indices[0], counts[1], indices[1], counts[2], indices[2], counts[3], indices[3],
+        BLOCK_SIZE=(MASK_BLOCK, MASK_BLOCK), mask_mod=visible,
     )  # fmt: skip
