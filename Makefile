@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 # make demo STEPS=200: 200 steps per model; runs and report are written to logs/compare/demo-200
-SMALLER = $(if $(STEPS),--flags '{"trainer.max_steps": $(STEPS)}' --runs logs/compare/demo-$(STEPS) --output logs/compare/demo-$(STEPS)/report)
+STEP_FLAGS = '{"trainer.max_steps": $(STEPS), "trainer.val_check_interval": $(shell echo $$((($(STEPS) + 3) / 4)))}'
+SMALLER = $(if $(STEPS),--flags $(STEP_FLAGS) --runs logs/compare/demo-$(STEPS) --output logs/compare/demo-$(STEPS)/report)
 
 .PHONY: demo pretrained test test-numbers test-slow lint format docs bench gpu gpu-bundle gpu-toy clean
 .DEFAULT_GOAL := help

@@ -37,7 +37,7 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
         if not isinstance(number, int) or number < 1:
             raise UserError(f"data.{name}: got {number} in {config.data.class_path}, expected a number of 1 or more")
     steps = trainer.max_steps
-    require(steps >= 1, "trainer.max_steps", steps, "1 or more, the number of steps to plan")
+    require(steps >= 1, "trainer.max_steps", steps, "1 or more, the number of steps to plan, also with max_epochs")
     largest = max(chip.memory for chip in chips) * max([*devices, 8 * NODE])
     check_memory(config, largest, "the largest number of devices")  # a model that is too large takes too long to build
     with torch.device("meta"):

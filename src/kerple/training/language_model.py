@@ -237,7 +237,10 @@ class LanguageModel(LightningModule):
                 reason = "which needs a measured loss after each step"
                 raise UserError(f"model.schedule: got {type(built).__name__}, {reason}; use a schedule of the step")
             return built
-        require(steps >= 1, "trainer.max_steps", steps, "the number of steps of the schedule, 1 or more")
+        expected = "the number of steps of the schedule, 1 or more"
+        if steps < 1 and (epochs := self.trainer.max_epochs or 0) > 0:
+            expected += f"; max_epochs {epochs} is {self.trainer.estimated_stepping_batches} steps of this data"
+        require(steps >= 1, "trainer.max_steps", steps, expected)
         warmup = max(2, round(self.warmup * steps))
         end = max(steps, warmup + 1)
         return LambdaLR(optimiser, lambda step: lr_multiplier(step, schedule, warmup, end, self.final_lr, self.decay))
