@@ -5,12 +5,14 @@ import gzip
 import io
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import filterfalse
 from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec
 import zstandard
+from braceexpand import braceexpand
 
 from kerple.base.errors import UserError
 
@@ -72,14 +74,19 @@ def list_files(corpus: str) -> list[str]:
     folders whose names begin with a dot are left out. In a folder, symbolic links to other folders are not followed.
 
     Args:
-        corpus: Path or URL of a file or folder, or a glob pattern.
+        corpus: Path or URL of a file or folder, or a glob pattern. ``{a,b}`` in a pattern stands for a and b.
 
     Raises:
         UserError: A folder cannot be read, a link leads out of the folder (for a pattern: out of the last folder named
             before the first ``*``, ``?`` or ``[``), or a file is not a regular file.
     """
+    root = corpus.removeprefix("file://")
+    patterns = [corpus]
+    with suppress(ValueError):  # unbalanced braces are part of a name
+        patterns = [corpus] if os.path.lexists(root) else [*braceexpand(corpus, escape=False)]
+    if patterns != [corpus]:
+        return sorted({path for pattern in patterns for path in list_files(pattern)})
     if not is_remote(corpus):
-        root = corpus.removeprefix("file://")
         if os.path.isdir(root):
             paths = _check_links(root, _walk(root))
         elif os.path.lexists(root):  # checked before patterns, because a file's name may contain * ? or [

@@ -1,6 +1,7 @@
 """`ShardOptions`: the options of `TokenShards`. This file does not import torch, so that `prepare` starts fast."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ class ShardOptions:
             standard library of the running Python), `modules` (the top-level modules of `stdlib` in alphabetical
             order), `hf:NAME`, `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (a dataset of the Hugging Face hub), or a
             file, folder, glob pattern or URL of text files, JSON lines (.jsonl), tar files of both, or Parquet files.
-            All but Parquet files may be compressed (.gz, .zst). With null, the shards in `directory` are used, and
-            nothing is prepared or compared with a corpus.
+            A pattern may have alternatives, such as 'texts/*.{txt,md}'. All but Parquet files may be compressed (.gz,
+            .zst). With null, the shards in `directory` are used, and nothing is prepared or compared with a corpus.
         tokenizer: `bpe` is a byte-level BPE that is trained on the training split. For `code`, `code-demo` and `rfc`
             with 2048 or 8192 entries, kerple contains the trained BPE, and no training is needed. Other values are a
             tokenizer.json, a folder with one, a name on the Hugging Face hub such as gpt2, or `hf:` and a pretrained
@@ -52,6 +53,9 @@ class ShardOptions:
             assigned to a split by a hash of its text; in `rfc`, by a hash of the name of its family of RFCs. In `code`
             and `code-demo` the package determines the split, and the fractions have no effect.
         text_field: Key of the text in JSON lines, or name of its column in Parquet files and datasets.
+        encoding: Encoding of text files, such as utf-8, latin-1 or utf-16, or several, separated by commas. The first
+            encoding in which a file can be read is used. latin-1 can read any file, so it must be the last one. JSON
+            lines, Parquet files, datasets and built-in corpora are UTF-8.
         drop_duplicates: Whether only the first of several documents with equal text is kept, as always in `code` and
             `code-demo`. The comparison needs about 100 bytes of memory for each document.
         max_dropped_fraction: Largest accepted fraction of bytes in documents that are damaged, not Unicode, or JSON
@@ -89,6 +93,7 @@ class ShardOptions:
     samples: int | None = None
     split_fractions: tuple[float, float, float] = (0.9, 0.05, 0.05)
     text_field: str = "text"
+    encoding: str = "utf-8"
     drop_duplicates: bool = False
     max_dropped_fraction: float = 0.01
     validation_segments: int = 512
@@ -110,6 +115,9 @@ class ShardOptions:
         for name in ("workers", "prepare_workers"):
             check_workers(f"data.{name}", getattr(self, name))
         require(self.cache_gb > 0, "data.cache_gb", self.cache_gb, "a number above 0")
+        for encoding in self.encoding.split(","):
+            expected = "names of encodings, such as utf-8 or utf-8,latin-1"
+            require(_is_encoding(encoding), "data.encoding", self.encoding, expected)
         fractions = self.split_fractions
         valid = len(fractions) == 3 and min(fractions) >= 0 and abs(sum(fractions) - 1) <= 1e-6
         require(valid, "data.split_fractions", fractions, "three fractions whose sum is 1")
@@ -120,8 +128,15 @@ class ShardOptions:
 
     def content_options(self) -> dict[str, Any]:
         """Return the options on which the content of the shards depends, with values that JSON can represent."""
-        names = ("corpus", "tokenizer", "vocabulary", "split_fractions", "text_field", "drop_duplicates")
+        names = ("corpus", "tokenizer", "vocabulary", "split_fractions", "text_field", "encoding", "drop_duplicates")
         return {name: getattr(self, name) for name in names} | {"split_fractions": list(self.split_fractions)}
+
+
+def _is_encoding(name: str) -> bool:
+    """Return whether Python has an encoding of text with this name."""
+    with suppress(LookupError, ValueError):  # ValueError: a null character in the name
+        return bool(" ".encode(name))
+    return False
 
 
 def _default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:

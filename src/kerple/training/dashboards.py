@@ -89,7 +89,7 @@ def _run_name(trainer: Trainer) -> str:
 
 
 def _start_session(
-    logger: TensorBoardLogger, group: str, settings: dict[str, bool | int | float | str], metrics: dict[str, float]
+    logger: TensorBoardLogger, group: str, settings: dict[str, object], metrics: dict[str, float]
 ) -> None:
     """Write the start of a session of the group, which is a row of the page *HParams*.
 

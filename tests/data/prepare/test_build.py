@@ -111,7 +111,10 @@ def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(doc
     with pytest.raises(UserError, match=rf"data\.max_dropped_fraction: got .* be used: {left_out}"):
         small_build(tmp_path / "out", corpus, max_dropped_fraction=0.0)
     manifest = small_build(tmp_path / "out", corpus, max_dropped_fraction=1.0)
-    assert re.search(left_out, capsys.readouterr().err)
+    output = capsys.readouterr().err
+    assert re.search(left_out, output)
+    for line, reason in ((1, "broken JSON"), (303, "no text"), (304, "not Unicode"), (305, "broken JSON")):
+        assert f"bad.jsonl:{line}: {reason}\n" in output
     assert manifest.left_out == {"broken JSON": 2, "empty": 1, "no text": 1, "not Unicode": 1}
     assert manifest.splits == good.splits
 

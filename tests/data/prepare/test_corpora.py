@@ -32,7 +32,7 @@ def read(corpus: Path | str, text_field: str = "text") -> list[str]:
     return [document.text if isinstance(document, Document) else document.reason for document in documents]
 
 
-def test_json_lines_may_be_compressed_but_not_mixed_with_text_files(tmp_path):
+def test_json_lines_may_be_compressed_and_stand_beside_text_files(tmp_path):
     half = LINES.index(b"\n", len(LINES) // 2) + 1
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(LINES))
@@ -43,12 +43,58 @@ def test_json_lines_may_be_compressed_but_not_mixed_with_text_files(tmp_path):
         assert read(tmp_path / name) == TEXTS
     assert read(tmp_path) == TEXTS * 3
     (tmp_path / "README.md").write_text("about it")
-    with pytest.raises(UserError, match=r"got .*a\.jsonl, expected only text files, .* such as '.*/\*\.jsonl'"):
-        read(tmp_path)
+    assert read(tmp_path) == ["about it", *TEXTS * 3]
+    assert read(tmp_path / "*.{md,gz}") == ["about it", *TEXTS]
     assert read(tmp_path / "*.gz") == TEXTS
     assert read(f"file://{tmp_path}/a.jsonl") == TEXTS
     zeros = decompress(io.BytesIO(compress(bytes(3_000_000)) + compress(LINES)), "x.zst")
     assert zeros.read() == bytes(3_000_000) + LINES
+
+
+@pytest.mark.parametrize("other", ["notes.jsonl", "notes.jsonl.gz", "notes.ndjson", "notes.json", "notes.tar"])
+def test_a_text_file_and_another_format_of_the_same_name_are_refused(tmp_path, other):
+    (tmp_path / "notes.v1.txt").write_text("one")  # another name
+    (tmp_path / other).write_bytes(gzip.compress(LINES) if other.endswith(".gz") else LINES)
+    if not other.endswith(".tar"):
+        assert read(tmp_path) == [*TEXTS, "one"]
+    (tmp_path / "notes.txt").write_text("two")
+    with pytest.raises(UserError, match=rf"got .*notes\.txt and .*{other}, which may have the same text"):
+        read(tmp_path)
+    assert read(tmp_path / "*.txt") == ["two", "one"]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le", "cp1252", "shift_jis", "utf-8-sig"])
+def test_text_files_are_read_in_the_encoding_of_the_option_and_json_lines_in_utf_8(tmp_path, encoding):
+    text = "日本語" if encoding == "shift_jis" else "naïve café"
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "λ"}, ensure_ascii=False), encoding="utf-8")
+    assert [d.text for d in find_corpus(str(tmp_path), encoding=encoding).documents()] == [text, "λ"]
+
+
+def test_the_first_encoding_that_fits_is_used_and_files_that_fit_none_are_named(tmp_path):
+    contents = {"a.txt": "λ".encode(), "b.txt": "café".encode("latin-1"), "c.txt": "λ".encode("utf-16"), "d.txt": b"d"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    find = partial(find_corpus, str(tmp_path))
+    assert [d.text for d in find(encoding="utf-8,utf-16,latin-1").documents()] == ["λ", "café", "λ", "d"]
+    faults = [d for d in find().documents() if isinstance(d, Fault)]
+    assert [Path(fault.name).name for fault in faults] == ["b.txt", "c.txt"]
+    assert {fault.details for fault in faults} == {"it is not utf-8; set data.encoding"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-9", "base64", "rot13", "utf-8,", "a\0", "undefined"])
+def test_an_unknown_encoding_is_refused(encoding):
+    with pytest.raises(UserError, match=r"data\.encoding: got .*, expected names of encodings"):
+        ShardOptions("texts", encoding=encoding)
+
+
+def test_alternatives_in_braces_are_patterns_unless_a_file_has_this_name(tmp_path):
+    for name in ("a.txt", "b.md", "c.rst", "x{1,2}.txt", "{open.txt"):
+        (tmp_path / name).write_text(name)
+    assert read(tmp_path / "*.{txt,md}") == ["a.txt", "b.md", "x{1,2}.txt", "{open.txt"]
+    assert read(tmp_path / "{a,b}.{txt,md}") == ["a.txt", "b.md"]
+    assert read(tmp_path / "x{1,2}.txt") == ["x{1,2}.txt"]
+    assert read(tmp_path / "{open.*") == ["{open.txt"]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "ndjson", "json", "JSONL", "Json"])
@@ -69,8 +115,7 @@ def test_the_content_and_not_the_case_of_an_extension_decides_what_is_read(tmp_p
                 assert found(text.encode()) == [text]
         assert found(b'{"a": 1}\n{"text": "b"}') == ["no text", "b"]
         (tmp_path / "a.md").write_text("text")
-        with pytest.raises(UserError, match="expected only text files, or only JSON lines"):
-            read(tmp_path)
+        assert read(tmp_path) == ["text", "no text", "b"]
         assert found(b'{\n"a": 1}') == ["text", '{\n"a": 1}']
     if packed:
         (tmp_path / f"c4-train.00000-of-00003.{kind}{packed}").write_bytes(pack(LINES)[:-30])

@@ -72,7 +72,7 @@ def prepare(options: ShardOptions) -> Manifest:
     inside = folder.is_dir() and directory.resolve().is_relative_to(folder.resolve())
     require(not inside, "data.directory", directory, f"a folder that is not inside the corpus {options.corpus}")
     # called before the folder of the shards is made, so that a wrong corpus or tokenizer leaves no folder behind
-    corpus = find_corpus(options.corpus, options.text_field, options.source_folder)
+    corpus = _corpus_of(options)
     given = None if options.tokenizer == TRAINED_HERE else _accepted(load_tokenizer(options.tokenizer), options)
     with _locked_folder(directory):
         if (directory / MANIFEST_FILE).exists():
@@ -84,6 +84,8 @@ def prepare(options: ShardOptions) -> Manifest:
         encoder = Encoder(content.decode(), end, token_dtype(vocabulary))
         reader = CorpusReader(corpus, options.split_fractions, options.drop_duplicates)
         parts = _write_parts(directory, options, encoder, reader)
+        if len(reader.dropped) > len(reader.examples):  # the messages below name one example for each reason
+            print("left out:", *reader.dropped, sep="\n  ", file=sys.stderr)
         _check_documents(options, reader)
         splits = {}
         for name in SPLITS:
@@ -116,7 +118,13 @@ def prepare(options: ShardOptions) -> Manifest:
 def check_corpus(options: ShardOptions) -> None:
     """Raise a UserError if the shards have not been prepared and their corpus cannot be found."""
     if options.corpus is not None and not Path(options.location, MANIFEST_FILE).exists():
-        find_corpus(options.corpus, options.text_field, options.source_folder)
+        _corpus_of(options)
+
+
+def _corpus_of(options: ShardOptions) -> Corpus:
+    """Return the corpus that the options name."""
+    assert options.corpus is not None
+    return find_corpus(options.corpus, options.text_field, options.source_folder, options.encoding)
 
 
 def check_prepared(options: ShardOptions) -> Manifest:
@@ -131,7 +139,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
     manifest, settings = folder.manifest, options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards can be used on a machine without the corpus
-            settings["files"] = find_corpus(options.corpus, options.text_field, options.source_folder).state()
+            settings["files"] = _corpus_of(options).state()
     _compare_settings(options.location, manifest.settings, settings)
     local = options.tokenizer != TRAINED_HERE and os.path.isfile(tokenizer_file(options.tokenizer))
     if local and load_tokenizer(options.tokenizer).to_str() != folder.tokenizer().to_str():
@@ -142,6 +150,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
 
 def _compare_settings(location: str, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise a UserError if a folder was prepared with other values of the settings ``now``."""
+    before = {"encoding": "utf-8"} | before  # of folders that were prepared before this option existed
     changes = [f"{name} was {before.get(name)!r}, is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changes:
         given = f"got {location}, which was prepared with other settings: {'; '.join(changes)}"

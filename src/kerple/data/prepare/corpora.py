@@ -63,9 +63,9 @@ class Corpus(NamedTuple):
         return sum(os.stat(path).st_size for path in self.files)
 
 
-def file_corpus(files: list[str], text_field: str = "") -> Corpus:
+def file_corpus(files: list[str], text_field: str = "", encoding: str = "utf-8") -> Corpus:
     """Return the corpus of the documents that `read_files` yields for these arguments."""
-    return Corpus(lambda: read_files(files, text_field), files)
+    return Corpus(lambda: read_files(files, text_field, encoding), files)
 
 
 def standard_library() -> Corpus:
@@ -95,13 +95,14 @@ CORPORA: dict[str, Callable[[Path], Corpus]] = {
 }
 
 
-def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache") -> Corpus:
+def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache", encoding: str = "utf-8") -> Corpus:
     """Return the corpus that a name, path or URL denotes.
 
     Args:
         name: One of `CORPORA`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.
         text_field: Key or column of the text in JSON lines, Parquet files and datasets.
         source: Folder of the files of a downloaded corpus.
+        encoding: Encodings of text files, see `ShardOptions.encoding`.
 
     Raises:
         UserError: No file is found, or the files, the folder or the dataset cannot be read.
@@ -113,4 +114,4 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
     files = list_files(name)
     expected = f"a file, folder, pattern, URL, hf:NAME or {', '.join(CORPORA)}"
     require(bool(files), "data.corpus", f"{name!r}, where no file was found", expected)
-    return file_corpus(files, text_field)
+    return file_corpus(files, text_field, encoding)

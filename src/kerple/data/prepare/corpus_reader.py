@@ -8,6 +8,8 @@ from dataclasses import replace
 from kerple.data.prepare.corpora import Corpus
 from kerple.data.prepare.readers import Document, Fault
 
+LONGEST_LIST = 100  # names of dropped documents that are printed
+
 
 def part_size(number: int) -> int:
     """Return the size in characters at which part ``number`` ends. The document that reaches this size is included.
@@ -42,6 +44,7 @@ class CorpusReader:
     Attributes:
         left_out (Counter[str]): Number of documents left out so far, for each reason.
         examples (dict[str, str]): For each reason except ``empty`` and ``duplicates``, a message about the first case.
+        dropped (list[str]): Names of the first `LONGEST_LIST` documents with these reasons, each with its reason.
         lost_bytes (int): Sum of `Fault.bytes` of all faults so far, except those with the reason ``empty``.
         used_bytes (int): Number of bytes of the documents that can be used, duplicates included.
         text (hashlib._Hash): Checksum of the documents of all splits, which becomes `Manifest.text`.
@@ -52,6 +55,7 @@ class CorpusReader:
         self.corpus, self.fractions, self.drop_duplicates = corpus, fractions, drop_duplicates or corpus.drop_duplicates
         self.text, self.test_documents = hashlib.sha256(), list[Document]()
         self.left_out, self.examples = Counter[str](), dict[str, str]()
+        self.dropped = list[str]()
         self.lost_bytes = self.used_bytes = 0
 
     def __iter__(self) -> Iterator[Document]:
@@ -63,6 +67,8 @@ class CorpusReader:
                     first = ": ".join(filter(None, [document.name, document.details]))
                     self.examples.setdefault(document.reason, f"{document.reason} (first: {first})")
                     self.lost_bytes += document.bytes
+                    if len(self.dropped) < LONGEST_LIST:
+                        self.dropped.append(f"{document.name}: {document.reason}")
                 continue
             content = document.text.encode()
             self.used_bytes += len(content)

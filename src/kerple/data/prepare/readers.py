@@ -4,12 +4,13 @@ A reader yields a `Document`, or a `Fault` for a document that cannot be used. I
 cannot be opened.
 """
 
+import codecs
 import io
 import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
@@ -30,6 +31,7 @@ from kerple.data.file_opening import (
     without_query,
 )
 
+MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # that of UTF-32 LE begins like the first one
 LONGEST_LINE = 1 << 26  # bytes that are read to find out whether the first line of a file is JSON
 
 
@@ -67,41 +69,51 @@ class Fault:
     details: str = ""
 
 
-def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
-    """Yield the documents of text files (one document each), or of JSON lines, tar files and Parquet files.
+def read_files(paths: list[str], text_field: str, encoding: str = "utf-8") -> Iterator[Document | Fault]:
+    """Yield the documents of text files (one document each), and of JSON lines, tar files and Parquet files.
 
     The extensions of `CONTAINERS` have several documents. A .json file has JSON lines (`is_json_lines`) or is a text.
 
     Args:
         paths: Paths or URLs of the files, which may be compressed.
         text_field: Key of the text in JSON lines, or name of its column in Parquet files.
+        encoding: Encodings of text files, see `ShardOptions.encoding`.
 
     Raises:
-        UserError: Text files are mixed with other formats, or a file cannot be read.
+        UserError: A text file and a file of another format have the same name, or a file cannot be read.
     """
-    containers = [path for path in paths if has_extension(path, CONTAINERS) or _has_json_lines(path, text_field)]
-    if containers and len(containers) < len(paths):
-        other = next(path for path in paths if path not in containers)
-        pattern = f"{os.path.dirname(containers[0])}/*{''.join(Path(without_query(containers[0])).suffixes)}"
-        expected = "expected only text files, or only JSON lines, tar and Parquet files"
-        given = f"got {other} and {containers[0]}, {expected}"
-        raise UserError(f"data.corpus: {given}; give a pattern, such as '{pattern}'")
-    if not containers:
-        yield from (read_text(path) for path in paths)
-    for path in containers:
-        if has_extension(path, PARQUET):
+    containers = {path for path in paths if has_extension(path, CONTAINERS) or _has_json_lines(path, text_field)}
+    texts = {_stem(path): path for path in paths if path not in containers} if containers else {}
+    for path in sorted(containers):
+        if text := texts.get(_stem(path)):
+            given = f"got {text} and {path}, which may have the same text"
+            pattern = f"{os.path.dirname(path)}/*{''.join(Path(without_query(path)).suffixes)}"
+            raise UserError(f"data.corpus: {given}; rename or remove one, or give a pattern, such as '{pattern}'")
+    for path in paths:
+        if path not in containers:
+            yield read_text(path, encoding)
+        elif has_extension(path, PARQUET):
             yield from read_parquet(path, text_field)
         else:
-            read = read_tar if has_extension(path, TARS) else read_lines
             with open_bytes(path) as file:
-                yield from read(decompress(file, path), path, text_field)
+                content = decompress(file, path)
+                if has_extension(path, TARS):
+                    yield from read_tar(content, path, text_field, encoding)
+                else:
+                    yield from read_lines(content, path, text_field)
 
 
-def read_text(path: str) -> Document | Fault:
+def _stem(path: str) -> str:
+    """Return a path without its extension and that of its compression."""
+    path = without_query(path)
+    return os.path.splitext(os.path.splitext(path)[0] if has_extension(path, (".gz", ".zst")) else path)[0]
+
+
+def read_text(path: str, encoding: str) -> Document | Fault:
     """Return the document in a text file, which may be compressed."""
     with open_bytes(path) as file:
         try:
-            return as_document(decompress(file, path).read(), path)
+            return as_document(decompress(file, path).read(), path, encoding)
         except Exception as error:  # gzip, zlib and zstandard raise different errors
             return _damaged_file(path, file.tell(), error)
 
@@ -145,16 +157,34 @@ def _damaged_file(name: str, size: int, error: Exception) -> Fault:
     return Fault(name, "damaged file", max(size, 1), f"{error}")
 
 
-def as_document(content: bytes | Any, name: str) -> Document | Fault:
-    """Return the document with this content, a string or UTF-8 bytes; return a fault for other content."""
+def as_document(content: bytes | Any, name: str, encoding: str = "utf-8") -> Document | Fault:
+    """Return the document with this content; return a fault for other content.
+
+    Args:
+        content: A string, or bytes in the first of the encodings in which they can be read.
+        name: Name of the document.
+        encoding: Names of encodings, separated by commas.
+    """
     if not isinstance(content, bytes | str):
         return Fault(name, "no text", 0)
     try:
-        text = content.decode() if isinstance(content, bytes) else content
+        text = content if isinstance(content, str) else _decode(content, encoding.split(","))
         size = len(text.encode())  # an error if the string has half a surrogate pair
     except UnicodeError:
-        return Fault(name, "not Unicode", len(content))
+        advice = f"it is not {encoding}; set data.encoding" if isinstance(content, bytes) else ""
+        return Fault(name, "not Unicode", len(content), advice)
     return Document(name, text) if text.strip() else Fault(name, "empty", size)
+
+
+def _decode(content: bytes, encodings: list[str]) -> str:
+    """Return the text of bytes in the first of the encodings in which they can be read, or raise a UnicodeError."""
+    for encoding in encodings[:-1]:
+        # without its mark, most text of another encoding with an even number of bytes can be read as UTF-16
+        marked = content.startswith(MARKS) or codecs.lookup(encoding).name not in ("utf-16", "utf-32")
+        with suppress(UnicodeError):
+            if marked:
+                return content.decode(encoding)
+    return content.decode(encodings[-1])
 
 
 def read_lines(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
@@ -183,7 +213,7 @@ def _from_json(line: bytes, name: str, text_field: str) -> Document | Fault:
     return as_document(text, name)
 
 
-def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
+def read_tar(file: IO[bytes], name: str, text_field: str, encoding: str = "utf-8") -> Iterator[Document | Fault]:
     """Yield the documents of the members of a tar file: JSON lines and text files, which may be compressed.
 
     Consecutive members whose names differ only in their extensions are a sample of WebDataset. If one of them is a
@@ -204,7 +234,7 @@ def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document |
                         yield from read_lines(decompress(content, member.name), f"{name}: {member.name}", text_field)
                     else:
                         sample.append((member.name, content.read()))
-                yield from _read_sample(sample, name, text_field)
+                yield from _read_sample(sample, name, text_field, encoding)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # tarfile and the decompressing libraries raise different errors
@@ -217,7 +247,9 @@ def _sample(member: tarfile.TarInfo) -> str:
     return f"{folder}/{base.partition('.')[0]}"
 
 
-def _read_sample(sample: list[tuple[str, bytes]], name: str, text_field: str) -> Iterator[Document | Fault]:
+def _read_sample(
+    sample: list[tuple[str, bytes]], name: str, text_field: str, encoding: str
+) -> Iterator[Document | Fault]:
     """Yield the documents of members of a tar file, which are given as names and contents, and belong to one sample."""
     has_text = any(has_extension(member, SAMPLE_TEXTS) for member, _ in sample)
     for member, packed in sample:
@@ -235,7 +267,7 @@ def _read_sample(sample: list[tuple[str, bytes]], name: str, text_field: str) ->
         if has_extension(member, JSON) and is_json_lines(io.BytesIO(content), text_field):
             yield from read_lines(io.BytesIO(content), f"{name}: {member}", text_field)
         else:
-            yield as_document(content, f"{name}: {member}")
+            yield as_document(content, f"{name}: {member}", encoding)
 
 
 def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
