@@ -49,7 +49,10 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys):
     main(["probe", str(here / "llama"), *parts])
     content, page = probe_results(here / "logs/probe/llama"), (here / "logs/probe/llama/probe.html").read_text()
     assert {layer["verdict"] for layer in content["layers"]} == {"agrees"}
-    assert {i["verdict"] for i in content["invariances"]} == {"holds"}
+    verdicts = {i["name"]: i["verdict"] for i in content["invariances"]}
+    assert verdicts.pop("packed documents with use_cache") == "broken by design"
+    assert {*verdicts.values()} == {"holds"}
+    assert content["outcome"] == "no faults found; 2 of 2 layers measured"
     assert [result["name"] for result in content["results"]] == ["gap", "far_context", "far_context"]
     assert "the corpus" in page
     assert page.count("data:image/png") == 2  # the context of a random model does not help: no gap curve
@@ -73,6 +76,14 @@ def test_invariances_judge_an_unknown_family_whose_code_needs_permission(here, c
     broken_invariances = [i["name"] for i in content["invariances"] if i["verdict"] == "broken"]
     assert sorted(broken_invariances) == ["cached against uncached", "prefill against decoding"]
     assert all("not verified" in layer["unknown"] for layer in content["layers"])
+
+
+def test_a_model_without_a_measured_layer_does_not_pass(here, capsys):
+    saved(here / "bloom", "bloom")
+    with pytest.raises(SystemExit) as ended:
+        main(["probe", str(here / "bloom")])
+    assert ended.value.code == 2
+    assert "nothing could be measured; 0 of 2 layers measured" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_probed(here):

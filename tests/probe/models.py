@@ -29,6 +29,13 @@ LLAMA4: dict[str, Any] = {"intermediate_size_mlp": 48, "num_local_experts": 2, "
 LLAMA4 |= {"no_rope_layers": [1, 1, 1, 0], "floor_scale": 8, "attn_scale": 0.1}
 GPT_OSS = {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 8}
 GPT_OSS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+MLA: dict[str, Any] = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 16}
+MLA |= {"qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 4} | EXPERTS
+MLA |= {"n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+QWEN3_NEXT: dict[str, Any] = {"head_dim": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "num_experts": 4}
+QWEN3_NEXT |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "mlp_only_layers": [0, 1, 2, 3]} | EXPERTS
+FALCON_H1 = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 8}
 
 
 def with_rope(rope: dict[str, Any], longest: int = LENGTH, **options: Any) -> dict[str, Any]:
@@ -58,6 +65,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": ("Ministral3", {"head_dim": 16} | scaled("yarn", llama_4_scaling_beta=0.1)),
     "llama4": ("Llama4Text", {"head_dim": 16} | LLAMA4 | with_rope(DEFAULT)),
     "gpt_oss": ("GptOss", {"head_dim": 16} | GPT_OSS | scaled("yarn", truncate=False)),
+    "deepseek_v2": ("DeepseekV2", MLA | scaled("yarn", mscale=1.0, mscale_all_dim=0.7)),
+    "deepseek_v3": ("DeepseekV3", MLA | scaled("yarn", mscale=1.0, mscale_all_dim=0.7)),
+    "qwen3_next": ("Qwen3Next", QWEN3_NEXT | with_rope(DEFAULT | {"partial_rotary_factor": 0.25})),
+    "falcon_h1": ("FalconH1", {"head_dim": 16} | FALCON_H1 | with_rope(DEFAULT)),
     "gpt2": ("GPT2", {"n_positions": LENGTH, "n_embd": 64, "n_layer": 4, "n_head": 4}),
     "bloom": ("Bloom", {"n_layer": 4, "n_head": 4}),
 }

@@ -100,12 +100,53 @@ def norm_after_rotation(model: Any) -> Iterator[None]:
         yield
 
 
+def scale_scores(name: str) -> Any:
+    model = build(name)
+    for module in (m for m in model.modules() if isinstance(getattr(m, "scaling", None), float)):
+        module.scaling *= 1.5
+    return model
+
+
+def drop_attribute(attribute: str, name: str) -> Any:
+    model = build(name)
+    for module in (m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, attribute)):
+        setattr(module, attribute, None)
+    return model
+
+
+def forget_state(name: str) -> Any:
+    """Build a model whose linear layers forget their state when tokens are decoded."""
+    model = build(name)
+
+    def forget(module: Any, args: Any, options: dict[str, Any]) -> Any:
+        single = (options | dict(enumerate(args)))["hidden_states"].shape[1] == 1
+        return args, options | ({key: None for key in options if "cache" in key} if single else {})
+
+    for module in (m for m in model.modules() if type(m).__name__.endswith(("DeltaNet", "H1Mixer"))):
+        module.register_forward_pre_hook(forget, with_kwargs=True)
+    return model
+
+
+@contextmanager
+def without_documents(model: Any) -> Iterator[None]:
+    module = sys.modules[type(model).__module__]
+    masks = [name for name in vars(module) if name.startswith("create_") and name.endswith("_mask")]
+    old = {name: getattr(module, name) for name in masks}
+    new = {name: lambda *a, mask=mask, **k: mask(*a, **k | {"position_ids": None}) for name, mask in old.items()}
+    with patch.multiple(module, **new):
+        yield
+
+
 def without_window(model: Any) -> AbstractContextManager:
     module = sys.modules[type(model).__module__]
     return patch.object(module, "create_sliding_window_causal_mask", module.create_causal_mask)
 
 
 WITH_ROPE = [n for n in FAMILIES if n not in ("gpt2", "bloom")]
+RECURRENT = ["qwen3_next", "falcon_h1"]
+ROW_COUNTING = ["llama+dynamic", "phi3", "llama4"]  # other documents change their logits by design
+SEPARATED = [n for n in FAMILIES if n not in ("bloom", "gpt_oss", *RECURRENT, *ROW_COUNTING)]
+LATENT = ["deepseek_v2", "deepseek_v3"]
 YARN = [n for n in WITH_ROPE if any(p.get("rope_type") == "yarn" for p in kinds(n).values())]
 WINDOWS = [n for n in FAMILIES if FAMILIES[n][1].get("sliding_window")]
 PATTERNS = ["smollm3", "cohere2", "exaone4", "llama4"]
@@ -126,7 +167,16 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "window too long by one": (WINDOWS, partial(change_window, 1)),
     "window too short by one": (WINDOWS, partial(change_window, -1)),
     "positions restarted inside a sequence": (RESTARTED, partial(change_positions, lambda ids: ids % 20)),
-    "a norm with weights after the rotation": (OWN_ROTARY, build, norm_after_rotation),
+    "a norm with weights after the rotation": ([n for n in OWN_ROTARY if n not in LATENT], build, norm_after_rotation),
+    "wrong softmax scale": ([n for n in FAMILIES if n != "bloom"], scale_scores),
+    "soft cap left out": (["gemma2"], partial(drop_attribute, "attn_logit_softcapping")),
+    "sinks left out": (["gpt_oss"], partial(drop_attribute, "sinks")),
+    "packed documents not separated": (
+        [n for n in FAMILIES if n not in ("bloom", *RECURRENT)],
+        build,
+        without_documents,
+    ),
+    "state of linear layers lost while decoding": (RECURRENT, forget_state),
     "positions restarted after a cache": (RESTARTED, partial(change_positions, lambda ids: ids - ids[..., :1])),
     "RoPE in layers without positions": (PATTERNS, partial(change_pattern, lambda p: [1] * len(p))),
     "pattern of layers without positions inverted": (PATTERNS, partial(change_pattern, lambda p: [1 - x for x in p])),
@@ -175,7 +225,13 @@ LONGER_WINDOW = {"sliding_window": 2 * LENGTH}  # than the longest input, as in 
 @pytest.mark.parametrize(("name", "changes"), [*((name, {}) for name in FAMILIES), ("mistral", LONGER_WINDOW)])
 def test_a_correct_model_has_no_fault(name, changes):
     model = build(name, **changes)
-    assert probe_model(model, model.config).faults == []
+    report = probe_model(model, model.config)
+    # transformers 5.24 makes the masks of gpt-oss without position_ids
+    ignored = "packed documents" if name == "gpt_oss" else "no fault"
+    assert [fault for fault in report.faults if not fault.startswith(ignored)] == []
+    counts = {"bloom": 0, "qwen3_next": 1}
+    assert report.outcome.endswith(f"; {counts.get(name, 4)} of 4 layers measured")
+    assert report.inconclusive == (name == "bloom")
 
 
 @pytest.mark.parametrize("position", [rope(scaling="dynamic_ntk", factor=2.0), RANDOM_POSITIONS])

@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments of the command.
 
     Raises:
-        SystemExit: With status 1 if a check fails.
+        SystemExit: With status 1 if a check fails, or with status 2 if no layer could be judged.
         UserError: If the model does not exist, cannot be read, or does not fit into memory.
     """
     parser = command_parser("probe", __doc__)
@@ -62,8 +62,8 @@ def main(arguments: list[str]) -> None:
     report.write(folder)
     print(report.summary())
     print(f"written to {folder}/probe.html and probe.json")
-    if report.faults:
-        raise SystemExit(1)
+    if report.faults or report.inconclusive:
+        raise SystemExit(1 if report.faults else 2)
 
 
 def network_and_text(model: Any, path: str, corpus: str, trust: str = "") -> tuple[Any, Any]:

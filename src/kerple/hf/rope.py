@@ -45,8 +45,14 @@ def layer_rope(config: Any, i: int, kind: str) -> Mapping[str, Any]:
     windows = getattr(config, "sliding_window", None) is not None
     families = NO_ROPE_IN_FULL_LAYERS | (NO_ROPE_WITH_WINDOWS if windows else set())
     has_rope = pattern[i] if pattern else kind != "full_attention" or config.model_type not in families
+    has_rope = has_rope and not has_alibi(config) and getattr(config, "position_embedding_type", "rope") == "rope"
     ropes = getattr(config, "rope_parameters", None) or {}
     return (ropes if "rope_theta" in ropes else ropes.get(kind) or {}) if has_rope else {}
+
+
+def has_alibi(config: Any) -> bool:
+    """Return whether the configuration of a text model states that its attention adds the biases of ALiBi."""
+    return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False))
 
 
 def strategy_name(config: Any, learned: bool) -> str:
@@ -61,11 +67,14 @@ def strategy_name(config: Any, learned: bool) -> str:
     """
     if learned:
         return "Learned"
-    if config.model_type == "bloom" or getattr(config, "alibi", False):
+    if has_alibi(config):
         return "ALiBi"
+    if getattr(config, "position_embedding_type", None) == "nope":  # granitemoehybrid
+        return "NoPE"
     if not (rope := getattr(config, "rope_parameters", None)):
         return config.model_type
     kind = rope.get("rope_type", "default") if "rope_theta" in rope else "mixed"
+    kind = "ntk" if rope.get("alpha") and kind == "dynamic" else kind  # HunYuan changes θ once, for all lengths
     return STRATEGIES.get(SCALINGS.get(kind, kind), f"RoPE ({kind})")
 
 

@@ -1,5 +1,6 @@
-"""`Layer`: positional encoding and window of a layer, computed from a configuration by the formulas of the papers."""
+"""`Layer`: positional encoding, window and scores of a layer, from a configuration by the formulas of the papers."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kerple.hf.position_limit import config_length
-from kerple.hf.rope import NO_ROPE_IN_FULL_LAYERS, NO_ROPE_WITH_WINDOWS, layer_rope, read_rope
+from kerple.hf.rope import NO_ROPE_IN_FULL_LAYERS, NO_ROPE_WITH_WINDOWS, has_alibi, layer_rope, read_rope
 from kerple.hf.windowed_attention import layer_kinds
 from kerple.model import Transformer
 from kerple.positions import LayerPattern, NoPE, RoPE, Shape
@@ -21,20 +22,29 @@ KNOWN = {
     *("olmo", "olmo2", "olmo3", "smollm3", "cohere", "phi", "phi3", "gpt_neox", "gpt2", "opt", "bloom", "granite"),
     *("stablelm", "starcoder2", "ministral", "ministral3", "llama4_text", "gpt_oss", "glm", "glm4", "nemotron"),
     *(NO_ROPE_IN_FULL_LAYERS | NO_ROPE_WITH_WINDOWS),
+    *("deepseek_v2", "deepseek_v3", "qwen3_next", "falcon_h1", "granitemoehybrid", "phimoe", "hunyuan_v1_dense"),
 }
 """Families (``model_type``) whose code was compared with `configured_layers`. In other families, a forward pass that
 differs from `configured_layers` is not called a fault."""
+UNSCALED = {"opt", "gemma3n_text", "gemma4_text"}
+"""Families whose attention functions receive a softmax scale of 1, because queries are scaled or normalised before."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Positional encoding and window of one layer, as a configuration describes them.
+    """Positional encoding, window and scores of one layer, as a configuration describes them.
 
     Args:
         rope: RoPE with the layer's frequencies and attention factor; None for a layer without RoPE.
         window: Number of keys that a query sees, including its own; None for all keys up to its own.
         chunk: Length of the chunks of tokens to which attention is limited; None without chunks.
         temperature: Strategy that multiplies queries by a factor that grows with the position, or None.
+        scale: Softmax scale, the factor of q·k in the attention function; None if it is not compared.
+        softcap: Soft cap c of the scores s, which become ``c · tanh(s / c)``; None without a soft cap.
+        sinks: Whether the softmax contains the logit of a sink.
+        alibi: Whether attention adds the biases of ALiBi.
+        latent: Number of last channels of queries and keys that RoPE rotates in latent attention (MLA), where the
+            other channels have no positions; 0 for other attention.
         is_verified: Whether a difference from the forward pass is a fault. False for families outside of `KNOWN`, for
             layers whose RoPE has no formula in this project, and for our strategies other than RoPE and NoPE.
     """
@@ -43,6 +53,11 @@ class Layer:
     window: int | None = None
     chunk: int | None = None
     temperature: Temperature | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+    latent: int = 0
     is_verified: bool = True
 
     def query_factor(self, rows: Tensor, ids: Tensor) -> Tensor:
@@ -71,14 +86,17 @@ class Layer:
         return seen if self.chunk is None else seen & (keys >= queries // self.chunk * self.chunk)
 
     def __str__(self) -> str:
-        parts = ["no rotation"]
+        parts = ["ALiBi, no rotation" if self.alibi else "no rotation"]
         if self.rope is not None:
             f, attention_factor = self.rope.frequencies, self.rope.attention_factor
             parts = [f"RoPE with θ {f.base:g} in {f.dim} channels"]
             parts += [f"{f.scaling} with factor {f.factor:g}"] if f.scaling else []
             parts += [f"attention factor {attention_factor:.4g}"] if attention_factor != 1 else []
         parts += [f"window {self.window}"] if self.window else [f"chunks of {self.chunk}"] if self.chunk else []
-        return ", ".join(parts + ([f"temperature {self.temperature.rule}"] if self.temperature else []))
+        parts += [f"temperature {self.temperature.rule}"] if self.temperature else []
+        parts += [f"softmax scale {self.scale:.4g}"] if self.scale else []
+        parts += [f"soft cap {self.softcap:g}"] if self.softcap else []
+        return ", ".join(["latent attention"] * bool(self.latent) + parts + ["sinks"] * self.sinks)
 
 
 def configured_layers(config: Any) -> list[Layer]:
@@ -119,23 +137,51 @@ def _layer(config: Any, i: int, kind: str) -> Layer:
     parameters = layer_rope(config, i, kind)
     rope, temperature = _rope(parameters, config), _temperature(parameters, config)
     is_verified = config.model_type in KNOWN and (rope is not None or "rope_theta" not in parameters)
-    return Layer(rope, window, chunk, temperature, is_verified)
+    sinks = config.model_type == "gpt_oss" or (config.model_type == "mimo_v2_flash" and window is not None)
+    latent = config.qk_rope_head_dim if getattr(config, "kv_lora_rank", None) else 0
+    scale, softcap = _scale(config, parameters, i), getattr(config, "attn_logit_softcapping", None)
+    alibi = has_alibi(config)
+    return Layer(rope, window, chunk, temperature, scale, softcap, sinks, alibi, latent, is_verified)
+
+
+def _scale(config: Any, parameters: Mapping[str, Any], i: int) -> float:
+    """Return the softmax scale of layer ``i``: δ^(-1/2), or what the configuration states in its place."""
+    if config.model_type in UNSCALED:
+        return 1.0
+    if multiplier := getattr(config, "attention_multiplier", None):  # Granite
+        return float(multiplier)
+    if config.model_type == "gpt2":
+        inverse = config.scale_attn_by_inverse_layer_idx
+        return (_head_dim(config) ** -0.5 if config.scale_attn_weights else 1.0) / (i + 1 if inverse else 1)
+    if not getattr(config, "kv_lora_rank", None):
+        return float((getattr(config, "query_pre_attn_scalar", None) or _head_dim(config)) ** -0.5)  # Gemma
+    growth = 0.1 * math.log(parameters.get("factor") or 1.0)  # YaRN in DeepSeek's code
+    factor = parameters.get("mscale_all_dim", 0) * growth + 1 if parameters.get("rope_type") != "default" else 1.0
+    return float((config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5 * factor**2)
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _rope(parameters: Mapping[str, Any], config: Any) -> RoPE | None:
     """Return the RoPE of ``rope_parameters``; None if they are empty or of a type that this project lacks."""
     longest = getattr(config, "max_position_embeddings", None) or 0
-    # read_rope rejects these entries; they are applied below
+    head_dim = config.qk_rope_head_dim if getattr(config, "kv_lora_rank", None) else _head_dim(config)
+    # read_rope rejects or ignores these entries; they are applied here
     known = {name: value for name, value in parameters.items() if name not in ("truncate", "mscale", "mscale_all_dim")}
+    if parameters.get("alpha") and parameters.get("rope_type") == "dynamic":  # HunYuan: θ·α^(δ/(δ - 2)) at all lengths
+        theta = parameters["rope_theta"] * parameters["alpha"] ** (head_dim / (head_dim - 2))
+        known |= {"rope_type": "default", "rope_theta": theta}
     if "rope_theta" not in parameters or (options := read_rope(known, True, longest)) is None:
         return None
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     length = longest if options.get("scaling") == "dynamic_ntk" else original_length(config)
     rope = RoPE(Shape(head_dim, 1, length or longest), **options)
     rope.frequencies = replace(rope.frequencies, truncate=parameters.get("truncate", True))
     if parameters.get("mscale") and parameters.get("mscale_all_dim") and not parameters.get("attention_factor"):
         growth = rope.attention_factor - 1  # 0.1 · ln s of YaRN
         rope.attention_factor = (parameters["mscale"] * growth + 1) / (parameters["mscale_all_dim"] * growth + 1)
+    rope.attention_factor = parameters.get("short_mscale") or rope.attention_factor  # PhiMoE, up to the original length
     return rope
 
 

@@ -1,27 +1,33 @@
 """Measurement of a model's positional encoding from the queries, keys and masks that each attention layer receives."""
 
+import re
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.hf.position_limit import learned_positions
 from kerple.model import Transformer
-from kerple.probe.capture import Call, captured
+from kerple.probe.capture import SAME, SHORT, Call, captured, find_mixers, repeated_token
 from kerple.probe.configured_positions import Layer, configured_layers, original_length, our_layers
-from kerple.probe.invariances import read_logits
+from kerple.probe.reading import read_logits
 from kerple.probe.rotation import rotation_differences
 
-SHORT = 32  # number of tokens of the short text
 DECODED = 4  # number of tokens that are decoded one by one
 # Largest number of tokens of a text that tests a window. Such a text has 3 tokens more than the window. If this number
 # is above LONGEST, the model reads only 4 tokens, after a cache filled with zeros.
 LONGEST = 1040
-SAME = 1e-3  # largest relative difference of numbers that are considered equal
+MIXERS = {
+    "delta|linear|lightning|kda": "linear attention",
+    "mamba|ssm|falconh1": "state-space layer",
+    "conv": "convolution",
+}
+"""Patterns of class names of modules that mix tokens without attention, and the kinds of these modules."""
 
 
 @dataclass
@@ -65,8 +71,9 @@ class Verdict:
 
     @property
     def verdict(self) -> str:
-        """``agrees``, ``differs`` or ``not measurable``."""
-        return "differs" if self.differences else "not measurable" if self.unknown else "agrees"
+        """``agrees``, ``differs``, ``not judged`` (its differences are not counted as faults) or ``not measured``."""
+        unknown = "not judged" if self.measured else "not measured"
+        return "differs" if self.differences else unknown if self.unknown else "agrees"
 
 
 def measure_layers(model: Any, config: Any) -> list[Verdict]:
@@ -78,43 +85,52 @@ def measure_layers(model: Any, config: Any) -> list[Verdict]:
     """
     ours = isinstance(getattr(model, "network", None), Transformer)
     expected = our_layers(model.network) if ours else configured_layers(config)
-    if getattr(config, "kv_lora_rank", None):
-        reason = "latent attention (MLA) has no plain queries and keys"
-        return [Verdict(i, str(layer), unknown=reason) for i, layer in enumerate(expected)]
     learned = learned_positions(model) is not None
-    traces = _read_texts(model, config, expected, relative=not learned and not ours)
-    return [_verdict(i, layer, traces, learned) for i, layer in enumerate(expected)]
+    mixers = find_mixers(model)
+    traces = _read_texts(model, config, expected, not learned and not ours, mixers)
+    verdicts = [_verdict(i, layer, traces, learned) for i, layer in enumerate(expected)]
+    _describe_mixers(model, mixers, verdicts)
+    return verdicts
 
 
-def _read_texts(model: Any, config: Any, expected: list[Layer], relative: bool) -> list[Trace]:
+def _read_texts(model: Any, config: Any, expected: list[Layer], relative: bool, mixers: set[nn.Module]) -> list[Trace]:
     """Read several texts that repeat a single token: a short text, and a text whose last tokens are decoded one by one.
 
     With ``relative``, also read a text longer than the window for each different window, and a text with the positions
     0, 1, 2, 4, … up to the largest of the configuration. ``relative`` is false for models with learned positions and
-    for models of this project, because such models may not accept these positions.
+    for models of this project, because such models may not accept these positions. The outputs of ``mixers`` are
+    replaced, see `captured`.
     """
     length, max_positions = original_length(config), getattr(config, "max_position_embeddings", None) or 0
-    norms = model.get_input_embeddings().weight[:1000].float().norm(dim=-1)
-    token = int(norms.argmax())  # not the padding token, whose embedding is 0
+    token, read = repeated_token(model), partial(_read, model, mixers)
     windows = {w for layer in expected if (w := layer.window or layer.chunk) and w < max(max_positions, LONGEST)}
     short = min(SHORT, length or SHORT)
-    traces = [_read(model, token, "a short text", [short])]
+    traces = [read(token, "a short text", [short])]
     for w in sorted(windows) if relative else ():
         zeros = None if w + 3 <= LONGEST else _cache_of_zeros(traces[0], w - 1)
-        traces.append(_read(model, token, f"a text longer than {w}", [w + 3 if zeros is None else 4], None, zeros))
+        traces.append(read(token, f"a text longer than {w}", [w + 3 if zeros is None else 4], None, zeros))
     if relative and max_positions:
         scale = max((layer.rope.frequencies.factor for layer in expected if layer.rope), default=1.0)
         end = int(max_positions * scale) if max_positions == length else max_positions
         ids = torch.tensor(sorted({0, *(1 << k for k in range(40) if 1 << k < end), end - 1}))
-        traces.append(_read(model, token, f"positions up to {end - 1}", [len(ids)], ids))
-    return [*traces, _read(model, token, "decoding", [max(1, short // 2), *[1] * DECODED])]
+        traces.append(read(token, f"positions up to {end - 1}", [len(ids)], ids))
+    return [*traces, read(token, "decoding", [max(1, short // 2), *[1] * DECODED])]
 
 
-def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | None = None, cache: Any = None) -> Trace:
+def _read(
+    model: Any,
+    mixers: set[nn.Module],
+    token: int,
+    label: str,
+    sizes: list[int],
+    ids: Tensor | None = None,
+    cache: Any = None,
+) -> Trace:
     """Read a text that repeats a single token.
 
     Args:
         model: The model.
+        mixers: Modules whose outputs are replaced, see `captured`.
         token: Id of the token.
         label: Name of the text in messages.
         sizes: Number of tokens of each forward pass.
@@ -126,7 +142,7 @@ def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | No
     options: dict[str, Any] = {} if ids is None else {"position_ids": ids[None].to(model.device)}
     parts = sizes if len(sizes) > 1 or cache is not None else None
     tokens = torch.full((1, len(rows)), token, device=model.device)
-    with captured(model) as calls, suppress(UserError):  # `measure_invariances` reports such errors
+    with captured(model, mixers) as calls, suppress(UserError):  # `measure_invariances` reports such errors
         read_logits(model, tokens, parts, cache, **options)
     # after an error, some tokens of the text have no attention call
     complete = sum(call.q.shape[1] for call in calls if call.layer == calls[0].layer) == len(rows)
@@ -161,7 +177,7 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
     for trace in traces:
         v = trace.vectors(i, "v")
         v = v / v.abs().max()
-        differences = _visibility_differences(i, layer, trace)
+        differences = _visibility_differences(i, layer, trace) + _score_differences(layer, trace.calls[i][0])
         if float((v - v[:, :1]).abs().max()) <= SAME:
             description, found = _compare_rotation(i, layer, trace)
             notes = notes or description
@@ -174,9 +190,12 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
         else:
             verdict.unknown = "hidden states of a repeated token differ, so that the rotation cannot be measured"
         verdict.differences = verdict.differences or [f"{message} ({trace.label})" for message in differences]
+    if verdict.unknown and not notes:
+        return verdict
     calls = [call for trace in traces for call in trace.calls[i]]
     window = max(call.window or 0 if call.visible is None else int(call.visible.sum(1).max()) for call in calls)
     notes += [f"window {window}" if 0 < window <= max(int(trace.rows[-1]) for trace in traces) else "no window"]
+    notes += [f"softmax scale {calls[0].scale:.4g}"] + [f"soft cap {cap:g}" for cap in [calls[0].softcap] if cap]
     notes += [name for name in ("sinks", "bias") if any(getattr(call, name) for call in calls)]
     verdict.measured = ", ".join(notes)
     if verdict.differences and not layer.is_verified:
@@ -196,7 +215,8 @@ def _compare_rotation(i: int, layer: Layer, trace: Trace) -> tuple[list[str], li
         return [], []
     found: dict[str, list[str]] = defaultdict(list)  # from each message to ``keys``, ``queries`` or both
     for name, what in (("k", "keys"), ("q", "queries")):
-        messages, radians = rotation_differences(trace.vectors(i, name), what, trace.rows, trace.ids, layer)
+        vectors = trace.vectors(i, name).roll(layer.latent, -1)  # the channels that RoPE rotates come first
+        messages, radians = rotation_differences(vectors, what, trace.rows, trace.ids, layer)
         for message in messages:
             found[message].append(what)
     notes = [_describe(radians)]
@@ -206,6 +226,64 @@ def _compare_rotation(i: int, layer: Layer, trace: Trace) -> tuple[list[str], li
         if abs(factor / layer.rope.attention_factor - 1) > SAME:
             differences.append(f"attention factor {factor:.4g}, expected {layer.rope.attention_factor:.4g}")
     return notes, differences
+
+
+def _score_differences(layer: Layer, call: Call) -> list[str]:
+    """Return differences between what an attention function received for its scores and the configuration."""
+    found = []
+    if layer.scale is not None and abs(call.scale / layer.scale - 1) > SAME:
+        found.append(f"softmax scale {call.scale:.4g}, expected {layer.scale:.4g}")
+    if (call.softcap or None) != (layer.softcap or None):
+        found.append(f"soft cap {call.softcap or 'none'}, expected {layer.softcap or 'none'}")
+    if call.sinks != layer.sinks:
+        found.append(f"attention received {'sinks' if call.sinks else 'no sinks'}, expected the opposite")
+    return found
+
+
+def _describe_mixers(model: Any, mixers: set[nn.Module], verdicts: list[Verdict]) -> None:
+    """Name the mixers of each layer in its verdict, and report those whose output depends on the cache as faults."""
+    names = {module: re.search(r"\.(\d+)\.", name) for name, module in model.named_modules() if module in mixers}
+    differences = _cached_differences(model, mixers)
+    for module, index in names.items():
+        if index is None or int(index[1]) >= len(verdicts):
+            continue
+        verdict, class_name = verdicts[int(index[1])], type(module).__name__
+        kind = next((kind for words, kind in MIXERS.items() if re.search(words, class_name.lower())), "recurrent layer")
+        if verdict.measured:
+            verdict.measured += f", measured without the output of its {kind} ({class_name})"
+        else:
+            verdict.expected, verdict.unknown = kind, f"{class_name} has no queries and keys"
+        if (difference := differences.get(module)) is not None and difference > SAME:
+            message = (
+                f"{class_name}: cached output differs from uncached output by {difference:.2%} of its largest value"
+            )
+            verdict.differences.append(message)
+
+
+def _cached_differences(model: Any, mixers: set[nn.Module]) -> dict[nn.Module, float]:
+    """Return the largest difference of each mixer's output on random tokens, decoded with a cache, and without a cache.
+
+    The difference is relative to the largest entry of the output. The result is empty if the model has no cache.
+    """
+    outputs: dict[nn.Module, list[Tensor]] = defaultdict(list)
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        outputs[module].append(output[0] if isinstance(output, tuple) else output)
+
+    tokens = torch.randint(3, model.get_input_embeddings().num_embeddings, (1, SHORT), generator=torch.Generator())
+    half = SHORT // 2
+    results = []
+    with ExitStack() as hooks, suppress(UserError), torch.inference_mode():  # `measure_invariances` reports errors
+        for module in mixers:
+            hooks.enter_context(module.register_forward_hook(keep))
+        for sizes in (None, [half, *[1] * half]):
+            read_logits(model, tokens.to(model.device), sizes)
+            results.append({module: torch.cat(parts, 1) for module, parts in outputs.items()})
+            outputs.clear()
+    if len(results) < 2:
+        return {}
+    whole, cached = results
+    return {m: float((cached[m] - x).abs().max() / x.abs().max().clamp(min=1e-30)) for m, x in whole.items()}
 
 
 def _describe(radians: Tensor) -> str:

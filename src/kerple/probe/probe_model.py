@@ -4,9 +4,10 @@ import base64
 import io
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from kerple.base.templates import render_template
 from kerple.measure.result import Result
 from kerple.probe.invariances import Invariance, measure_invariances
 from kerple.probe.layer_checks import Verdict, measure_layers
+
+NUMBER = r"\d+\.?\d*(?:e[-+]?\d+)?"
 
 
 @dataclass
@@ -52,18 +55,38 @@ class Report:
         return lines
 
     @property
+    def inconclusive(self) -> bool:
+        """Whether there is no fault because nothing was judged: no layer, or without layers no invariance."""
+        verdicts = [checked.verdict for checked in self.layers or self.invariances]
+        return bool(verdicts) and not self.faults and all(verdict.startswith("not ") for verdict in verdicts)
+
+    @property
     def outcome(self) -> str:
-        """Statement of the number of faults."""
+        """Statement of the number of faults, and of the layers in which faults were sought."""
         if not self.layers and not self.invariances:
             return "no check was run"
-        return f"{len(self.faults) or 'no'} fault{'' if len(self.faults) == 1 else 's'} found"
+        faults = f"{len(self.faults) or 'no'} fault{'' if len(self.faults) == 1 else 's'} found"
+        if not self.layers:
+            return "nothing could be measured" if self.inconclusive else faults
+        counts = Counter(verdict.verdict for verdict in self.layers)
+        measured = f"{len(self.layers) - counts['not measured']} of {len(self.layers)} layers measured"
+        measured += f", {counts['not judged']} of them not judged" if counts["not judged"] else ""
+        if self.inconclusive:
+            faults = f"nothing could be {'judged' if counts['not judged'] else 'measured'}"
+        return f"{faults}; {measured}"
 
     @property
     def groups(self) -> Iterator[tuple[str, Verdict]]:
-        """Consecutive layers with equal verdicts: their indices, such as ``0 to 4``, and the verdict."""
-        for _, same in groupby(self.layers, key=lambda v: (v.expected, v.measured, v.differences, v.unknown)):
-            first, *others = same
-            yield f"{first.layer} to {others[-1].layer}" if others else f"{first.layer}", first
+        """Consecutive layers with equal verdicts: their indices, such as ``0 to 4``, and the verdict of the first.
+
+        Verdicts are equal if their texts differ only by numbers that differ by at most 0.2%.
+        """
+        start = 0
+        for i, verdict in enumerate(self.layers):
+            if i + 1 == len(self.layers) or not _alike(self.layers[start], self.layers[i + 1]):
+                first = self.layers[start]
+                yield f"{first.layer} to {verdict.layer}" if start < i else f"{first.layer}", first
+                start = i + 1
 
     def summary(self) -> str:
         """Return the report as text for the terminal."""
@@ -92,6 +115,7 @@ class Report:
             "invariances": invariances,
             "results": [{key: vars(r)[key] for key in ("name", "report", "scalars", "tables")} for r in self.results],
             "faults": self.faults,
+            "outcome": self.outcome,
         }
         write(folder / "probe.json", json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -115,6 +139,14 @@ def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, in
     report.layers = measure_layers(model, config) if layers else []
     report.invariances = measure_invariances(model, config) if invariances else []
     return report
+
+
+def _alike(a: Verdict, b: Verdict) -> bool:
+    """Return whether two verdicts differ only by small differences of numbers, see `Report.groups`."""
+    texts = [repr((v.expected, v.measured, v.differences, v.unknown)) for v in (a, b)]
+    numbers = [[float(x) for x in re.findall(NUMBER, text)] for text in texts]
+    same = re.sub(NUMBER, "", texts[0]) == re.sub(NUMBER, "", texts[1])
+    return same and all(math.isclose(x, y, rel_tol=2e-3) for x, y in zip(*numbers, strict=True))
 
 
 def _embedded(figure: Figure) -> str:

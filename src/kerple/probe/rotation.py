@@ -36,17 +36,20 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
     half = (x.shape[-1] if rope is None else rope.dim) // 2  # number of rotated pairs, r/2
     expected = torch.zeros(half, dtype=x.dtype) if rope is None else rope(ids.amax(-1, keepdim=True)).flatten().cpu()
     factor = layer.query_factor(rows, ids) if what == "queries" else torch.ones(len(ids), dtype=x.dtype)
-    # channel i is paired with i + r/2, or with its neighbour; the pairing with the smaller residual is used
+    angles = ids[:, None] * expected  # (T, r/2)
+    # Channel i is paired with i + r/2, or with its neighbour; the pairing with the smaller residual is used. A single
+    # head has no residual with either pairing. In this case, the pairing with the smaller error of the angles is used.
     layouts = ((slice(half), slice(half, 2 * half)), (slice(0, 2 * half, 2), slice(1, 2 * half, 2)))
-    rotations, noise, residual = min((_factors(x, *channels) for channels in layouts), key=lambda result: result[2])
+    fits = [_factors(x, *channels) for channels in layouts]
+    errors = [torch.angle(rotations * torch.exp(-1j * angles)).abs() for rotations, *_ in fits]
+    best = min((0, 1), key=lambda i: (max(fits[i][2], RATIO), float(errors[i].sum())))
+    (rotations, noise, residual), error = fits[best], errors[best]
     measurable = noise < 0.01  # (r/2,)
     measured = _frequencies(rotations, ids)
     if residual > RATIO:
         found = f"{residual:.1%} of the norm of a pair is unexplained, expected at most {RATIO:.1%}"
         return [f"positions do not only rotate pairs of channels: {found}"], measured[measurable]
     messages = []
-    angles = ids[:, None] * expected  # (T, r/2)
-    error = torch.angle(rotations * torch.exp(-1j * angles)).abs()
     wrong = error > ANGLE + ROUNDING * angles + noise
     if bool(wrong.any()):
         pair = int(error.amax(0).argmax())

@@ -1,0 +1,107 @@
+"""`Reading`: a way in which a model reads a text, such as with a cache, with padding, or packed behind another text."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kerple.base.errors import UserError
+from kerple.hf.adapter import reset_dynamic_rope
+from kerple.hf.foreign_errors import foreign_errors
+from kerple.hf.position_limit import takes_positions
+from kerple.hf.windowed_attention import attention_replaced
+
+EXTRA = 16  # number of padding tokens, of tokens of the other document, and of positions of a shift
+PART = 256  # largest number of tokens that are read at once after the first half of a text
+DECODED = 8  # number of last tokens that are decoded one by one
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A way in which a model reads a text. All ways give the same logits, up to rounding, if the model has no fault.
+
+    Args:
+        cached: Whether the model uses a cache. It reads the first half of the text, the rest in parts, and the last
+            tokens one by one. A packed text is read at once.
+        packed: Whether another document stands before the text in the same row, with ``position_ids`` that restart.
+        padding: Side on which 16 padding tokens are added: ``none``, ``left`` or ``right``.
+        attention: Attention implementation of transformers, such as ``eager`` or ``sdpa``; empty for the model's own.
+        shift: Number that is added to all positions.
+    """
+
+    cached: bool = False
+    packed: bool = False
+    padding: Literal["none", "left", "right"] = "none"
+    attention: str = ""
+    shift: int = 0
+
+    def logits(self, model: Any, tokens: Tensor) -> Tensor:
+        """Return the logits of a text, (B, T, V).
+
+        Args:
+            model: A `transformers.PreTrainedModel`.
+            tokens: The text, (B, T) int64.
+
+        Raises:
+            UserError: If the model cannot read the text in this way.
+        """
+        length, first, last = tokens.shape[1], 0, 0
+        extra = tokens.flip(1).repeat(1, -(-EXTRA // length))[:, :EXTRA]
+        options: dict[str, Any] = {}
+        if self.padding != "none":
+            first, last = (EXTRA, 0) if self.padding == "left" else (0, EXTRA)
+            options["attention_mask"] = F.pad(torch.ones_like(tokens), (first, last))
+        if self.packed or self.shift:
+            if not takes_positions(model):
+                raise UserError("the model takes no position_ids")
+            first = EXTRA if self.packed else 0
+            ids = [torch.arange(first), torch.arange(self.shift, self.shift + length)]
+            options["position_ids"] = torch.cat(ids).to(tokens.device)[None]
+        tokens = torch.cat([extra[:, :first], tokens, extra[:, :last]], 1)
+        sizes = [tokens.shape[1]] if self.cached and self.packed else _parts(length) if self.cached else None
+        if self.attention and self.attention != "eager" and not getattr(model, f"_supports_{self.attention}", False):
+            raise UserError(f"the model has no {self.attention} attention")
+        with attention_replaced(model, self.attention) if self.attention else nullcontext():
+            return read_logits(model, tokens, sizes, **options)[:, first : first + length]
+
+
+def _parts(length: int) -> list[int]:
+    """Return the numbers of tokens of the forward passes in which a text of ``length`` tokens is read with a cache."""
+    single = min(DECODED, length - 1)
+    first = max(1, length // 2 - single)
+    middle = length - first - single
+    return [first, *(min(PART, middle - i) for i in range(0, middle, PART)), *[1] * single]
+
+
+def read_logits(
+    model: Any, tokens: Tensor, sizes: list[int] | None = None, cache: Any = None, **options: Any
+) -> Tensor:
+    """Return the logits of tokens, (B, T, V).
+
+    Args:
+        model: A `transformers.PreTrainedModel`.
+        tokens: The tokens, (B, T) int64.
+        sizes: Numbers of tokens of the parts that are read one after the other with a cache; None to read all tokens
+            in one forward pass without a cache.
+        cache: Cache of tokens before these, or None.
+        **options: Further arguments of each forward pass.
+
+    Raises:
+        UserError: If the model raises an error, or ``sizes`` is given and the model returns no cache.
+    """
+    reset_dynamic_rope(model)
+    if sizes is None:
+        with foreign_errors("model: it cannot read a short text", "use another model"):
+            return model(input_ids=tokens, use_cache=False, **options).logits
+    logits = []
+    for part in tokens.split(sizes, 1):
+        options |= {} if cache is None else {"cache": cache}
+        with foreign_errors("model: it cannot read a short text with a cache", "use another model"):
+            output = model(input_ids=part, use_cache=True, **options)
+            logits.append(output.logits)
+        if (cache := output.get("cache")) is None:
+            raise UserError("the model has no cache")
+    return torch.cat(logits, 1)
