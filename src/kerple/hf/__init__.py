@@ -27,5 +27,8 @@ def need(package: str = "transformers", install: str = INSTALL) -> None:
 
 
 if find_spec("transformers") is not None:
-    # after `import kerple.hf`, AutoModelForCausalLM loads our exported models
-    import kerple.hf.modeling  # noqa: F401
+    # after this import, AutoModelForCausalLM loads exported and retrofitted models
+    from kerple.hf.model_retrofit import retrofit
+    from kerple.hf.retrofitted_model import from_pretrained
+
+    __all__ = ["from_pretrained", "need", "retrofit"]

@@ -3,7 +3,7 @@
 import sys
 from functools import lru_cache
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,10 @@ from transformers.utils.deprecation import deprecate_kwarg
 
 from kerple.base.errors import UserError
 from kerple.model.cache import Cache
-from kerple.model.stored_model import build_transformer
 from kerple.positions import Position
 
 REMOTE_PACKAGE = "transformers_modules."  # prefix of the modules into which transformers imports the code of models
-MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()  # all models in memory, for `_constrain_after_step`
+CONSTRAINED: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # models in memory, see `constrain_after_steps`
 
 
 class KerpleConfig(PreTrainedConfig):
@@ -90,23 +89,22 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     _is_stateful = True  # transformers then refuses assisted generation, which removes tokens from the cache
 
     def __init__(self, config: KerpleConfig) -> None:
+        from kerple.model.stored_model import build_transformer  # needs packages of the group [train]
+
         super().__init__(config)
         self.network = build_transformer(config.network, remote=self.remote)
         self.post_init()
-        self._constrain_after_steps()
+        constrain_after_steps(self, "network")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # of a copy, or of a model from a pickle
-        self._constrain_after_steps()
-
-    def _constrain_after_steps(self) -> None:
-        """Let every optimiser with parameters of this model call `Transformer.constrain_` after each step."""
-        MODELS.add(self)
-        _register_hook()
+        constrain_after_steps(self, "network")
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a model as transformers does, and compute the buffers that files do not hold, such as ALiBi's slopes."""
+        from kerple.model.stored_model import build_transformer  # needs packages of the group [train]
+
         wanted = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -213,6 +211,12 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
         raise UserError(f"attention_mask: {reason}; {advice}")
 
 
+def constrain_after_steps(model: nn.Module, part: str) -> None:
+    """Let every optimiser with parameters of a model call the method ``constrain_`` of its ``part`` after each step."""
+    CONSTRAINED[model] = part
+    _register_hook()
+
+
 @lru_cache
 def _register_hook() -> None:
     """Register `_constrain_after_step` with torch's optimisers, when the first model is made."""
@@ -220,16 +224,16 @@ def _register_hook() -> None:
 
 
 def _constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Call `constrain_` of each network whose parameters an optimiser has updated; torch calls this after every step.
+    """Call `constrain_` for each model whose parameters an optimiser has updated; torch calls this after every step.
 
     `constrain_` projects parameters into their ranges. In this call, strategies with random positions also draw new
     positions, so positions change once per step and not once per forward pass.
     """
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for model in MODELS:
+    for model, part in CONSTRAINED.items():
         if any(id(parameter) in updated for parameter in model.parameters()):
             with torch.no_grad():
-                model.network.constrain_()
+                getattr(model, part).constrain_()
 
 
 AutoConfig.register(KerpleConfig.model_type, KerpleConfig, exist_ok=True)

@@ -56,8 +56,13 @@ def read_options(config: Any) -> dict[str, Any]:
         raise _unsupported(f"with the activation {activation}", f"one of {', '.join(ACTIVATION_NAMES)}")
     length = _first(config, "max_position_embeddings", "seq_length", default=2048)  # BLOOM was trained at 2048
     position: dict[str, Any] = {"class_path": f"kerple.positions.{family.position}"}
+    retrofit = getattr(config, "kerple_retrofit", None)
     if family.position == "RoPE":
         position = _rope_strategy(family, config, length)
+    elif retrofit:
+        if retrofit["keep_rope"]:
+            raise _unsupported("with keep_rope and without RoPE", "the strategy in place of its positional encoding")
+        position = retrofit["strategy"]
     return {
         "layers": config.num_hidden_layers,
         "dim": dim,
@@ -94,19 +99,22 @@ def _rope_strategy(family: Family, config: Any, length: int) -> dict[str, Any]:
     kinds: dict[str, Any] = {}
     windows: dict[str, int] = {}
     pattern = []
+    retrofit = getattr(config, "kerple_retrofit", None) or {"layers": [], "keep_rope": True}
     for i, layer_type in enumerate(layer_kinds(config)):
         window = config.sliding_window if layer_type == "sliding_attention" else None
-        rope = layer_rope(config, i, layer_type)
-        kind = ("local" if window else "global") + ("" if rope else "_nope")
+        retrofitted = i in retrofit["layers"]
+        rope = layer_rope(config, i, layer_type) if retrofit["keep_rope"] or not retrofitted else {}
+        kind = ("local" if window else "global") + ("" if rope else "_nope") + ("_retrofit" if retrofitted else "")
         pattern.append(kind)
         windows |= {kind: window} if window else {}
-        if not rope:
-            kinds[kind] = {"class_path": "kerple.positions.NoPE"}
-        elif kind not in kinds:
+        own: dict[str, Any] = {"class_path": "kerple.positions.NoPE"}
+        if rope:
             options = read_rope(rope, family.partial_rotary, length)
             if options is None:
                 raise _unsupported(f"with RoPE of type {rope['rope_type']}", "a type that RoPE of this project has")
-            kinds[kind] = {"class_path": "kerple.positions.RoPE", "init_args": options | {"layout": family.layout}}
+            own = {"class_path": "kerple.positions.RoPE", "init_args": options | {"layout": family.layout}}
+        both = {"class_path": "kerple.positions.Combined", "init_args": {"parts": [own, retrofit.get("strategy")]}}
+        kinds[kind] = own if not retrofitted else both if rope else retrofit["strategy"]
     if len(kinds) == 1 and not windows:
         return kinds[pattern[0]]
     period = next(n for n in range(1, layers + 1) if pattern == (pattern[:n] * layers)[:layers])
@@ -136,8 +144,28 @@ def _read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> W
         if family.fused == "heads" and ".qkv." in ours:
             weight = weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)  # (H, 3, δ, …) to (3, H, δ, …)
         weights[ours] = weight
+    if getattr(config, "kerple_retrofit", None):
+        return weights | _retrofitted_weights(config, state)
     if family.position == "Learned":
         weights["positions.0.table"] = state["transformer.wpe.weight"]
+    return weights
+
+
+def _retrofitted_weights(config: Any, state: Mapping[str, Tensor]) -> Weights:
+    """Return the weights of the strategy of a model that `kerple.hf.retrofit` has changed, by their names in ours."""
+    strategy, retrofit = read_options(config)["position"], config.kerple_retrofit
+    weights: Weights = {}
+    for name, value in state.items():
+        if ".kerple.positions." in name:
+            index, _, rest = name.partition(".kerple.positions.")[2].partition(".")
+            part = f"parts.1.{rest}" if retrofit["keep_rope"] else rest
+            if strategy != retrofit["strategy"] and "LayerPattern" in strategy["class_path"]:
+                # each layer of a LayerPattern has its own instance, but layers may share a strategy after `retrofit`
+                shared = not any(f".kerple.positions.{len(retrofit['layers']) - 1}." in key for key in state)
+                layers = retrofit["layers"] if shared else [retrofit["layers"][int(index)]]
+                weights |= {f"positions.{i}.position.{part}": value for i in layers}
+            else:
+                weights[f"positions.{index}.{part}"] = value
     return weights
 
 

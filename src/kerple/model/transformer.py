@@ -85,7 +85,7 @@ class Transformer(
         self._initialise(architecture.init)
         if architecture.tied:
             self.head.weight = self.embedding.weight
-        self.positions.extend(_strategies(position, replace(shape, layers=layers), architecture.per_layer))
+        self.positions.extend(layer_strategies(position, replace(shape, layers=layers), architecture.per_layer))
         self.name = type(self.positions[0]).__name__
         self.bos: int | None = None
         """Token that is added before every input; None for none.
@@ -319,7 +319,7 @@ def run_block(
     return block(x, position, context, cache)
 
 
-def _strategies(build: StrategyBuilder, shape: Shape, per_layer: bool | None) -> list[Position]:
+def layer_strategies(build: StrategyBuilder, shape: Shape, per_layer: bool | None) -> list[Position]:
     """Build one strategy per layer, or one for all layers, with parameters in fp32 or better."""
     default_dtype = torch.get_default_dtype()  # bf16 if trainer.precision is bf16-true
     torch.set_default_dtype(torch.promote_types(default_dtype, torch.float32))

@@ -1,0 +1,230 @@
+"""`LayerStrategies`: strategies of this project in the layers of a model of transformers.
+
+transformers finds the functions that compute attention and masks by the name in ``config._attn_implementation``. The
+functions of this module have the name `NAME`. In place of a mask, `make_mask` returns `LayerContexts`, the contribution
+of the strategies to this forward pass. Models hand it to each layer as an argument, so that it also reaches layers that
+gradient checkpointing runs again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kerple.attention import attend
+from kerple.attention.spec import sink_of_queries
+from kerple.base.errors import UserError, require
+from kerple.hf.modeling import constrain_after_steps
+from kerple.hf.token_layout import TokenLayout, read_layout
+from kerple.model.self_attention import PositionContext, spec_of
+from kerple.positions import NoPE, Position, Shape
+from kerple.positions.visibility import EVERYTHING, Visibility
+
+NAME = "kerple"
+"""Name of the strategies in a base model, and of the functions in the registries of transformers."""
+
+running: list["LayerStrategies"] = []
+"""Strategies of the model whose forward pass is running; empty outside of forward passes."""
+
+
+class LayerStrategies(nn.Module):
+    """Strategies of the layers of a model.
+
+    Args:
+        positions: The strategies: one for all ``layers``, or one for each of them.
+        shape: Sizes of the model.
+        layers: Indices of the layers with a strategy.
+        keep_rope: Whether these layers keep the positional encoding of the model.
+    """
+
+    def __init__(self, positions: Sequence[Position], shape: Shape, layers: list[int], keep_rope: bool) -> None:
+        super().__init__()
+        # other layers have the last strategy, NoPE, in addition to the positional encoding of the model
+        self.positions = nn.ModuleList([*positions, NoPE(shape)])
+        self.index = {layer: min(i, len(positions) - 1) for i, layer in enumerate(layers)}
+        self.layers, self.keep_rope = layers, keep_rope
+        self.name = type(positions[0]).__name__
+        self.prefix_consistent = all(position.prefix_consistent for position in positions)
+        self.visibility = EVERYTHING
+        """Keys that a query sees in every layer; a layer's narrower window takes precedence."""
+        self.layout: TokenLayout | None = None
+        """Tokens of the forward pass that is running."""
+
+    def constrain_(self) -> None:
+        """Project the parameters of the strategies into their ranges, in place."""
+        for position in self.strategies:
+            position.constrain_()
+
+    @property
+    def strategies(self) -> list[Position]:
+        """All strategies; the last one is that of layers without an index."""
+        return [position for position in self.positions if isinstance(position, Position)]
+
+    @contextmanager
+    def limited(self, visibility: Visibility) -> Iterator[None]:
+        """Limit the keys that queries see in every layer, as a context manager."""
+        self.visibility = visibility
+        try:
+            yield
+        finally:
+            self.visibility = EVERYTHING
+
+    def contexts(self, window: int | None) -> "LayerContexts":
+        """Return the contribution of each strategy to the forward pass that is running, for layers with a window."""
+        assert self.layout is not None
+        positions, (batch, new) = self.layout.positions, self.layout.ids.shape
+        tokens = positions.rows.expand(batch, -1)  # strategies that need the tokens are not accepted
+        visibility, cached = self.visibility.narrow(window), len(positions.rows) - new or None
+        contexts = [PositionContext(p, positions, tokens, visibility, cached=cached) for p in self.strategies]
+        return LayerContexts(self.index, self.strategies, contexts)
+
+
+@dataclass(frozen=True)
+class LayerContexts:
+    """Contribution of the strategies to one forward pass, for layers with the same window.
+
+    Args:
+        index: Index of the strategy by layer. Other layers have the last strategy.
+        strategies: The strategies.
+        contexts: Their contributions.
+    """
+
+    index: Mapping[int, int]
+    strategies: Sequence[Position]
+    contexts: Sequence[PositionContext]
+
+    def of_layer(self, layer: int, device: torch.device) -> tuple[Position, PositionContext]:
+        """Return the strategy of a layer and its contribution, with tensors on the device of the layer."""
+        i = self.index.get(layer, len(self.strategies) - 1)
+        context = self.contexts[i]
+        return self.strategies[i], context if context.positions.rows.device == device else on_device(context, device)
+
+
+def on_device(context: PositionContext, device: torch.device) -> PositionContext:
+    """Return a context with its tensors on a device."""
+    moved, p, spec = copy(context), context.positions, context.spec
+    first_key, table, scale = (None if x is None else x.to(device) for x in (p.first_key, spec.table, spec.score_scale))
+    moved.positions = replace(p, rows=p.rows.to(device), ids=p.ids.to(device), first_key=first_key)
+    moved.queries = moved.positions[-len(context.queries.rows) :]
+    moved.spec = replace(spec, table=table, score_scale=scale)
+    return moved
+
+
+def attention(
+    module: Any,
+    query: Tensor,  # (B, H, Tq, δ)
+    key: Tensor,  # (B, G, Tk, δ), or more rows in a static cache
+    value: Tensor,  # (B, G, Tk, δ)
+    attention_mask: LayerContexts,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    s_aux: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention with the strategy of a layer; the signature is that of transformers' attention functions.
+
+    Raises:
+        UserError: If the layer needs something that this attention does not support.
+    """
+    name = type(module).__name__
+    expected = "a mask (B, Tk), 0 for padding, in a model that makes its masks by create_causal_mask"
+    given = f"{type(attention_mask).__name__} in {name}"
+    require(isinstance(attention_mask, LayerContexts), "attention_mask", given, expected)
+    for option in ("softcap", "position_bias"):
+        require(options.get(option) is None, "model", f"{option} in {name}", "attention scores without it")
+    require(getattr(module, "is_causal", True), "model", f"{name}, which attends to later tokens", "causal attention")
+    require(
+        not dropout, "model", f"dropout {dropout} in {name}", "attention dropout 0; set it when the model is loaded"
+    )
+    position, context = attention_mask.of_layer(int(module.layer_idx), query.device)
+    reentrant = not torch.is_grad_enabled() and context.spec.table is not None and context.spec.table.requires_grad
+    expected = 'false: gradient_checkpointing_kwargs={"use_reentrant": False}'
+    require(not reentrant, "use_reentrant", "true", expected)
+    total, new = len(context.positions.rows), query.shape[2]
+    k, v, q = key[:, :, :total], value[:, :, :total], query  # a static cache has rows for later tokens
+    if position.uses("transform_qk"):
+        # the cache contains keys that the strategy has not changed, so all keys are changed in every call
+        q = F.pad(q, (0, 0, k.shape[2] - new, 0))
+        q, k = position.transform_qk(q, k, None, context.positions[-k.shape[2] :])
+        q = q[:, :, -new:]
+    spec = spec_of(position, context, q, v, None)
+    sink = spec.sink
+    if s_aux is not None:  # a sink of the model, as in GPT-OSS
+        sink = s_aux.float() if sink is None else torch.logaddexp(sink_of_queries(sink), s_aux.float()[:, None])
+        sink = sink if sink.ndim == 1 else sink.expand(q.shape[:3])
+    out = attend(q, k, v, replace(spec, scale=scaling or spec.scale, sink=sink))
+    return out.transpose(1, 2).contiguous(), None  # (B, Tq, H, δ)
+
+
+@torch.compiler.disable
+def make_mask(
+    attention_mask: Tensor | None = None, local_size: int | None = None, use_vmap: bool = False, **options: Any
+) -> Any:
+    """Return `LayerContexts` for layers with the window ``local_size``, in place of a mask.
+
+    Outside of a forward pass, `generate` prepares masks for a static cache. The result is then the given mask.
+    """
+    if not running:
+        return attention_mask
+    causal = not use_vmap and "allow_is_bidirectional_skip" not in options
+    require(causal, "model", "a mask that shows later tokens", "causal attention")
+    return running[-1].contexts(local_size)
+
+
+@torch.compiler.disable
+def begin_forward(base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Read the positions of the tokens before a forward pass of a base model; a forward pre-hook.
+
+    Raises:
+        UserError: If the attention function of the model was replaced, or the strategy supports no cache.
+    """
+    strategies: LayerStrategies = base.kerple
+    implementation = base.config._attn_implementation
+    expected = f"{NAME}, which retrofit has set; load the model again to use another function"
+    require(implementation.startswith(NAME), "attn_implementation", implementation, expected)
+    require(len(args) <= 1, "inputs", f"{len(args)} without names", "names of all inputs but the first")
+    inputs = args[0] if args else kwargs.get("input_ids")
+    inputs = kwargs["inputs_embeds"] if inputs is None else inputs
+    if isinstance(mask := kwargs.get("attention_mask"), dict):
+        # for a static cache, `generate` calls `make_mask` for each kind of layer, which returns the given mask
+        mask = kwargs["attention_mask"] = next(iter(mask.values()))
+    cache = _cache(kwargs)
+    if not strategies.prefix_consistent:
+        given = f"true with {strategies.name}, whose positions depend on the length of the input"
+        require(cache is None, "use_cache", given, "false")
+        kwargs["use_cache"] = False
+    constrain_after_steps(base, NAME)  # in each forward pass, because the model may be a copy
+    strategies.layout = read_layout(inputs, mask, kwargs.get("position_ids"), cache)
+    running.append(strategies)
+    return args, kwargs
+
+
+@torch.compiler.disable
+def end_forward(base: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """Store the positions of the tokens in the cache after a forward pass of a base model; a forward hook."""
+    strategies: LayerStrategies = base.kerple
+    if strategies in running:
+        running.remove(strategies)
+    if output is not None and (cache := _cache(kwargs) or getattr(output, "cache", None)) is not None:
+        assert strategies.layout is not None
+        strategies.layout.store(cache)
+    strategies.layout = None
+
+
+def _cache(kwargs: dict[str, Any]) -> Any:
+    return kwargs["cache"] if kwargs.get("cache") is not None else kwargs.get("past_key_values")
+
+
+def without_rotation(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Replace the rotation of queries and keys by the identity; a forward pre-hook of an attention module."""
+    rotation = kwargs.get("position_embeddings")
+    if not isinstance(rotation, tuple) or len(rotation) != 2:
+        given = f"{type(module).__name__}, which receives no cosines and sines in position_embeddings"
+        raise UserError(f"model: got {given}; use keep_rope=True")
+    cos, sin = rotation
+    return args, kwargs | {"position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))}

@@ -1,0 +1,248 @@
+"""`retrofit`: replace the positional encoding of a model of transformers by a strategy of this project."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from kerple.base.errors import UserError, describe, require, unknown
+from kerple.hf.adapter import base_model
+from kerple.hf.foreign_errors import foreign_errors
+from kerple.hf.layer_strategies import (
+    NAME,
+    LayerStrategies,
+    attention,
+    begin_forward,
+    end_forward,
+    make_mask,
+    without_rotation,
+)
+from kerple.hf.position_limit import config_length, learned_positions
+from kerple.hf.retrofit_config import describe_strategy, saved_as_retrofit
+from kerple.hf.windowed_attention import attention_replaced, layer_kinds
+from kerple.model.transformer import layer_strategies
+from kerple.positions import Position, Shape, StrategyBuilder, strategies
+
+TRIAL = f"{NAME}_trial"  # name of the attention function of the trial in `connect`
+KINDS = ("full_attention", "sliding_attention")
+"""Kinds of layers that can have a strategy."""
+INPUTS = {"embed": "embeddings", "token_state": "hidden states", "transform_output": "hidden states"}
+"""Inputs that some hooks of strategies need, and that attention functions of transformers do not receive."""
+
+
+def retrofit(
+    model: Any,
+    strategy: str | StrategyBuilder,
+    keep_rope: bool = False,
+    layers: str | int | Iterable[str | int] | None = None,
+    **options: Any,
+) -> Any:
+    """Replace the positional encoding of a model by a strategy, in place, and return the model.
+
+    The strategy becomes the submodule ``kerple`` of the base model. Its parameters are trained, moved, counted and
+    saved with the model, and stay fp32. After each step of an optimiser that holds parameters of the model, they are
+    clamped to their ranges.
+
+    Tokens of a document see no other document. A token whose position is not larger than the position before it begins
+    a document. Positions with gaps make attention slower, because a bias is then computed for each pair of tokens.
+
+    Args:
+        model: A `transformers.PreTrainedModel` whose attention is causal and uses transformers' registry of attention
+            functions.
+        strategy: A class of `kerple.positions`, its name, or a function that builds a strategy from a
+            `kerple.positions.Shape`. The strategy may need queries, keys and positions, but neither hidden states nor
+            embeddings.
+        keep_rope: Whether the layers with the strategy keep the positional encoding of the model too. If false, their
+            queries and keys are not rotated, and learned positions are set to 0 and not trained.
+        layers: Indices or kinds, such as ``full_attention``, of the layers with the strategy; None for all layers with
+            attention. Other layers keep the positional encoding of the model.
+        **options: Options of the strategy.
+
+    Raises:
+        UserError: If the model, the strategy, a layer or an option is not supported. The model is then unchanged.
+    """
+    base: Any = base_model(model)
+    given = f"{type(model).__name__}, which already has the strategy {getattr(getattr(base, NAME, None), 'name', '')}"
+    require(not hasattr(base, NAME), "model", given, "a model without a strategy; load it again")
+    entry = {"strategy": describe_strategy(strategy, options), "keep_rope": keep_rope}
+    entry["layers"] = list_layers(model.config.get_text_config(), layers)
+    add_strategies(model, entry, strategy, options)
+    try:
+        connect(model)
+    except BaseException:
+        del base.kerple
+        raise
+    saved_as_retrofit(model.config, entry)
+    return model
+
+
+def add_strategies(model: Any, entry: dict[str, Any], strategy: str | StrategyBuilder, options: dict[str, Any]) -> None:
+    """Add the strategies to a model, without using them in its forward pass.
+
+    Args:
+        model: The model.
+        entry: ``keep_rope`` and ``layers`` of `retrofit`, and the result of `describe_strategy`. It becomes the entry
+        strategy: See `retrofit`.
+        options: Options of the strategy.
+
+    Raises:
+        UserError: If the model or the strategy is not supported.
+    """
+    base: Any = base_model(model)
+    config, name = model.config.get_text_config(), type(model).__name__
+    heads, length = config.num_attention_heads, config_length(config)
+    require(type(heads) is int, "model", f"{name} with {heads} attention heads", "the same number in all layers")
+    latent = getattr(config, "kv_lora_rank", None)
+    require(not latent, "model", f"{name}, which has multi-head latent attention", "keys that are not compressed")
+    expected = "the training length; set max_position_embeddings in its configuration"
+    require(length is not None, "model", f"{name} without a length", expected)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    shape = Shape(heads * head_dim, heads, length or 0, layers=config.num_hidden_layers, head_width=head_dim)
+    positions = layer_strategies(_builder(strategy, options), shape, None)
+    layers = entry["layers"]
+    for hook, needs in INPUTS.items():
+        given = f"{type(positions[0]).__name__}, which needs {needs}"
+        expected = "a strategy of queries, keys and positions, which attention functions of transformers receive"
+        require(not any(position.uses(hook) for position in positions), "strategy", given, expected)
+    positions = positions if len(positions) == 1 else [positions[i] for i in layers]
+    device = model.get_input_embeddings().weight.device
+    base.kerple = LayerStrategies(positions, shape, layers, entry["keep_rope"]).to(device)
+
+
+def connect(model: Any) -> None:
+    """Use the strategies that `add_strategies` has added in the forward pass of a model, after a trial on three tokens.
+
+    Raises:
+        UserError: If a layer does not use the registry of attention functions, or needs something that the attention
+            of this project does not support. The forward pass is then unchanged.
+    """
+    base: Any = base_model(model)
+    config, name = model.config.get_text_config(), type(model).__name__
+    layers, keep_rope = base.kerple.layers, base.kerple.keep_rope
+    AttentionInterface.register(NAME, attention)
+    for function in (NAME, TRIAL):
+        AttentionMaskInterface.register(function, make_mask)
+    hooks = [
+        base.register_forward_pre_hook(begin_forward, with_kwargs=True),
+        base.register_forward_hook(end_forward, with_kwargs=True, always_call=True),
+    ]
+    try:
+        if not keep_rope:
+            hooks += _leave_out_positions(model)
+        called = _layers_with_registry(model)
+        missing = [
+            i for i, kind in enumerate(layer_kinds(config)) if i not in called and (i in layers or kind in KINDS)
+        ]
+        given = f"{name}, whose attention in layer {missing[:1]} is not in transformers' registry"
+        require(not missing, "model", given, "a model that uses the registry in all layers with attention")
+    except BaseException:
+        for hook in hooks:
+            hook.remove()
+        raise
+    for part in {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values():
+        part._attn_implementation = NAME
+    model.config.use_cache = bool(getattr(config, "use_cache", True)) and base.kerple.prefix_consistent
+    if (generation := getattr(model, "generation_config", None)) is not None:
+        generation.disable_compile = True  # a static cache would compile each step, and the hooks read tensors
+        generation.use_cache = model.config.use_cache
+
+
+def _leave_out_positions(model: Any) -> list[RemovableHandle]:
+    """Leave out the rotations of the layers with a strategy, and learned positions; return the hooks that do so."""
+    base: Any = base_model(model)
+    config, name = model.config.get_text_config(), type(model).__name__
+    layers, hooks, rotated = base.kerple.layers, [], set()
+    for module in base.modules():
+        takes_rotation = "position_embeddings" in inspect.signature(module.forward).parameters
+        if takes_rotation and (layer := getattr(module, "layer_idx", None)) in layers:
+            hooks.append(module.register_forward_pre_hook(without_rotation, with_kwargs=True))
+            rotated.add(layer)
+    missing = [i for i in layers if i not in rotated] if getattr(config, "rope_parameters", None) else []
+    given = f"{name}, whose RoPE cannot be left out of layer {missing[:1]}"
+    require(not missing, "model", given, "a model that hands rotations to its layers; or use keep_rope=True")
+    if (table := learned_positions(model)) is not None:
+        given = f"{len(layers)} of {config.num_hidden_layers} for {name}, which has learned positions"
+        require(len(layers) == config.num_hidden_layers, "layers", given, "all layers; or use keep_rope=True")
+        hooks.append(table.register_forward_hook(_zeros))
+        table.weight.requires_grad_(False)
+    return hooks
+
+
+def _zeros(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    return torch.zeros_like(output)
+
+
+@torch.no_grad()
+def _layers_with_registry(model: Any) -> set[int]:
+    """Return the layers whose attention calls `attention`, in a forward pass in evaluation mode on three tokens."""
+    called = set[int]()
+    modes = {module: module.training for module in model.modules()}
+
+    def record(module: Any, *args: Any, **options: Any) -> tuple[Tensor, None]:
+        called.add(module.layer_idx)
+        return attention(module, *args, **options)
+
+    tokens = torch.zeros(1, 3, dtype=torch.int64, device=model.get_input_embeddings().weight.device)
+    failure = f"model: {type(model).__name__} cannot run with a strategy"
+    advice = "expected a model whose attention uses the registry of transformers (AttentionInterface)"
+    try:
+        with attention_replaced(model, TRIAL, record), foreign_errors(failure, advice):
+            model.eval()(input_ids=tokens, use_cache=False)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return called
+
+
+def list_layers(config: Any, layers: str | int | Iterable[str | int] | None) -> list[int]:
+    """Return the indices of the layers that the option ``layers`` of `retrofit` selects.
+
+    Raises:
+        UserError: If an index or a kind does not exist, or there are no layers.
+    """
+    kinds = layer_kinds(config)
+    chunked = [i for i, kind in enumerate(kinds) if kind == "chunked_attention"]
+    require(not chunked, "model", f"attention in chunks in layer {chunked[:1]}", "attention with windows or without")
+    selected = KINDS if layers is None else (layers,) if isinstance(layers, str | int) else tuple(layers)
+    for choice in selected if layers is not None else ():
+        expected = f"0 to {len(kinds) - 1} or {' or '.join(dict.fromkeys(kinds))}"
+        require(choice in kinds or choice in range(len(kinds)), "layers", repr(choice), expected)
+    indices = [i for i, kind in enumerate(kinds) if i in selected or kind in selected]
+    require(bool(indices), "layers", f"{layers}", "at least one layer with attention")
+    return indices
+
+
+def _builder(strategy: str | StrategyBuilder, options: dict[str, Any]) -> StrategyBuilder:
+    """Return the function that builds the strategy from a shape.
+
+    Raises:
+        UserError: If the strategy or an option does not exist. In a call, if the strategy cannot be built.
+    """
+    if isinstance(strategy, str):
+        if strategy not in strategies():
+            raise unknown("strategy", strategy, strategies())
+        strategy = strategies()[strategy]
+    expected = "a class of kerple.positions, its name, or a function of a Shape"
+    valid = callable(strategy) and not isinstance(strategy, nn.Module)
+    require(valid, "strategy", f"a {type(strategy).__name__}", expected)
+    make: Callable[..., Any] = strategy
+    accepted = list(inspect.signature(make).parameters.values())[1:]
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
+        for option in options:
+            names = [parameter.name for parameter in accepted]
+            require(option in names, "options", option, f"one of {', '.join(names) or 'none'}")
+
+    def build(shape: Shape) -> Position:
+        try:
+            position = make(shape, **options)
+        except TypeError as error:
+            raise UserError(f"strategy: cannot be built ({describe(error)}); check its options {options}") from error
+        require(isinstance(position, Position), "strategy", f"a function that returns {position}", expected)
+        return position
+
+    return build

@@ -1,0 +1,242 @@
+"""`retrofit` puts strategies into models of transformers. The oracle is the same model as our own `Transformer`."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+
+from kerple.base.errors import UserError
+from kerple.hf.translation_from_transformers import read_family
+from kerple.model.stored_model import build_transformer, copy_weights
+from kerple.positions import Combined, KerpleLog, Shape, SSMax, strategies
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, hf, small, text, tiny
+
+from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
+
+NEEDS_MORE = {"FoX", "PaTH", "LearnedRelativeBias", "OutputGate", "Abacus", "Coupled", "Learned", "Sinusoidal"}
+PADDING = 5
+
+
+def disturbed(model: Any) -> Any:
+    """Change the parameters of a model's strategies, whose initial values may have no effect."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.base_model.kerple.parameters():
+            parameter.add_(torch.rand(parameter.shape, generator=generator) * 0.3)
+    return model
+
+
+def oracle(model: Any) -> Any:
+    """Return a retrofitted model as our `Transformer`."""
+    stored = read_family(model.config, model.state_dict())
+    network = build_transformer(stored.model).eval()
+    assert not copy_weights(network, stored).new
+    return network
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return disturbed(retrofit(tiny("llama"), KerpleLog))
+
+
+def slow(names: Any, fast: set[str]) -> list[Any]:
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("family", slow([family for family in CONFIGS if family != "bloom"], {"qwen2"}))
+def test_logits_and_gradients_are_those_of_our_network(family: str) -> None:
+    model, tokens = disturbed(retrofit(tiny(family), KerpleLog)), text(2, 2 * LENGTH)
+    network = oracle(model)
+    torch.testing.assert_close(model(tokens).logits, network(tokens), rtol=1e-5, atol=1e-5)
+    model(tokens, labels=tokens).loss.backward()
+    network.losses(tokens).mean().backward()
+    ours = torch.stack(
+        [position.get_parameter(name).grad for position in network.positions for name in names(position)]
+    )
+    theirs = model.base_model.kerple.positions[0]
+    expected = ours.unflatten(0, (-1, 2)).sum(0)
+    torch.testing.assert_close(torch.stack([theirs.r1.grad, theirs.r2.grad]), expected, rtol=1e-4, atol=1e-6)
+
+
+def names(position: Any) -> list[str]:
+    return sorted(name for name, _ in position.named_parameters())
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("name", slow(sorted(strategies().keys() - NEEDS_MORE), {"RoPE"}))
+@torch.no_grad()
+def test_every_strategy_of_queries_keys_and_positions_is_that_of_our_network(name: str) -> None:
+    tokens, model = text(2, 40), disturbed(retrofit(tiny("llama"), name))
+    torch.testing.assert_close(model(tokens).logits, oracle(model)(tokens), rtol=1e-4, atol=1e-5)
+    if model.config.use_cache:  # cached and padded on the left
+        cache = model(tokens[:, :30], use_cache=True).cache
+        torch.testing.assert_close(
+            model(tokens[:, 30:], cache=cache).logits, model(tokens).logits[:, 30:], rtol=1e-4, atol=1e-5
+        )
+    mask = torch.ones(2, 40 + PADDING, dtype=torch.int64)
+    mask[:, :PADDING] = 0
+    padded = torch.cat([text(2, PADDING, seed=2), tokens], 1)
+    expected = model(tokens).logits
+    torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, PADDING:], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS_MORE))
+def test_strategies_that_need_other_inputs_are_refused(name: str) -> None:
+    model = tiny("llama")
+    before = model(text(1, 9)).logits
+    with pytest.raises(UserError, match=f"strategy: got {name}, which needs (hidden states|embeddings)"):
+        retrofit(model, name)
+    assert torch.equal(model(text(1, 9)).logits, before)
+
+
+@pytest.mark.numbers
+@torch.no_grad()
+def test_positions_with_gaps_are_kept_in_the_cache_and_reordered_and_cropped(llama: Any) -> None:
+    tokens = text(2, 20)
+    ids = torch.arange(20) + 30 * (torch.arange(20) >= 7)
+    expected = llama(tokens, position_ids=ids[None]).logits
+    assert (expected - llama(tokens).logits).abs().max() > 1e-3
+    network = oracle(llama)
+    gaps = (ids - torch.arange(20)).long()
+    torch.testing.assert_close(expected, network.head(network.features(tokens, offset=gaps)), rtol=1e-4, atol=1e-5)
+    cache = llama(tokens[:, :14], position_ids=ids[None, :14], use_cache=True).cache
+    cache.crop(-2)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    continued = llama(tokens.flip(0)[:, 12:], position_ids=ids[None, 12:], cache=cache).logits
+    torch.testing.assert_close(continued.flip(0), expected[:, 12:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("use_cache", [True, False])
+@torch.no_grad()
+def test_packed_documents_are_separate_inputs(llama: Any, use_cache: bool) -> None:
+    tokens, lengths = text(1, 24), [7, 1, 16]
+    ids = torch.cat([torch.arange(n) for n in lengths])[None]
+    packed = llama(tokens, position_ids=ids, use_cache=use_cache).logits
+    separate = torch.cat([llama(part).logits for part in tokens.split(lengths, 1)], 1)
+    torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_generation_is_the_same_with_every_cache_padding_and_beams(llama: Any) -> None:
+    prompts = text(3, 8)
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": VOCABULARY + 1}
+    options["attention_mask"] = torch.ones_like(prompts)
+    expected = llama.generate(prompts, use_cache=False, **options)
+    for changed in ({}, {"cache_implementation": "static"}, {"cache": llama(prompts[:, :5], use_cache=True).cache}):
+        assert torch.equal(llama.generate(prompts, **options | changed), expected)
+    padded = torch.cat([text(3, PADDING, seed=2), prompts], 1)
+    mask = torch.ones_like(padded)
+    mask[0, :PADDING], mask[2, :2] = 0, 0
+    longer = llama.generate(padded, **options | {"attention_mask": mask})
+    assert torch.equal(longer[0, PADDING:], expected[0])
+    beams = [llama.generate(prompts, num_beams=3, use_cache=use_cache, **options) for use_cache in (True, False)]
+    assert torch.equal(*beams)
+
+
+@pytest.mark.slow
+def test_a_strategy_in_some_layers_leaves_the_others_as_they_are() -> None:
+    tokens, original = text(2, 40), tiny("gemma3_text")
+    for options in ({"layers": "full_attention"}, {"layers": [0, 2], "keep_rope": True}, {"keep_rope": True}):
+        model = disturbed(retrofit(deepcopy(original), KerpleLog, **options))
+        torch.testing.assert_close(model(tokens).logits, oracle(model)(tokens), rtol=1e-4, atol=1e-5)
+    unchanged = retrofit(deepcopy(original), "NoPE", keep_rope=True)
+    torch.testing.assert_close(unchanged(tokens).logits, original(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_of_the_strategy_stay_in_fp32_and_are_clamped_after_each_step(dtype: torch.dtype) -> None:
+    model, other = retrofit(tiny("llama").to(dtype), KerpleLog).train(), retrofit(tiny("llama"), KerpleLog)
+    model.to(dtype)
+    for retrofitted in (model, deepcopy(model)):
+        rate, untouched = (m.base_model.kerple.positions[0].r2 for m in (retrofitted, other))
+        assert rate.dtype == torch.float32
+        with torch.no_grad():
+            rate.fill_(-0.04)
+            untouched.fill_(-0.04)
+        retrofitted(text(1, 12), labels=text(1, 12)).loss.backward()
+        torch.optim.Adagrad(retrofitted.parameters(), lr=1e-6).step()
+        assert float(rate.detach().min()) > 0
+        assert float(untouched.detach().max()) < 0
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_saved_model_is_read_with_its_strategy_and_not_without(tmp_path: Any, monkeypatch: Any) -> None:
+    tokens = text(2, 40)
+    models = [
+        disturbed(retrofit(tiny("llama"), "ALiBi", layers=[1])),
+        disturbed(retrofit(tiny("gpt2"), Combined, parts=[SSMax, KerpleLog])),
+    ]
+    for i, model in enumerate(models):
+        model.save_pretrained(tmp_path / f"{i}")
+        for read in (from_pretrained, hf.AutoModelForCausalLM.from_pretrained):
+            again = read(tmp_path / f"{i}")
+            assert type(again) is type(tiny("gpt2" if i else "llama"))
+            assert torch.equal(again(tokens).logits, model(tokens).logits)
+        again.save_pretrained(tmp_path / "again")
+        assert (tmp_path / "again/config.json").read_text() == (tmp_path / f"{i}/config.json").read_text()
+    monkeypatch.delitem(hf.models.auto.configuration_auto.CONFIG_MAPPING._extra_content, "kerple_retrofit")
+    with pytest.raises(ValueError, match="kerple_retrofit"):  # without this project, transformers refuses the model
+        hf.AutoModelForCausalLM.from_pretrained(tmp_path / "0")
+
+
+class Mine(KerpleLog):
+    """A user's strategy."""
+
+
+def test_a_strategy_of_the_user_is_read_only_if_it_is_given(tmp_path: Any) -> None:
+    retrofit(tiny("llama"), Mine).save_pretrained(tmp_path)
+    with pytest.raises(
+        UserError, match=r"strategy: got .*Mine' in config.json, expected a strategy of kerple.positions"
+    ):
+        from_pretrained(tmp_path)
+    assert isinstance(from_pretrained(tmp_path, strategy=Mine).base_model.kerple.positions[0], Mine)
+
+
+def wrong(case: str) -> Any:
+    if case == "twice":
+        return retrofit(retrofit(tiny("llama"), "ALiBi"), "ALiBi")
+    if case == "encoder":
+        return retrofit(small(hf.T5Config, hf.T5ForConditionalGeneration, d_model=32, d_kv=8, d_ff=32), "ALiBi")
+    if case == "soft caps":
+        return retrofit(small(hf.Gemma2Config, num_key_value_heads=2, head_dim=8, intermediate_size=32), "ALiBi")
+    if case == "registry":
+        return retrofit(tiny("bloom", max_position_embeddings=LENGTH), "ALiBi")
+    arguments = {"name": ("Kerple",), "option": (KerpleLog,), "instance": (KerpleLog(Shape(32, 4, 32)),)}
+    arguments |= {"layer": (KerpleLog,), "width": (lambda shape: KerpleLog(Shape(32, 2, 32)),)}
+    options = {"option": {"radius": 1}, "layer": {"layers": [5]}}
+    return retrofit(tiny("llama"), *arguments[case], **options.get(case, {}))
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("twice", "which already has the strategy ALiBi"),
+        ("encoder", "model: "),
+        ("soft caps", "softcap"),
+        ("registry", "registry"),
+        ("name", "strategy: got Kerple, did you mean"),
+        ("option", "options: got radius, expected one of"),
+        ("instance", "strategy: got a KerpleLog, expected a class"),
+        ("layer", "layers: got 5, expected 0 to 1"),
+        ("width", r"KerpleLog.bias: got shape \(2, 3\)"),
+    ],
+)
+def test_wrong_input_is_one_line(case: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        wrong(case)
+    assert "\n" not in str(error.value)
+
+
+def test_masks_that_attention_cannot_express_are_refused(llama: Any) -> None:
+    tokens = text(1, 6)
+    with pytest.raises(UserError, match="attention_mask: got padding between visible tokens"):
+        llama(tokens, attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1]]))
+    with pytest.raises(UserError, match="attention_mask: got shape"):
+        llama(tokens, attention_mask=torch.ones(1, 1, 6, 6))
+    cache = llama(tokens, use_cache=True).cache
+    with pytest.raises(UserError, match="attention_mask: got another mask"):
+        llama(tokens, cache=cache, attention_mask=torch.tensor([[0] + [1] * 11]))
