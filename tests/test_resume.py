@@ -13,6 +13,7 @@ import pytest
 
 from tests.disturbed import Fit, assert_same_state, interruption, prepare, same
 
+DOCUMENTS = {"length": 96, "mask_documents": True, "packing": "best_fit", "score_first_targets": False}
 SETTINGS: dict[str, dict[str, Any]] = {
     "one epoch": {},
     "epochs": {"data": {"samples": 40}},  # 10 micro-batches per epoch; validations and checkpoints every 6
@@ -22,6 +23,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "trainer": {"logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "."}}},
     },
     "fp64": {"trainer": {"precision": "64-true"}},
+    "masked": {"data": {"length": 96, "mask_documents": True}},
+    "packed": {"data": DOCUMENTS},
     # 5 epochs of 10 micro-batches, with 1, 2 and 4 micro-batches per step
     "accumulation by epoch": {
         "data": {"samples": 40},
@@ -84,6 +87,8 @@ def test_a_run_stopped_in_three_ways_continues_bit_for_bit(shards: Path, tmp_pat
     [
         ("epochs", interruption("on_train_batch_start", 12), -signal.SIGKILL),  # the first epoch's end is saved
         ("fp64", interruption("on_train_batch_start", 8, signal.SIGINT), 130),
+        ("masked", interruption("on_train_batch_start", 9), -signal.SIGKILL),
+        ("packed", interruption("on_before_optimizer_step", 8), -signal.SIGKILL),
         ("accumulation by epoch", interruption("on_train_batch_start", 16, signal.SIGINT), 130),
         ("accumulation by epoch", interruption("on_train_batch_start", 23, signal.SIGINT), 130),
         ("averaged weights", interruption("on_train_batch_start", 7, signal.SIGINT), 130),
@@ -130,6 +135,22 @@ def test_two_processes_stopped_by_a_signal_to_one_and_by_a_kill_continue_bit_for
     states = stopped.checkpoint()["random_states"]
     assert len(states) == 2
     assert not same(states[0]["torch"], states[1]["torch"])  # dropout differs between ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "batch_size"), [(2, 4), (4, 2)])
+def test_steps_within_documents_do_not_depend_on_the_number_of_processes(processes, batch_size, shards, tmp_path):
+    options = {"model": {"dropout": 0.0}, "data": DOCUMENTS, "trainer": {"num_sanity_val_steps": -1}}
+    one, more = Fit(tmp_path / "one", shards, **options), Fit(tmp_path / "more", shards, processes, **options)
+    more.config["data"]["init_args"]["batch_size"] = batch_size
+    more.config["trainer"] |= {"accumulate_grad_batches": 1, "val_check_interval": 3}
+    assert one.start() == more.start() == 0
+    for (loss, samples), (their_loss, their_samples) in zip(steps(one, 1, 2), steps(more, processes, 1), strict=True):
+        assert samples == their_samples
+        assert loss / 4 == pytest.approx(their_loss / batch_size, rel=1e-5)  # sums over the scored targets of a batch
+    for key, values in more.rows().items():
+        if key[0] == "validation":
+            assert values == pytest.approx(one.rows()[key], rel=1e-5)
 
 
 def test_a_run_resumed_with_two_processes_continues_with_the_next_sample(shards: Path, tmp_path: Path) -> None:

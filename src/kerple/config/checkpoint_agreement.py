@@ -12,7 +12,7 @@ from kerple.config.untrusted_checkpoints import CONFIG
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step over all devices and micro-batches
 IMPLEMENTATION = ("model.compile", "model.attention")  # these may differ, because they only select an implementation
 # options of data modules that change the training samples or their order
-SAMPLE_ORDER = ("seed", "length", "samples", "sections", "examples", "train_length", "held_out", "task")
+SAMPLE_ORDER = ("seed", "length", "samples", "sections", "packing", "examples", "train_length", "held_out", "task")
 DOCUMENTS = ("mask_documents", "restart_positions", "score_first_targets")  # they change the loss
 MUST_BE_EQUAL: tuple[str, ...] = ("seed_everything", "model.", "trainer.max_steps", "data.class_path")
 MUST_BE_EQUAL += tuple(f"data.init_args.{name}" for name in SAMPLE_ORDER + DOCUMENTS)

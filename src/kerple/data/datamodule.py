@@ -1,21 +1,27 @@
 """`TokenShards`: the data module of language modelling on token shards."""
 
 import hashlib
+import sys
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 
+from kerple.base.atomic import note_path
 from kerple.base.errors import require
 from kerple.data.documents import Documents
 from kerple.data.evaluation_text import ShardText
 from kerple.data.loader import BlockBatches, TrainingLoader, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.order import Order, SectionOrder
+from kerple.data.packing import PackedSamples
 from kerple.data.prepare.build import check_prepared, prepare
 from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder, ShardFetcher, TokenStream
+from kerple.model import Batch
 
 
 class TokenShards(ShardOptions, LightningDataModule):
@@ -24,9 +30,10 @@ class TokenShards(ShardOptions, LightningDataModule):
     `ShardOptions` documents the arguments.
 
     Documents are concatenated. Each is followed by an end-of-text token, which is also a target. By default, as in the
-    KERPLE paper, attention is not reset between documents. A training sample is `length` + 1 consecutive tokens, and
-    samples are shuffled over the whole training split, or over `sections` shards at a time. For given shards, sample k
-    depends only on `length`, `seed`, `sections` and k, not on the number of devices, workers or accumulation steps.
+    KERPLE paper, attention is not reset between documents. A training sample is `length` + 1 consecutive tokens, or
+    contains whole documents (`packing`). Samples are shuffled over the whole training split, or over `sections` shards
+    at a time. For given shards, sample k depends only on `length`, `seed`, `packing`, `sections` and k, not on the
+    number of devices, workers or accumulation steps.
 
     The samples of a training epoch are
 
@@ -108,13 +115,19 @@ class TokenShards(ShardOptions, LightningDataModule):
         """
         # the shards of this section and the next one
         stream = TokenStream(self.folder, "train", self.sections and 2 * self.sections + 1)
+        rank, world_size = rank_and_world_size(self)
+        read: Callable[[Sequence[int]], Batch] = partial(read_samples, stream, self.length, self._documents("train"))
         order: Order | SectionOrder
-        if self.sections is None:
+        if self.packing == "best_fit":
+            packed = self._packed_samples(stream)
+            if rank == 0:
+                print(f"{self.location}: {packed.summary}", file=sys.stderr)
+            read, order = packed.read, Order(packed.samples + 1, 1, self.seed, 0)  # a sample in place of a token
+        elif self.sections is None:
             order = Order(len(stream), self.length, self.seed, 0)  # the 0 keeps the order of earlier versions
         else:
             sizes = [shard.tokens for shard in stream.shards]
             order = SectionOrder(sizes, self.length, self.sections, self.seed)
-        rank, world_size = rank_and_world_size(self)
         batch_samples, available = self.batch_size * world_size, self.samples or order.samples  # of all ranks
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
             batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
@@ -122,7 +135,6 @@ class TokenShards(ShardOptions, LightningDataModule):
             batches = available // batch_samples
             expected = f"at most {available} in all; decrease it or data.length, or use a larger corpus"
             require(batches >= 1, "data.batch_size", f"{self.batch_size} on each of {world_size} devices", expected)
-        read = partial(read_samples, stream, self.length, self._documents("train"))
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         period = batches * batch_samples  # every epoch has the same samples
         loader = TrainingLoader(
@@ -131,7 +143,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         if isinstance(order, SectionOrder):
             loader.arrange = lambda k: order.arrange(k % period)
             loader.ahead = -(-order.samples * order.lanes // len(order.counts) // batch_samples)
-        if self.folder.remote:
+        if self.folder.remote and self.packing == "stream":
             loader.fetcher = partial(ShardFetcher, stream)
         return loader
 
@@ -176,6 +188,12 @@ class TokenShards(ShardOptions, LightningDataModule):
         if not self.mask_documents and self.score_first_targets:
             return None
         return Documents(self.folder.documents(split), self.mask_documents, self.score_first_targets)
+
+    def _packed_samples(self, stream: TokenStream) -> PackedSamples:
+        """Return the samples of the training split by best-fit packing."""
+        documents = Documents(self.folder.documents("train"), self.mask_documents, self.score_first_targets)
+        cache = note_path("packing", Path(self.location))
+        return PackedSamples(stream, documents, self.manifest.end_of_text, self.length, self.seed, cache)
 
     @property
     def _training_checksum(self) -> str:

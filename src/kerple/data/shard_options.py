@@ -4,7 +4,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kerple.base.errors import require
 from kerple.base.processor_cores import check_workers
@@ -41,6 +41,9 @@ class ShardOptions:
         length: Training length in tokens, which is the number of targets of a sample.
         batch_size: Samples per device and micro-batch.
         seed: Seed of the order of the training samples.
+        packing: `stream` cuts the training split every `length` tokens. `best_fit` puts whole documents into each
+            sample, and cuts only documents longer than `length` (`kerple.data.packing`); what is cut and padded is
+            printed. It reads the whole split at random, and is not available with `sections`.
         mask_documents: Whether queries see only keys of their own document, in training, validation and tests. An
             end-of-text token is the first input of the document after it.
         restart_positions: With `mask_documents`, whether positions restart at each document. It has no effect on
@@ -87,6 +90,7 @@ class ShardOptions:
     length: int = 64
     batch_size: int = 128
     seed: int = 1235
+    packing: Literal["stream", "best_fit"] = "stream"
     mask_documents: bool = False
     restart_positions: bool = True
     score_first_targets: bool = True
@@ -112,6 +116,8 @@ class ShardOptions:
             require(value is None or value >= 1, f"data.{name}", value, "1 or more")
         used = self.mask_documents or self.restart_positions
         require(used, "data.restart_positions", "false", "true, because data.mask_documents is false")
+        expected = "stream, because a document packed with others may be in a shard outside the section (data.sections)"
+        require(self.packing == "stream" or self.sections is None, "data.packing", self.packing, expected)
         for name in ("workers", "prepare_workers"):
             check_workers(f"data.{name}", getattr(self, name))
         require(self.cache_gb > 0, "data.cache_gb", self.cache_gb, "a number above 0")

@@ -1,0 +1,154 @@
+"""Best-fit packing: training samples in which only documents longer than a sample are cut.
+
+A document of n tokens has n targets, because the input of its first target is the end-of-text token before it. As long
+as more than a sample of T targets remains of it, T targets become a sample. The rest is an *item*. Items are packed by
+best fit decreasing (Johnson et al. 1974; for language models Ding et al. 2024, arXiv 2404.10830): each item, the
+largest first, goes to the sample with the least space in which it fits.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kerple.base.atomic import writing
+from kerple.base.errors import require
+from kerple.data.documents import Documents
+from kerple.data.order import Indices, Permutation
+from kerple.data.shards import TokenStream
+from kerple.model import Batch
+
+
+def best_fit(sizes: Indices, capacity: int) -> Indices:
+    """Assign items to bins, each to the bin with the least space in which it fits, in descending order of size.
+
+    Items of equal size, and bins with equal space, are assigned together. The time is therefore that of sorting and of
+    at most capacity² steps.
+
+    Args:
+        sizes: Sizes (items,) int64, from 1 to ``capacity``.
+        capacity: Space of an empty bin.
+
+    Returns:
+        The number of the bin of each item, (items,) int64, from 0 without gaps.
+    """
+    bins, items, count = np.empty_like(sizes), np.argsort(-sizes, kind="stable"), 0
+    bins_by_space: list[list[Indices]] = [[] for _ in range(capacity + 1)]
+    spaces = 0  # bit s is set if there are bins with the space s
+    ends = np.searchsorted(-sizes[items], -np.arange(capacity + 1), "right")  # number of items of each size or larger
+    for size in range(capacity, 0, -1):
+        rest = items[0 if size == capacity else ends[size + 1] : ends[size]]
+        while len(rest):
+            fitting = spaces >> size
+            space = size + (fitting & -fitting).bit_length() - 1 if fitting else capacity
+            per_bin = space // size
+            used = -(-len(rest) // per_bin)  # largest number of bins that are needed
+            if fitting:
+                available = bins_by_space[space].pop()
+            else:
+                available, count = np.arange(count, count + used), count + used
+            chosen, left = available[:used], available[used:]
+            placed = rest[: len(chosen) * per_bin]
+            bins[placed] = np.repeat(chosen, per_bin)[: len(placed)]
+            in_last = len(placed) - (len(chosen) - 1) * per_bin
+            parts = [(space, left), (space - per_bin * size, chosen[:-1]), (space - in_last * size, chosen[-1:])]
+            for now, part in parts:
+                if len(part):
+                    bins_by_space[now].append(part)
+            for changed in {space, *(now for now, _ in parts)}:
+                spaces = spaces & ~(1 << changed) | bool(bins_by_space[changed]) << changed
+            rest = rest[len(placed) :]
+    return bins
+
+
+class PackedSamples:
+    """The samples of a token stream by best-fit packing.
+
+    In a sample, the rest of a cut document that follows another document is a document of its own, whose first target
+    is not scored, because its context is missing. The targets after the last document are padding and not scored.
+
+    Args:
+        stream: Tokens of the training split.
+        documents: Documents of the split, and their options.
+        end_of_text: Token after each document.
+        length: Number of targets in a sample, T.
+        seed: Seed of the order in which items of equal size are packed.
+        cache: Folder for the results of `best_fit`, which are read if the lengths of documents, T and seed are equal.
+
+    Attributes:
+        samples (int): Number of samples.
+
+    Raises:
+        UserError: There is no document.
+    """
+
+    def __init__(
+        self, stream: TokenStream, documents: Documents, end_of_text: int, length: int, seed: int, cache: Path
+    ) -> None:
+        require(len(documents.begins) > 0, "data.packing", "best_fit without a training document", "a larger corpus")
+        self.stream, self.options, self.end_of_text, self.length = stream, documents, end_of_text, length
+        self.ends = np.append(documents.begins[1:], len(stream))
+        lengths = self.ends - documents.begins
+        wholes, self.rests = np.divmod(lengths, length)
+        self.wholes = wholes.cumsum()  # number of samples inside this document and all earlier ones
+        digest = hashlib.sha256(f"{length} {seed} ".encode() + lengths.tobytes()).hexdigest()
+        items, bins = self._pack(cache / f"{digest[:32]}.npy", seed)
+        order = np.lexsort((wholes[items] == 0, bins))  # the rest of a cut document first, with its context
+        self.items = items[order]
+        self.first_items = np.searchsorted(bins[order], np.arange(bins.max(initial=-1) + 2))  # of each bin
+        self.samples = int(self.wholes[-1]) + len(self.first_items) - 1
+        cut = lengths[lengths > length]
+        self.summary = (
+            f"best fit: {len(cut) / len(lengths):.2%} of the training documents, with {cut.sum() / len(stream):.2%} of "
+            f"the tokens, are longer than {length} tokens and cut; "
+            f"{1 - len(stream) / (self.samples * length):.2%} of the targets are padding"
+        )
+
+    def _pack(self, file: Path, seed: int) -> tuple[Indices, Indices]:
+        """Return the documents that have a rest, and the bin of each rest, which is stored in a file."""
+        items = np.flatnonzero(self.rests)
+        with suppress(OSError, ValueError, EOFError):
+            bins = np.load(file, allow_pickle=False)
+            valid = bins.dtype == np.int64 and bins.shape == items.shape and 0 <= bins.min() <= bins.max() < len(items)
+            if valid and 0 < (filled := np.bincount(bins, self.rests[items])).min() <= filled.max() <= self.length:
+                return items, bins
+        order = Permutation(max(len(items), 1), seed)(np.arange(len(items)))
+        bins = np.empty_like(items)
+        bins[order] = best_fit(self.rests[items[order]], self.length)
+        with suppress(OSError), writing(file, durable=False) as stored:
+            np.save(stored, bins)
+        return items, bins
+
+    def read(self, numbers: Sequence[int]) -> Batch:
+        """Return the batch of the samples with these numbers, each from 0 to ``samples`` - 1.
+
+        The batch has ``tokens`` (B, T + 1) int64, ``scored`` (B, T) bool, and ``documents`` if they are masked.
+        """
+        tokens = np.full((len(numbers), self.length + 1), self.end_of_text, np.int64)
+        starts, scored = np.zeros(tokens.shape, bool), np.ones((len(tokens), self.length), bool)
+        for row, number in enumerate(numbers):
+            end = 0  # number of targets so far
+            for document, stop, size in self._parts(number):
+                begins = stop - size == self.options.begins[document]
+                before = int(end == 0 and not begins)  # number of inputs of the document before its first target
+                tokens[row, end + 1 - before : end + 1 + size] = self.stream[stop - size - before : stop]
+                starts[row, end] = begins or end > 0
+                scored[row, end] = begins or end == 0
+                end += size
+            starts[row, end] = True
+            scored[row, end:] = False
+        batch = {"tokens": torch.from_numpy(tokens)} | self.options.entries(starts)
+        return batch | {"scored": torch.from_numpy(scored) & batch.get("scored", torch.tensor(True))}
+
+    def _parts(self, number: int) -> list[tuple[int, int, int]]:
+        """Return the parts of documents in a sample: the document, the index after its last token, and its size."""
+        if number < self.wholes[-1]:
+            document = int(np.searchsorted(self.wholes, number, "right"))
+            later = int(self.wholes[document]) - number - 1  # number of samples after this one inside the document
+            stop = int(self.ends[document] - self.rests[document]) - later * self.length
+            return [(document, stop, self.length)]
+        first, last = self.first_items[number - self.wholes[-1] :][:2]
+        return [(d, int(self.ends[d]), int(self.rests[d])) for d in self.items[first:last]]

@@ -1,0 +1,128 @@
+"""Best-fit packing against plain loops."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kerple.base.errors import UserError
+from kerple.data import TokenShards, packing
+from kerple.data.documents import Documents
+from kerple.data.packing import PackedSamples, best_fit
+from tests.data.test_datamodule import module, rows  # noqa: F401 (a fixture)
+
+END = 99
+
+
+def plain_best_fit(sizes: list[int], capacity: int) -> list[int]:
+    """Return the space that is left in each bin: each item, largest first, goes to the fullest bin in which it fits."""
+    spaces: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        fitting = [(space, i) for i, space in enumerate(spaces) if space >= size]
+        if fitting:
+            spaces[min(fitting)[1]] -= size
+        else:
+            spaces.append(capacity - size)
+    return sorted(spaces)
+
+
+def test_best_fit_fills_bins_as_a_plain_algorithm():
+    random = np.random.default_rng(0)
+    for _ in range(150):
+        capacity, count = random.integers(1, 40), random.integers(0, 100)
+        sizes = random.geometric(random.uniform(0.05, 0.9), count).clip(1, capacity)
+        bins = best_fit(sizes, int(capacity))
+        spaces = capacity - np.bincount(bins, sizes).astype(int)
+        assert sorted(spaces.tolist()) == plain_best_fit(sizes.tolist(), int(capacity))
+
+
+def corpus(lengths: list[int]) -> list[list[int]]:
+    """Return documents of these lengths, in which no token occurs twice, so that a token shows its place."""
+    return [list(range(100 + end - n, 100 + end)) for end, n in zip(np.cumsum(lengths), lengths, strict=True)]
+
+
+def packed(texts: list[list[int]], cache: Path, length: int = 10, seed: int = 5, **options: bool) -> PackedSamples:
+    stream = np.array([token for text in texts for token in text])
+    begins = np.cumsum([0, *map(len, texts)])[:-1]
+    return PackedSamples(stream, Documents(begins, **options), END, length, seed, cache)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("score_first", [True, False])
+def test_each_target_is_in_one_sample_and_only_long_documents_are_cut(tmp_path, score_first):
+    lengths = [*np.random.default_rng(1).geometric(0.08, 200).tolist(), 1, 10, 11, 20, 45, 10]
+    texts, length = corpus(lengths), 10
+    samples = packed(texts, tmp_path, length, score_first=score_first)
+    expected = Counter(tuple(text[i : i + length]) for text in texts for i in range(0, len(text), length))
+    before = {text[i]: text[i - 1] for text in texts for i in range(length, len(text), length)}  # cuts
+    batch = samples.read(range(samples.samples))
+    found, padding = Counter(), 0
+    columns = (batch[name].tolist() for name in ("tokens", "documents", "scored"))
+    for tokens, documents, scored in zip(*columns, strict=True):
+        for document in dict.fromkeys(documents[:-1]):
+            inputs = [i for i in range(length) if documents[i] == document]
+            targets = tuple(tokens[i + 1] for i in inputs)
+            is_scored = [scored[i] for i in inputs]
+            if targets not in expected:
+                assert set(targets) == {END}
+                assert not any(is_scored)
+                padding += len(targets)
+                continue
+            found[targets] += 1
+            if inputs[0] == 0:
+                assert tokens[0] == before.get(targets[0], END)
+            # the first target of a rest has its context only at the beginning of a sample
+            first = inputs[0] == 0 if targets[0] in before else score_first
+            assert is_scored == [first] + [True] * (len(targets) - 1)
+    assert found == expected
+    assert padding == samples.samples * length - sum(lengths)
+    cut = [n for n in lengths if n > length]
+    assert (
+        f"{len(cut) / len(lengths):.2%} of the training documents, with {sum(cut) / sum(lengths):.2%}"
+        in samples.summary
+    )
+    assert f"{padding / samples.samples / length:.2%} of the targets are padding" in samples.summary
+
+
+def test_the_packing_is_a_function_of_lengths_length_and_seed_and_stored(tmp_path, monkeypatch):
+    texts = corpus(np.random.default_rng(2).geometric(0.1, 300).tolist())
+
+    def contents(**options: int) -> list[tuple[int, ...]]:
+        samples = packed(texts, tmp_path / "cache", **options)
+        return sorted(map(tuple, samples.read(range(samples.samples))["tokens"].tolist()))
+
+    first, other = contents(), contents(seed=6)
+    assert first != other
+    (file, _) = sorted((tmp_path / "cache").glob("*.npy"), key=lambda path: path.stat().st_mtime_ns)
+    monkeypatch.setattr(packing, "best_fit", lambda *_: pytest.fail("it was stored"))
+    assert contents() == first
+    monkeypatch.undo()
+    bins = np.load(file)
+    for damaged in (b"", file.read_bytes()[:-8], bins * 0, bins + 10**12, bins.astype(float), bins[:5], -bins):
+        np.save(file, damaged) if isinstance(damaged, np.ndarray) else file.write_bytes(damaged)
+        assert contents() == first
+    (tmp_path / "cache" / "file").touch()
+    assert packed(texts, tmp_path / "cache" / "file").samples == packed(texts, tmp_path).samples  # cannot be stored
+
+
+def test_a_split_without_documents_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"^data.packing: got best_fit without a training document, expected a larger"):
+        packed([], tmp_path)
+
+
+def test_packing_is_refused_with_sections():
+    with pytest.raises(UserError, match=r"^data.packing: got best_fit, expected stream, because .*data.sections"):
+        TokenShards(None, directory="any", packing="best_fit", sections=2)
+
+
+@pytest.mark.parametrize(("ranks", "size", "workers"), [(2, 4, 0), (1, 8, 2)])
+def test_packed_samples_have_the_order_of_a_single_device(module, tmp_path, monkeypatch, capsys, ranks, size, workers):  # noqa: F811
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = {"packing": "best_fit", "mask_documents": True, "length": 90}
+    expected = rows(module(batch_size=8, **options).train_dataloader())
+    assert capsys.readouterr().err.count("best fit: ") == 1
+    made = [module(r, ranks, batch_size=size, workers=workers, **options).train_dataloader() for r in range(ranks)]
+    assert torch.equal(rows(*made), expected)
+    assert capsys.readouterr().err.count("best fit: ") == 1
+    assert not torch.equal(rows(module(batch_size=8, seed=3, **options).train_dataloader()), expected)
