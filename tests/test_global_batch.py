@@ -35,9 +35,10 @@ class Kept(LanguageModel):
         with self.network.blocks[0].mlp[0].register_forward_pre_hook(self.keep):
             return super().training_step(batch, index)
 
+    @torch.no_grad()
     def keep(self, layer: torch.nn.Module, _: Any) -> None:
         position = self.network.positions[0]
-        self.table = position.bias(torch.arange(9.0)).detach()
+        self.table = position.bias(torch.arange(9.0))
         self.dtypes = sorted({str(x.dtype) for x in [*position.parameters(), *position.buffers()]})
         self.dtype_of_block = str(layer.weight.dtype)
 
@@ -72,10 +73,10 @@ class Write(Callback):
             torch.save(logged | of_module, self.file)
 
 
-def model(position: type[Position] = KerpleLog, optimizer: Any = "adamw") -> Kept:
+def model(position: type[Position] = KerpleLog, optimizer: Any = "adamw", **options: Any) -> Kept:
     seed_everything(0, verbose=False)
     vocabulary = TaskData(Addition(), LENGTH, 3).vocabulary
-    return Kept(position, vocabulary, LENGTH, layers=1, dim=16, heads=2, optimizer=optimizer)
+    return Kept(position, vocabulary, LENGTH, **{"layers": 1, "dim": 16, "heads": 2, "optimizer": optimizer} | options)
 
 
 def data(batch_size: int) -> TaskData:
@@ -88,7 +89,8 @@ def step(
 ) -> dict[str, Any]:
     """Return gradient and logs of one step over the first batch_size · accumulate · processes problems."""
     folder.mkdir(exist_ok=True)
-    module = model(options.pop("position", KerpleLog), options.pop("optimizer", "adamw"))
+    settings = {name: options.pop(name) for name in ("layers", "checkpoint_activations") if name in options}
+    module = model(options.pop("position", KerpleLog), options.pop("optimizer", "adamw"), **settings)
     module.lr = 1e-12  # the validation after the step must have the same weights
     trainer = Trainer(
         **ALONE, max_steps=1, accumulate_grad_batches=accumulate, devices=processes, default_root_dir=folder,
@@ -131,6 +133,20 @@ def test_the_gradient_is_that_of_the_mean_loss_of_the_global_batch(
     logged = step(tmp_path, batch_size, accumulate, processes, sharded)
     assert float(logged["train/loss"]) == pytest.approx(loss, rel=1e-5)
     torch.testing.assert_close(logged["gradient"], gradient, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_activation_checkpointing_keeps_the_gradient_with_several_processes(
+    tmp_path: Path, sharded: bool, precision: Any
+) -> None:
+    plain, checkpointed = (
+        step(tmp_path / str(c), 2, 2, 2, sharded, layers=3, checkpoint_activations=c, precision=precision)
+        for c in (False, True)
+    )
+    for name, expected in plain["gradient"].items():
+        assert torch.equal(checkpointed["gradient"][name], expected), name
 
 
 @pytest.mark.parametrize("position", [KerpleLog, ALiBi])

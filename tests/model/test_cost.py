@@ -58,6 +58,16 @@ def test_memory_equals_that_of_a_real_step(name: str, precision: torch.dtype | N
     assert counted["activations"] + counted["logits"] == pytest.approx(sum(s.nbytes() for s in storages), rel=0.02)
 
 
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_memory_with_activation_checkpointing_is_that_of_one_block_and_all_inputs(precision) -> None:
+    checkpointed, one = on_meta("KerpleLog", layers=5), memory(on_meta("KerpleLog", layers=1), 2, 240, precision)
+    checkpointed.checkpoint_activations = True
+    inputs = 4 * 2 * 240 * 32 * 4  # of the other four blocks, (B, T, D) fp32
+    computed = memory(checkpointed, 2, 240, precision)
+    assert computed["activations"] == pytest.approx(one["activations"] + inputs, rel=0.02)
+    assert computed["logits"] == one["logits"]
+
+
 def test_memory_of_activations_grows_with_the_batch_and_not_with_the_square_of_the_length() -> None:
     one, two, long = (memory(on_meta("KerpleLog"), b, t, None) for b, t in ((1, 512), (2, 512), (1, 1024)))
     assert two["activations"] == pytest.approx(2 * one["activations"], rel=0.02)

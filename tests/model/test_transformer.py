@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kerple.base.errors import UserError
 from kerple.model import Transformer, transformer
+from kerple.model.cost import stored_for_backward
 from kerple.model.loss import ChunkSizes, target_losses
 from kerple.positions import KerpleLog, LayerPattern, Learned, NoPE, Shape
 
@@ -83,6 +84,54 @@ def test_blocks_share_a_graph_and_a_compiled_network_raises_at_the_limit_of_grap
         with pytest.raises(Exception, match="recompile_limit"):
             network.features(torch.zeros(1, 10, dtype=torch.int64))
     torch._dynamo.reset()
+
+
+def losses_and_gradients(network: Transformer, autocast: bool = False, documents: torch.Tensor | None = None) -> list:
+    network.zero_grad()
+    torch.manual_seed(1)  # of dropout and random positions
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        losses = network.losses(torch.arange(82).view(2, 41) % 50, documents=documents)
+    losses.mean().backward()
+    return [losses.detach(), *(p.grad.clone() for p in network.parameters())]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("documents", [None, (torch.arange(82).view(2, 41) // 15)])
+@pytest.mark.parametrize("name", ["RandomizedPositions", "PoPE", "KerpleLog"])
+def test_activation_checkpointing_keeps_losses_gradients_and_the_random_state(
+    tiny_network, name: str, documents: torch.Tensor | None, autocast: bool
+) -> None:
+    network, results = tiny_network(name).train(), []
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.2
+    for network.checkpoint_activations in (False, True):
+        results.append([*losses_and_gradients(network, autocast, documents), torch.rand(3)])
+    assert all(map(torch.equal, *results))
+
+
+def test_activation_checkpointing_stores_the_inputs_of_blocks() -> None:
+    """The tensors that autograd keeps after a forward pass grow by one input (B, T, D) for each layer."""
+    sizes = []
+    for layers in (1, 4):
+        network = Transformer(Shape(32, 4, 40), layers, 50, KerpleLog)
+        network.checkpoint_activations = True
+        with stored_for_backward({p.untyped_storage()._cdata for p in network.parameters()}) as stored:
+            network.losses(torch.zeros(2, 41, dtype=torch.int64))
+        sizes.append(sum(storage.nbytes() for storage in stored))
+    assert sizes[1] - sizes[0] == 3 * 2 * 40 * 32 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_activation_checkpointing_keeps_the_gradients_of_compiled_blocks(tiny_network, backend: str) -> None:
+    network, results = tiny_network("KerpleLog"), []
+    torch.compiler.reset()
+    network.compile(backend=backend)
+    for network.checkpoint_activations in (False, True):
+        results.append(losses_and_gradients(network))
+    torch.compiler.reset()
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("autocast", [False, True])

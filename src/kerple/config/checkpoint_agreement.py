@@ -10,7 +10,8 @@ from kerple.config.flat_configuration import FOLDER_OPTIONS, differences, flat
 from kerple.config.untrusted_checkpoints import CONFIG
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step over all devices and micro-batches
-IMPLEMENTATION = ("model.compile", "model.attention")  # these may differ, because they only select an implementation
+# these may differ, because they only select an implementation
+IMPLEMENTATION = ("model.compile", "model.attention", "model.checkpoint_activations")
 # options of data modules that change the training samples or their order
 SAMPLE_ORDER = ("seed", "length", "samples", "sections", "packing", "examples", "train_length", "held_out", "task")
 DOCUMENTS = ("mask_documents", "restart_positions", "score_first_targets")  # they change the loss

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
+from kerple.model.block import Block
 from kerple.model.loss import ChunkSizes, target_losses
-from kerple.model.transformer import Transformer
+from kerple.model.transformer import Transformer, run_block
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def memory(
     Returns:
         Bytes of ``weights``, ``gradients``, moments of the ``optimiser``, ``activations``, ``logits`` and ``total``.
         ``activations`` are the tensors saved by embedding, blocks and last norm of a network that is not compiled,
-        including copies of weights in a lower precision. ``logits`` are the tensors saved by head and loss. Processes
+        including copies of weights in a lower precision. With activation checkpointing, they are the inputs of all
+        blocks, and the tensors saved by the largest block. ``logits`` are the tensors saved by head and loss. Processes
         that exchange gradients in buckets need twice the bytes of ``gradients``.
     """
     tied = network.head.weight is network.embedding.weight
@@ -107,12 +109,29 @@ def memory(
         with torch.autocast("cpu", precision, enabled=precision is not None):
             with stored_for_backward(excluded) as activations:
                 features = network.features(tokens).flatten(0, 1)
+            block = _largest_block(network, tokens, excluded) if network.checkpoint_activations else 0
             with stored_for_backward(excluded) as logits:
                 sizes = ChunkSizes.of_device(torch.device("cuda"))
                 target_losses(network.head, features, tokens.flatten(), sizes=sizes, cap=network.logit_cap)
     parts: dict[str, int] = {"weights": weights, "gradients": weights, "optimiser": int(moments * weights)}
-    parts |= {"activations": sum(s.nbytes() for s in activations), "logits": sum(s.nbytes() for s in logits)}
+    parts["activations"] = sum(s.nbytes() for s in activations) + block
+    parts["logits"] = sum(s.nbytes() for s in logits)
     return parts | {"total": sum(parts.values())}
+
+
+def _largest_block(network: Transformer, tokens: Tensor, excluded: set[int]) -> int:
+    """Return the largest number of bytes that autograd saves in a block, without the input of the block."""
+    sizes = []
+
+    def run(block: Block, x: Tensor, *arguments: Any) -> Tensor:
+        with stored_for_backward(excluded | {x.untyped_storage()._cdata}) as saved:
+            out = run_block(block, x, *arguments)
+        sizes.append(sum(s.nbytes() for s in saved))
+        return out
+
+    network.run_block, network.checkpoint_activations = run, False
+    network.features(tokens)
+    return max(sizes)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from kerple.base.errors import UserError, require
 from kerple.model.architecture import Architecture
@@ -82,6 +83,10 @@ class Transformer(
         self.norm = architecture.make_norm(shape.dim)
         self.head = nn.Linear(shape.dim, vocabulary, bias=False)
         self.run_block, self.row_losses = run_block, row_losses  # `compile` replaces these functions
+        self.checkpoint_activations = False
+        """Whether training stores only the input of each block, and the backward pass computes the block again.
+
+        Losses and gradients do not change. The memory of activations becomes that of one block and all inputs."""
         self._initialise(architecture.init)
         if architecture.tied:
             self.head.weight = self.embedding.weight
@@ -184,6 +189,8 @@ class Transformer(
         x = self.embedding_norm(x if self.embedding_scale == 1 else x * self.embedding_scale)
         x = self.dropout(self.positions[0].embed(x, contexts[0].queries))
         run = self.run_block if cache is None else run_block  # a compiled block would need a graph for each length
+        if self.checkpoint_activations and torch.is_grad_enabled():
+            run = partial(checkpoint, run, use_reentrant=False)
         for i, block in enumerate(self.blocks):
             strategy = min(i, len(self.positions) - 1)  # 0 if all layers share a strategy
             x = run(block, x, self.positions[strategy], contexts[strategy], None if cache is None else cache.layers[i])

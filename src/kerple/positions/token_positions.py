@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from kerple.positions.visibility import Visibility
 
@@ -58,7 +59,10 @@ class TokenPositions:
         if torch.compiler.is_compiling():  # every layer runs the same graph, which cannot use results of another layer
             return function(self)
         if function not in self._results:
-            self._results[function] = function(self)
+            # Activation checkpointing computes a layer again, which then finds the stored result. These hooks, which
+            # do nothing, keep its tensors out of those that checkpointing expects to be computed again.
+            with saved_tensors_hooks(lambda x: x, lambda x: x):
+                self._results[function] = function(self)
         return self._results[function]
 
     def __getitem__(self, tokens: slice) -> "TokenPositions":

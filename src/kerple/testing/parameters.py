@@ -29,6 +29,24 @@ def gradient_of_every_parameter(subject: Subject, length: int) -> None:
 
 
 @holds
+def activation_checkpointing(subject: Subject) -> None:
+    """Activation checkpointing changes neither losses nor gradients.
+
+    The two results are equal bit for bit. A strategy that keeps tensors between calls of its hooks may fail.
+    """
+    results = []
+    for checkpoint in (False, True):
+        network = subject.network(150).train()
+        network.checkpoint_activations = checkpoint
+        torch.manual_seed(0)
+        losses = network.losses(tokens(2, 151))
+        losses.mean().backward()
+        results.append([losses, *(parameter.grad for _, parameter in trained(network))])
+    for name, a, b in zip(["losses", *(name for name, _ in trained(network))], *results, strict=True):
+        assert torch.equal(a, b), f"{name} or its gradient differs with activation checkpointing"
+
+
+@holds
 def ranges_of_parameters(subject: Subject) -> None:
     """Parameters are finite and in their ranges after steps with learning rate 1,000.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.utils.checkpoint import CheckpointError
 from torchmetrics import MeanMetric
 
 from kerple.base.errors import UserError, compiler_error, require
@@ -58,6 +59,8 @@ class LanguageModel(LightningModule):
         decay: Fraction of ``trainer.max_steps`` at the end, in which the learning rate of ``wsd`` decreases.
         compile: Whether torch.compile compiles the network and, on a GPU, the loss in a fit, or a mapping of options
             for torch.compile.
+        checkpoint_activations: Whether a fit stores only the input of each block, and the backward pass computes the
+            block again. This needs less memory and more time; losses and gradients do not change.
         **options: Options of the network, see `kerple.model.architecture.Architecture`.
 
     Raises:
@@ -83,6 +86,7 @@ class LanguageModel(LightningModule):
         final_lr: float = 0.0,
         decay: float = 0.2,
         compile: bool | dict[str, bool | int | str] = False,
+        checkpoint_activations: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -97,6 +101,7 @@ class LanguageModel(LightningModule):
         self.save_hyperparameters()
         rows = math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to
         self.network = Transformer(Shape(dim, heads, length), layers, rows, position, **options)
+        self.network.checkpoint_activations = checkpoint_activations
         self.vocabulary = vocabulary
         self.muon = optimizer == "muon"
         self.build_optimiser: Callable[..., Optimizer] | None = None if isinstance(optimizer, str) else optimizer
@@ -168,6 +173,14 @@ class LanguageModel(LightningModule):
         self._sums.append(torch.stack([losses.detach().sum(dtype=torch.float64), targets.double()]))
         # `on_before_optimizer_step` divides by the number of targets in the global batch, which is known only then
         return losses.mean() if scored is None else losses.sum() / self.network.shape.length
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().backward(loss, *args, **kwargs)
+        except CheckpointError as error:  # of a strategy or hook that stores tensors between two calls
+            reason = f"{self.network.name} computes other tensors in the second forward pass of a block"
+            advice = "set it to false, or find the reason with the command check"
+            raise UserError(f"model.checkpoint_activations: {reason}; {advice}") from error
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Scale the gradient, so that it is the gradient of the mean loss over the global batch, and log this mean."""
