@@ -329,10 +329,3 @@ def test_an_error_in_the_file_is_reported_in_one_line(config: Path, capsys: pyte
         error = capsys.readouterr().err
         assert (end.value.code, error.count("\n"), name in error) == (2, 1, True), error
     assert fits(config) == {}
-
-
-def test_a_test_trusts_the_packages_of_classes_in_the_configuration() -> None:
-    named = {"data.init_args.task.class_path": "my_task.Rotate", "data.class_path": "kerple.tasks.TaskData"}
-    named |= {"model.position.class_path": "mine.biases.Root", "model.position.init_args.first.class_path": "my_task.B"}
-    assert run_process._trust(named) == ["--trust=mine,my_task"]
-    assert run_process._trust({"model.position.class_path": "KerpleLog"}) == []

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kerple.base.errors import UserError
 from kerple.config.untrusted_checkpoints import CONFIG, Classes, load
 from kerple.training.allowed_classes import allowed_classes
+from kerple.training.stored_options import insert_stored_config
 from tests.toy import entries
 
 OFFERED = allowed_classes()
@@ -76,6 +77,21 @@ def test_trust_covers_the_classes_of_a_package_but_not_its_imports(tmp_path):
             read(tmp_path, changed)
     changed["data"]["init_args"] |= {"directory": "https://example.org/shards/a", "mixture": None}  # an old option
     assert read(tmp_path, changed, trusting)["data"]["init_args"]["directory"]
+    changed["data"]["init_args"]["directory"] = "https://example.org/shards.elsewhere"  # not below the trusted URL
+    with pytest.raises(UserError, match="which is not read without consent"):
+        read(tmp_path, changed, trusting)
+
+
+def test_a_url_in_a_checkpoint_is_read_if_the_command_line_names_it_again(tmp_path):
+    changed, url = config(), "https://example.org/shards"
+    changed["data"]["init_args"]["directory"] = url
+    torch.save({CONFIG: changed}, tmp_path / "last.ckpt")
+    test = ["test", "--ckpt_path", str(tmp_path / "last.ckpt")]
+    for option in ([], ["--data.directory", "https://example.org/others"], ["--data.directory=data"]):
+        with pytest.raises(UserError, match=rf"names '{url}', which is not read without consent; add --trust {url}"):
+            insert_stored_config([*test, *option])
+    for option in (["--data.directory", url], [f"--data.init_args.directory={url}"], ["--trust", f"x,{url}"]):
+        assert f"directory: {url}" in insert_stored_config([*test, *option])[2]
 
 
 def test_models_of_the_hub_are_named_only_with_trust(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kerple.config.user_code_digests import source_digests
+from kerple.config.user_code_digests import source_digests, trust_option
 
 SOURCE = """
 SCALE = 1.0
@@ -35,3 +35,11 @@ def test_a_digest_covers_the_class_and_the_definitions_that_it_uses(tmp_path, mo
     config |= {"data.class_path": "kerple.data.TokenShards", "model.position.class_path": "NoPE"}
     before, after = source_digests(config).values()  # classes of this project are left out
     assert (before == after) == same
+
+
+def test_a_test_trusts_the_packages_and_urls_in_the_configuration_of_its_fit() -> None:
+    named = {"data.init_args.task.class_path": "my_task.Rotate", "data.class_path": "kerple.tasks.TaskData"}
+    named |= {"model.position.class_path": "mine.biases.Root", "model.position.init_args.first.class_path": "my_task.B"}
+    assert trust_option(named) == ["--trust=mine,my_task"]
+    assert trust_option(named | {"data.init_args.directory": "s3://b/c"}) == ["--trust=mine,my_task,s3://b/c"]
+    assert trust_option({"model.position.class_path": "KerpleLog", "data.init_args.corpus": "file:///x"}) == []

@@ -32,7 +32,7 @@ from kerple.base.errors import UserError
 from kerple.base.run_folder import lock
 from kerple.compare import committed_records
 from kerple.compare.planned_run import PlannedRun
-from kerple.config.user_code_digests import own_classes
+from kerple.config.user_code_digests import trust_option
 from kerple.measure import results_table
 
 # the program with the commands `fit` and `test`: run.py in a checkout, __main__.py in an installed package
@@ -42,7 +42,12 @@ SHARED = ["pytorch_lightning"]  # libraries that fit and test share; importing t
 
 
 def main() -> None:
-    """Finish the run that standard input describes, see `PlannedRun.description`, from any state of its folder."""
+    """Finish the run that standard input describes, see `PlannedRun.description`, from any state of its folder.
+
+    An argument is the reading end of a pipe, see `_kill_at_end`.
+    """
+    for pipe in map(int, sys.argv[1:]):
+        threading.Thread(target=_kill_at_end, args=(pipe,), daemon=True).start()
     run = PlannedRun.read(sys.stdin.read())
     with locked(run):
         # another comparison may have finished the run while this process waited for the lock
@@ -77,7 +82,7 @@ def _finish(run: PlannedRun) -> None:
     if not run.config:
         model = f"--hf={run.training['model.path']}"
         options = options | {"model": {key: value for key, value in options["model"].items() if key != "path"}}
-    _call("test", model, *_trust(run.training), f"--output={run.test_folder}", config=options)
+    _call("test", model, *trust_option(run.training), f"--output={run.test_folder}", config=options)
     committed_records.complete(run)
 
 
@@ -131,16 +136,6 @@ def _kill_at_end(pipe: int) -> None:
     """Kill this process when the writing end of a pipe is closed, which its parent holds until the parent ends."""
     os.read(pipe, 1)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _trust(config: dict[str, Any]) -> list[str]:
-    """The flag that allows a test to import the user's own classes in this configuration; empty without such classes.
-
-    Args:
-        config: Configuration of the fit, with dotted keys.
-    """
-    packages = sorted({name.split(".")[0] for name in own_classes(config)})
-    return [f"--trust={','.join(packages)}"] if packages else []
 
 
 def remove(folder: Path) -> None:

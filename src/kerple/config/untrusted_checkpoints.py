@@ -78,7 +78,7 @@ class Classes:
     Args:
         classes: Classes that every file may name.
         trusted: Packages, URLs and models that the user trusts. A file may also name classes of these packages,
-            addresses that begin with these URLs, and these models of the Hugging Face hub.
+            addresses below these URLs, and these models of the Hugging Face hub.
         model: Class whose options are the section ``model`` of a configuration.
     """
 
@@ -198,8 +198,9 @@ class Classes:
         return node
 
     def _is_trusted(self, address: str) -> bool:
-        """Return whether the user trusts an address: its name, or a URL with which it begins."""
-        return address in self.trusted or address.startswith(tuple(url for url in self.trusted if "://" in url))
+        """Return whether the user trusts an address: its name, or the URL of a folder above it."""
+        folders = tuple(f"{url.rstrip('/')}/" for url in self.trusted if "://" in url)
+        return address in self.trusted or f"{address}/".startswith(folders)
 
 
 def _is_plain(node: Any, annotation: Any) -> bool:

@@ -20,6 +20,18 @@ def own_classes(config: dict[str, Any]) -> list[str]:
     return sorted(name for name in named if "." in name and name.partition(".")[0] not in RECORDED_PACKAGES)
 
 
+def trust_option(config: dict[str, Any]) -> list[str]:
+    """Return the option ``--trust`` with which a test may use the user's classes and URLs; empty without any.
+
+    Args:
+        config: Configuration of a fit that the user has started, with dotted keys.
+    """
+    packages = {name.partition(".")[0] for name in own_classes(config)}
+    values = {value for key, value in config.items() if key.startswith("data.") and isinstance(value, str)}
+    trusted = sorted(packages | {value for value in values if "://" in value.removeprefix("file://")})
+    return [f"--trust={','.join(trusted)}"] if trusted else []
+
+
 def source_digests(config: dict[str, Any]) -> dict[str, str]:
     """Return a sha256 for each of the user's classes, by import path.
 

@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
-from kerple.base.errors import require
+from kerple.base.errors import UserError, require
 from kerple.data.documents import Documents
 from kerple.data.evaluation_text import TextBlocks
 from kerple.data.order import Indices
@@ -164,6 +164,9 @@ class TrainingLoader:
             for batch in batches:
                 self.done += 1
                 yield batch
+        except UserError as error:
+            # the message of an error in a worker begins with a traceback, and ends with the message of the error
+            raise type(error)(str(error).strip().rpartition("\n")[2].removeprefix(_full_name(error))) from error
         finally:
             stop()
             atexit.unregister(stop)
@@ -212,6 +215,11 @@ class TrainingLoader:
         given = f"batches of {self.samples} samples over all devices"
         require(valid, "data.batch_size", given, f"{expected}; {advice}")
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
+
+
+def _full_name(error: UserError) -> str:
+    """Return the beginning of the last line of a traceback of an error of this class."""
+    return f"{type(error).__module__}.{type(error).__qualname__}: "
 
 
 def _start_worker(worker: int) -> None:

@@ -12,6 +12,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 from kerple.base.errors import UserError
 from kerple.base.run_folder import LAST
+from kerple.data.remote_shards import UnreachableShards
 from kerple.training.signals import Signals, requeue
 from kerple.training.trainer_access import (
     accumulation_option,
@@ -36,7 +37,8 @@ class LastCheckpoint(Checkpoint):
     After SIGINT (Ctrl-C), SIGTERM or SIGHUP (end of the terminal), the run finishes the optimiser step, saves, and ends
     with status 130, 143 or 129. After SIGUSR1 it also requeues its SLURM job, and ends with status 138. A signal during
     a validation takes effect after the validation and one step. Signals after the last step have no effect, because the
-    run saves and ends anyway. A second Ctrl-C ends the process at once.
+    run saves and ends anyway. A second Ctrl-C ends the process at once. A run of one process also saves before it ends
+    because the next batch cannot be read from its URL.
 
     Args:
         every_n_train_steps: Number of optimiser steps between two checkpoints; null for no interval in steps.
@@ -56,6 +58,7 @@ class LastCheckpoint(Checkpoint):
             raise UserError(f"LastCheckpoint: got {given}, expected positive numbers or null, and not null for both")
         self.every_n_train_steps, self.every_minutes = every_n_train_steps, every_minutes
         self.path: Path | None = None
+        self._between_batches = False  # whether the checkpoint is saved because the next batch cannot be read
         self._stop = False  # whether another callback ends the fit after this step
         self._signals = Signals()
 
@@ -98,10 +101,17 @@ class LastCheckpoint(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._signals.restore()
+        between_steps = trainer.training and trainer.global_step > self._saved_step and not inside_step(trainer)
+        # with several processes, the others wait inside their next step, and cannot save
+        if isinstance(exception, UnreachableShards) and between_steps and trainer.world_size == 1:
+            self._between_batches = True
+            self.save(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[ACCUMULATION] = accumulation_option(trainer)
         checkpoint[INSIDE_STEP] = trainer.state.fn == TrainerFn.FITTING and inside_step(trainer)
+        if self._between_batches:
+            _repeat_batch_end(checkpoint["loops"]["fit_loop"])
         if validation_ahead(trainer):
             _expect_validation(checkpoint["loops"]["fit_loop"])
 
@@ -147,6 +157,13 @@ class LastCheckpoint(Checkpoint):
         environment = getattr(trainer.strategy, "cluster_environment", None)
         by_launcher = environment is not None and not environment.creates_processes_externally
         raise SystemExit(0 if by_launcher and not trainer.is_global_zero else 128 + number)
+
+
+def _repeat_batch_end(loops: dict[str, Any]) -> None:
+    """Set the counters in a checkpoint as in `on_train_batch_end`, where all other checkpoints are written."""
+    for counts in ("total", "current"):
+        progress = loops["epoch_loop.batch_progress"][counts]
+        progress["completed"] = progress["processed"] - 1
 
 
 def _expect_validation(loops: dict[str, Any]) -> None:

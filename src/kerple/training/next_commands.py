@@ -8,14 +8,13 @@ from kerple.base.errors import UserError
 from kerple.config import PROGRAM
 from kerple.config.flat_configuration import flat
 from kerple.config.untrusted_checkpoints import CONFIG, load
-from kerple.config.user_code_digests import own_classes
+from kerple.config.user_code_digests import trust_option
 from kerple.training.trainer import print_once
 
 
 def test_command(last: Path) -> str:
-    """Return the command that tests the last checkpoint of a fit, and trusts the packages of the user's classes."""
-    packages = sorted({name.partition(".")[0] for name in own_classes(flat(load(last, "meta")[CONFIG]))})
-    trust = ["--trust", ",".join(packages)] if packages else []
+    """Return the command that tests the last checkpoint of a fit, and trusts the user's classes and URLs."""
+    trust = trust_option(flat(load(last, "meta")[CONFIG]))
     return f"{PROGRAM} {shlex.join(['test', '--ckpt_path', str(last), *trust])}"
 
 

@@ -24,6 +24,8 @@ from kerple.training.trainer import print_once
 
 DATA_OPTIONS = ("length", "vocabulary")  # options of the model that the data determines
 
+DIRECTORIES = ("data.directory", "data.init_args.directory")  # options that may be the URL of a folder of shards
+
 
 def insert_stored_config(arguments: list[str]) -> list[str]:
     """Insert options that a stored model determines. Arguments of the user take precedence over them.
@@ -43,7 +45,7 @@ def insert_stored_config(arguments: list[str]) -> list[str]:
             `validate`.
     """
     command, *rest = arguments
-    options, _ = split_options(rest, "ckpt_path", "weights", "trust")
+    options, _ = split_options(rest, "ckpt_path", "weights", "trust", *DIRECTORIES)
     if command == "fit" and options.weights is not None:
         return [command, *insert_architecture(rest, options.weights, options.trust)]
     if command == "fit":
@@ -55,7 +57,8 @@ def insert_stored_config(arguments: list[str]) -> list[str]:
     advice = f"a checkpoint to {command}; add --ckpt_path FILE"
     require(options.ckpt_path is not None, "ckpt_path", "none", advice)
     # this configuration has no devices and no parallel strategy, because they depend on the machine
-    config = allowed_classes(options.trust or "").config(options.ckpt_path)
+    given = [options.trust, *(vars(options)[name] for name in DIRECTORIES)]  # a URL that the user gives is trusted
+    config = allowed_classes(",".join(filter(None, given))).config(options.ckpt_path)
     if emulated(precision := config["trainer"].get("precision")):
         config["trainer"]["precision"] = SAFE
         print_once(f"precision {SAFE}, because this machine emulates {precision}, in which the run was trained")
