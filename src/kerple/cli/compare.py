@@ -1,15 +1,19 @@
 """`python run.py compare`: trains and tests the missing runs of a comparison, and writes its report."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
 from kerple.base.errors import require
 from kerple.compare.comparison_file import Comparison, comparison_parser
+from kerple.compare.engines import Engine, LocalProcesses
+from kerple.compare.ray_engine import RayRuns
 from kerple.compare.run_discovery import find_runs
 from kerple.compare.workflow import check_writable, compare_strategies, report_runs
-from kerple.config.options import add_switch, command_parser
+from kerple.config.options import add_engine_arguments, add_switch, command_parser
 from kerple.config.parsing import parse
 
 
@@ -31,6 +35,9 @@ def main(arguments: list[str]) -> None:
         report_runs(runs, Path(options.output), **titles, printed=_printed(options))
         return
     options = parse(_parser(), arguments)
+    engine: Callable[[int], Engine[Any]] = LocalProcesses
+    if options.engine == "ray":
+        engine = partial(RayRuns, address=options.address, cpus=options.cpus, gpus=options.gpus)
     compare_strategies(
         Comparison.from_options(options),
         options.parallel,
@@ -38,6 +45,7 @@ def main(arguments: list[str]) -> None:
         options.rerun_changed,
         options.yes,
         _printed(options),
+        engine,
     )
 
 
@@ -51,6 +59,9 @@ def _parser() -> ArgumentParser:
     about += " With --directories DIR ... --baseline NAME --output DIR: report the finished runs found in each DIR."
     parser = comparison_parser(about)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with an equal part of the cores")
+    add_engine_arguments(parser, "runs")
+    parser.add_argument("--cpus", type=int | None, help="cores of a run on Ray; default: an equal part of the cluster")
+    parser.add_argument("--gpus", type=int | None, help="GPUs of a run on Ray; default: one if the cluster has any")
     add_switch(parser, "yes", False, "do not ask before a training of more than half an hour")
     add_switch(parser, "rerun_changed", False, "train again the runs whose configuration has changed")
     _add_report_arguments(parser)

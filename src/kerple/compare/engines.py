@@ -1,4 +1,7 @@
-"""Engines, which execute the runs of a comparison. `LocalProcesses` executes them on this machine."""
+"""Engines, which execute the runs of a comparison. `LocalProcesses` executes them on this machine.
+
+`kerple.compare.ray_engine` has an engine for several machines.
+"""
 
 import contextlib
 import os
@@ -112,44 +115,68 @@ class LocalProcesses(Engine["subprocess.Popen[bytes]"]):
         environment = os.environ.copy()
         if "OMP_NUM_THREADS" not in environment:
             environment |= {"OMP_NUM_THREADS": str(self.threads), CHOSEN: "1"}
-        environment.setdefault("MKL_NUM_THREADS", environment["OMP_NUM_THREADS"])
-        paths = filter(None, [str(Path(kerple.__file__).parents[1]), environment.get("PYTHONPATH")])
-        environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-        # a file, because a pipe would block if the description is long
-        with TemporaryFile() as description, open(run.sidecar(".log"), "ab", opener=no_follow) as log:
-            description.write(run.description().encode())
-            description.seek(0)
-            return subprocess.Popen(
-                [sys.executable, *PROCESS],
-                stdin=description,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                process_group=0,  # Ctrl-C reaches only this process, which then terminates the run's process
-            )
+        return start_process(PROCESS, run.description(), run.sidecar(".log"), environment)
 
     def poll(self, run: PlannedRun, handle: "subprocess.Popen[bytes]") -> Ended | None:
-        """See `Engine.poll`. The error message consists of the exit status and the last lines of the run's log."""
-        if (status := handle.poll()) is None:
-            return None
-        if status == 0 and committed_records.finished(run):
-            return run, None
-        log = run.sidecar(".log")
-        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-        return run, f"{run.name}: ended with status {status}, see {log}:\n{tail}"
+        """See `Engine.poll`."""
+        return None if (status := handle.poll()) is None else ended_run(run, status)
 
     def stop(self, handles: "list[subprocess.Popen[bytes]]") -> None:
-        """Terminate processes, and wait for their end. They are killed after `STOP_TIMEOUT` or a second signal."""
-        for process in handles:
-            process.terminate()
-        end = time.monotonic() + STOP_TIMEOUT
-        while any(process.poll() is None for process in handles):
-            time.sleep(0.05)
-            if len(signals) > 1 or time.monotonic() > end:
-                for process in handles:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)  # with its data workers
-                    process.wait()
+        """See `stop_processes`."""
+        stop_processes(handles)
+
+
+def start_process(
+    program: list[str], description: str, log: Path, environment: dict[str, str], pipe: int | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start the process of a run.
+
+    Args:
+        program: Arguments of Python, such as `PROCESS`.
+        description: See `PlannedRun.description`.
+        log: File to which the output of the process is appended.
+        environment: Environment variables, with OMP_NUM_THREADS.
+        pipe: Reading end of a pipe. The process is killed when the writing end is closed. None for no pipe.
+    """
+    environment.setdefault("MKL_NUM_THREADS", environment["OMP_NUM_THREADS"])
+    paths = filter(None, [str(Path(kerple.__file__).parents[1]), environment.get("PYTHONPATH")])
+    environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    # a file, because a pipe would block if the description is long
+    with TemporaryFile() as file, open(log, "ab", opener=no_follow) as output:
+        file.write(description.encode())
+        file.seek(0)
+        return subprocess.Popen(
+            [sys.executable, *program, *([] if pipe is None else [str(pipe)])],
+            stdin=file,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            process_group=0,  # Ctrl-C reaches only this process, which then terminates the run's process
+            pass_fds=[] if pipe is None else [pipe],
+        )
+
+
+def ended_run(run: PlannedRun, status: int) -> Ended:
+    """Return a run and its error message, which consists of the exit status and the last lines of the run's log."""
+    if status == 0 and committed_records.finished(run):
+        return run, None
+    log = run.sidecar(".log")
+    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+    return run, f"{run.name}: ended with status {status}, see {log}:\n{tail}"
+
+
+def stop_processes(processes: "list[subprocess.Popen[bytes]]") -> None:
+    """Terminate processes, and wait for their end. They are killed after `STOP_TIMEOUT` or a second signal."""
+    for process in processes:
+        process.terminate()
+    end = time.monotonic() + STOP_TIMEOUT
+    while any(process.poll() is None for process in processes):
+        time.sleep(0.05)
+        if len(signals) > 1 or time.monotonic() > end:
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with its data workers
+                process.wait()
 
 
 @contextlib.contextmanager

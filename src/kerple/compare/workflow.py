@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from kerple.base.run_progress import duration
 from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison, read_comparison
 from kerple.compare.comparison_report import write_comparison
-from kerple.compare.engines import LocalProcesses, interruptible
+from kerple.compare.engines import Engine, LocalProcesses, interruptible
 from kerple.compare.finished_runs import FinishedRun, read_runs
 from kerple.compare.plan_deviations import deviations
 from kerple.compare.planned_run import PlannedRun
@@ -33,6 +33,7 @@ def compare_strategies(
     rerun_changed: bool = False,
     yes: bool = False,
     printed: Sequence[str] | None = None,
+    engine: Callable[[int], Engine[Any]] = LocalProcesses,
 ) -> None:
     """Fit and test the missing runs of a comparison, and write a report of all runs.
 
@@ -43,6 +44,7 @@ def compare_strategies(
         rerun_changed: Whether to train runs again whose configuration has changed.
         yes: Whether to start without a question if the training takes more than `ASK_ABOVE` seconds.
         printed: See `kerple.compare.comparison_report.write_comparison`.
+        engine: Returns the engine that executes the runs, from the number of runs at a time.
 
     Raises:
         UserError: If an option or a configuration is wrong, or no run is finished. The options of all runs are checked
@@ -85,7 +87,7 @@ def compare_strategies(
         to_do = [run for run in to_do if not committed_records.finished(run)]
     if to_do:
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
-        _execute(comparison, to_do, len(runs), parallel)
+        _execute(comparison, to_do, len(runs), engine(parallel))
     _report_comparison(comparison, runs, refused, printed)
 
 
@@ -115,16 +117,16 @@ def check_writable(key: str, folder: Path) -> None:
         raise UserError(f"compare: {key}: got {folder}, but {existing} is not a folder that can be written to")
 
 
-def _execute(comparison: Comparison, to_do: list[PlannedRun], total: int, parallel: int) -> None:
-    """Fit and test the runs ``to_do`` of ``total`` runs, and show their progress.
+def _execute(comparison: Comparison, to_do: list[PlannedRun], total: int, engine: Engine[Any]) -> None:
+    """Fit and test the runs ``to_do`` of ``total`` runs by an engine, and show their progress.
 
     Raises:
         SystemExit: If runs failed, or after a signal.
     """
-    board = Board(total, to_do, parallel, Console(soft_wrap=True, highlight=False))
+    board = Board(total, to_do, engine.parallel, Console(soft_wrap=True, highlight=False))
     failed = 0
     try:
-        with interruptible(), board, contextlib.closing(LocalProcesses(parallel).run(to_do)) as running:
+        with interruptible(), board, contextlib.closing(engine.run(to_do)) as running:
             for ended in running:
                 board.tick()
                 if ended is not None:

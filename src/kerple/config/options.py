@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
 
@@ -70,6 +70,14 @@ def add_checkpoint_arguments(parser: ArgumentParser) -> None:
     """Add the options ``ckpt_path`` and ``trust`` of a command that reads a checkpoint."""
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint of `fit`")
     add_trust_argument(parser)
+
+
+def add_engine_arguments(parser: ArgumentParser, work: str) -> None:
+    """Add the options ``engine`` and ``address`` of a command that can execute ``work`` on a Ray cluster."""
+    engines = f"where the {work} are executed: on this machine, or on a Ray cluster whose nodes share the folders"
+    parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help=engines)
+    address = "HOST:PORT of the head of the Ray cluster, or auto; default: RAY_ADDRESS, or this machine"
+    parser.add_argument("--address", type=str | None, help=address)
 
 
 def add_trust_argument(parser: ArgumentParser) -> None:
