@@ -146,7 +146,8 @@ def attention(
     expected = 'false: gradient_checkpointing_kwargs={"use_reentrant": False}'
     require(not reentrant, "use_reentrant", "true", expected)
     total, new = len(context.positions.rows), query.shape[2]
-    k, v, q = key[:, :, :total], value[:, :, :total], query  # a static cache has rows for later tokens
+    v = value[:, :, :total]  # a static cache has rows for later tokens
+    q, k = query.to(v.dtype), key[:, :, :total].to(v.dtype)  # under autocast, a rotation returns fp32
     if position.uses("transform_qk"):
         # the cache contains keys that the strategy has not changed, so all keys are changed in every call
         q = F.pad(q, (0, 0, k.shape[2] - new, 0))

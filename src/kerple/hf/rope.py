@@ -34,13 +34,16 @@ NO_ROPE_WITH_WINDOWS = {"exaone4", "exaone_moe"}
 
 
 def layer_rope(config: Any, i: int, kind: str) -> Mapping[str, Any]:
-    """Return the ``rope_parameters`` of layer ``i``; empty if the layer has no positional encoding.
+    """Return the ``rope_parameters`` of layer ``i``; empty if the layer has no positional encoding of transformers.
 
     Args:
         config: Configuration of the text model, a `transformers.PreTrainedConfig`.
         i: Index of the layer.
         kind: Kind of the layer, see `kerple.hf.windowed_attention.layer_kinds`.
     """
+    retrofit = getattr(config, "kerple_retrofit", None)
+    if retrofit and i in retrofit["layers"] and not retrofit["keep_rope"]:
+        return {}
     pattern = getattr(config, "no_rope_layers", None)  # despite the name, 1 is a layer with RoPE
     windows = getattr(config, "sliding_window", None) is not None
     families = NO_ROPE_IN_FULL_LAYERS | (NO_ROPE_WITH_WINDOWS if windows else set())
@@ -59,7 +62,8 @@ def strategy_name(config: Any, learned: bool) -> str:
     """Return the name of a model's strategy in results, such as ``Learned``, ``ALiBi`` or ``YaRN``.
 
     It is ``RoPE (mixed)`` if the configuration has different ``rope_parameters`` for different kinds of layers, and
-    ``model_type`` if the strategy is not known.
+    ``model_type`` if the strategy is not known. For a model that `kerple.hf.retrofit` has changed, it is the class of
+    the strategy.
 
     Args:
         config: Configuration of the text model, a `transformers.PreTrainedConfig`.

@@ -26,6 +26,8 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     Raises:
         UserError: If the model is of another family, or has an option that our `Transformer` lacks.
     """
+    if config.model_type == "kerple_retrofit":
+        config = config.get_text_config()
     if config.model_type == "kerple":
         model = dict(config.network)
         weights = {name.removeprefix("network."): value for name, value in state.items()}
@@ -43,6 +45,8 @@ def read_options(config: Any) -> dict[str, Any]:
     Raises:
         UserError: If the model is not of one of `FAMILIES`, or has an option that our `Transformer` lacks.
     """
+    if config.model_type == "kerple_retrofit":
+        config = config.get_text_config()
     if (family := FAMILIES.get(config.model_type)) is None:
         raise _unsupported(f"of the family {config.model_type}", f"one of {', '.join(FAMILIES)}")
     for name, value in family.expected.items():
@@ -99,11 +103,11 @@ def _rope_strategy(family: Family, config: Any, length: int) -> dict[str, Any]:
     kinds: dict[str, Any] = {}
     windows: dict[str, int] = {}
     pattern = []
-    retrofit = getattr(config, "kerple_retrofit", None) or {"layers": [], "keep_rope": True}
+    retrofit = getattr(config, "kerple_retrofit", None) or {"layers": []}
     for i, layer_type in enumerate(layer_kinds(config)):
         window = config.sliding_window if layer_type == "sliding_attention" else None
         retrofitted = i in retrofit["layers"]
-        rope = layer_rope(config, i, layer_type) if retrofit["keep_rope"] or not retrofitted else {}
+        rope = layer_rope(config, i, layer_type)
         kind = ("local" if window else "global") + ("" if rope else "_nope") + ("_retrofit" if retrofitted else "")
         pattern.append(kind)
         windows |= {kind: window} if window else {}

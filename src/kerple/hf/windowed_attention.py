@@ -32,6 +32,10 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
         UserError: At the end of the context, if the attention of a layer cannot be limited, because the layer does not
             use transformers' registry of attention functions, or divides the text into chunks by its mask (Llama 4).
     """
+    if (strategies := getattr(getattr(model, "model", model.base_model), "kerple", None)) is not None:
+        with strategies.limited(visibility):  # of `kerple.hf.retrofit`
+            yield
+        return
     config, calls, failure = model.config.get_text_config(), 0, None
 
     def attention(*args: Any, **options: Any) -> tuple[Tensor, None]:
