@@ -12,10 +12,10 @@ from kerple.cli.main import MODULES
 from kerple.config.options import RenamedOption, add_folder_arguments
 
 COMMANDS = ("prepare", "compare", "predict", "plan", "inspect", "check", "measure_pretrained")
-COMMANDS += ("probe", "extend", "export")
+COMMANDS += ("probe", "parity", "extend", "export")
 # options with one meaning, about which each command says more, and words that each help contains
 SPECIFIC = {"length": "tokens", "output": "folder", "config": "file", "model": "model to "}
-SPECIFIC |= {"name": "title of the report", "test_folder": "name of the folder"}
+SPECIFIC |= {"name": "title of the report", "test_folder": "name of the folder", "text": "data.corpus"}
 FORMER = {"run_dir", "to", "tokens", "no-verify"}
 
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "test": "measure a checkpoint or a pretrained model: perplexity at each length, accuracies, analyses",
     "validate": "compute the validation loss of a checkpoint",
     "probe": "check the position encoding of a pretrained model or a checkpoint",
+    "parity": "compare two computations of the same tokens, by position and layer",
     "compare": "train and test several positional strategies with several seeds, and write one report",
     "extend": "select a method, such as YaRN, that extends the context length of a pretrained model",
     "export": "export a checkpoint as a model of Hugging Face transformers, as a Llama if possible",

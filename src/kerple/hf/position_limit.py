@@ -60,13 +60,18 @@ def _runs_first_layer(model: Any, tokens: Tensor) -> bool:
         reached.append(True)
         raise StopIteration
 
-    count = model.config.get_text_config().num_hidden_layers
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
-    hooks = [modules[0].register_forward_hook(stop) for modules in lists[:1]]
+    hooks = [layer.register_forward_hook(stop) for layer in [*decoder_layers(model)][:1]]
     runs = _runs(model, tokens, use_cache=False)
     for hook in hooks:
         hook.remove()
     return runs or bool(reached)
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """Return the layers of a model: the first list of as many modules as it has layers, or no modules."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
+    return next(lists, nn.ModuleList())
 
 
 def _runs(function: Callable[..., Any], *args: Any, **options: Any) -> bool:

@@ -93,24 +93,36 @@ def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
     return read_family(config, read_model(source, config).state_dict())
 
 
-def read_fp32_model(path: str, classes: Classes | None = None, trust_remote_code: bool = False) -> tuple[Any, Any]:
+def read_fp32_model(
+    path: str,
+    classes: Classes | None = None,
+    trust_remote_code: bool = False,
+    scaling: AnyScaling | None = None,
+    factor: float | None = None,
+) -> tuple[Any, Any]:
     """Read a model as a `transformers.PreTrainedModel` in fp32, and the configuration of its text model.
 
     Args:
         path: A name for `find_model`, or a checkpoint that `fit` has written.
         classes: The only classes that a checkpoint is allowed to use; None if ``path`` is not a checkpoint.
         trust_remote_code: Whether code in the model's folder may run.
+        scaling: Scaling of RoPE, see `kerple.hf.rope.scaled`; None for the model's own. A checkpoint must have None.
+        factor: Scaling factor, see `kerple.hf.rope.scaled`.
 
     Raises:
-        UserError: If the model does not exist, cannot be read, or does not fit into memory.
+        UserError: If the model does not exist, cannot be read, or does not fit into memory, or its RoPE cannot be
+            scaled.
     """
     need()
     if classes is not None and is_zipfile(path):
         from kerple.hf.exporter import hugging_face_model  # imports transformers, which may not be installed
 
+        require(scaling is None, "scaling", scaling, "null for a checkpoint")
+
         model = hugging_face_model(read_checkpoint(path, classes))
         return model, model.config
     source = find_model(path)
     config = read_model_config(source, trust_remote_code)
+    config = scaled(config, scaling, factor, config_length(config) or 0)
     check_memory(config, trust_remote_code=trust_remote_code)
     return read_model(source, config, trust_remote_code=trust_remote_code), config.get_text_config()

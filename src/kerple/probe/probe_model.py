@@ -105,7 +105,7 @@ class Report:
     def write(self, folder: Path) -> None:
         """Write ``probe.html`` and ``probe.json`` into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        page = render_template("kerple.probe", "probe.html.jinja", report=self, embedded=_embedded)
+        page = render_template("kerple.probe", "probe.html.jinja", report=self, embedded=embedded)
         write(folder / "probe.html", page)
         invariances = [asdict(i) | {"verdict": i.verdict} for i in self.invariances]
         for entry in invariances:  # JSON has neither inf nor NaN
@@ -149,7 +149,7 @@ def _alike(a: Verdict, b: Verdict) -> bool:
     return same and all(math.isclose(x, y, rel_tol=2e-3) for x, y in zip(*numbers, strict=True))
 
 
-def _embedded(figure: Figure) -> str:
+def embedded(figure: Figure) -> str:
     """Return the figure as a PNG in base64."""
     file = io.BytesIO()
     figure.savefig(file, dpi=120)

@@ -1,0 +1,315 @@
+"""Parity: the differences between two computations of the same tokens, compared with the differences by rounding."""
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from kerple.base.atomic import write
+from kerple.base.errors import UserError, require
+from kerple.base.templates import render_template
+from kerple.hf.position_limit import decoder_layers
+from kerple.probe.layer_checks import measure_layers
+from kerple.probe.probe_model import embedded
+from kerple.probe.reading import EXTRA, Reading
+
+BAND = 4  # largest difference that rounding explains, as a multiple of the larger rounding error of the two sides
+ROWS = 256  # number of positions whose probabilities are compared at once, in fp64
+ARRAYS = "tokens and one of log_probs, target_log_probs, or top_ids with top_log_probs"
+
+
+@dataclass
+class Outputs:
+    """What one side has computed for T tokens.
+
+    Args:
+        log_probs: Log-probabilities of the token after each token, (T, K).
+        ids: Their ids (T, K) int64; None if K is the size of the vocabulary. With ids, T may be one less, because the
+            last token has no target.
+        layers: Output of each layer, (layers, T, D); None if it is not known.
+        tokens: The tokens, (T,) int64; None if they are those of the other side.
+    """
+
+    log_probs: Tensor
+    ids: Tensor | None = None
+    layers: Tensor | None = None
+    tokens: Tensor | None = None
+
+
+@dataclass
+class Side:
+    """One of the two computations.
+
+    Args:
+        source: A `transformers.PreTrainedModel` in evaluation mode and fp32, a function from tokens (1, T) int64 to
+            logits (1, T, V), or the `Outputs` of another engine.
+        name: Name in messages.
+        reading: How the model reads the tokens. A function ignores it.
+        dtype: Dtype to which the weights of the model are cast.
+        config: Configuration with which `probe` compares a layer; None for the model's own.
+    """
+
+    source: Any
+    name: str
+    reading: Reading = field(default_factory=Reading)
+    dtype: torch.dtype = torch.float32
+    config: Any = None
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the source is a model, whose rounding can be measured."""
+        return isinstance(self.source, nn.Module) and hasattr(self.source, "config")
+
+    def outputs(self, tokens: Tensor, exact: bool = False) -> Outputs:
+        """Return the outputs for tokens (T,) int64; with ``exact``, those of the same forward pass in fp64."""
+        if isinstance(self.source, Outputs):
+            return self.source
+        if not self.is_model:
+            with torch.inference_mode():
+                logits = self.source(tokens[None])
+            return Outputs(_log_probs(logits, self.name, len(tokens)))
+        model = self.source if self.dtype == torch.float32 and not exact else deepcopy(self.source)
+        if exact:
+            model.double().config._experts_implementation = "eager"  # the others do not support fp64
+        elif self.dtype != torch.float32:
+            _cast(model, self.dtype)
+        hidden: dict[nn.Module, list[Tensor]] = {layer: [] for layer in decoder_layers(model)}
+
+        def keep(layer: nn.Module, args: Any, output: Any) -> None:
+            hidden[layer].append(output[0] if isinstance(output, tuple) else output)
+
+        with ExitStack() as contexts:
+            for layer in hidden:
+                contexts.enter_context(layer.register_forward_hook(keep))
+            contexts.enter_context(torch.inference_mode())
+            contexts.enter_context(InFp64() if exact else nullcontext())
+            logits = self.reading.logits(model, tokens[None].to(model.device))
+        first = EXTRA if self.reading.packed or self.reading.padding == "left" else 0
+        states = [torch.cat(parts, 1)[0, first : first + len(tokens)].cpu() for parts in hidden.values() if parts]
+        complete = len(states) == len(hidden) > 0
+        return Outputs(_log_probs(logits, self.name, len(tokens)), layers=torch.stack(states) if complete else None)
+
+
+class InFp64(TorchFunctionMode):
+    """Context in which code that casts to fp32, such as norms and softmaxes of transformers, casts to fp64."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        args = tuple(torch.float64 if x is torch.float32 else x for x in args)
+        kwargs = {name: torch.float64 if x is torch.float32 else x for name, x in (kwargs or {}).items()}
+        return (Tensor.double if function is Tensor.float else function)(*args, **kwargs)
+
+
+@dataclass
+class Parity:
+    """Differences between two sides A and B by position and by layer, each with the band that rounding explains.
+
+    Args:
+        names: Names of the sides.
+        difference: Largest absolute difference of the compared log-probabilities at each position, (T,) fp64.
+        band: Largest difference that rounding explains, (T,).
+        kl: KL divergence of B from A at each position in nats, (T,); None unless both sides have all log-probabilities.
+        layers: Norm of the difference of the outputs of each layer at each position, (layers, T); None if a side has
+            no outputs of layers, or outputs of other shapes.
+        layer_band: The same by rounding, (layers, T).
+        words: What `probe` finds in the first layer that leaves its band, one line for each model.
+    """
+
+    names: tuple[str, str]
+    difference: Tensor
+    band: Tensor
+    kl: Tensor | None
+    layers: Tensor | None
+    layer_band: Tensor | None
+    words: list[str] = field(default_factory=list)
+
+    @property
+    def first_position(self) -> int | None:
+        """The first position whose difference leaves the band; None if rounding explains all differences."""
+        return next(iter((self.difference > self.band).nonzero().flatten().tolist()), None)
+
+    @property
+    def layer_ratios(self) -> list[float]:
+        """The 99th percentile of difference / band over the positions of each layer. Above 1, the layer leaves it."""
+        if self.layers is None or self.layer_band is None:
+            return []
+        ratios = self.layers / self.layer_band.clamp(min=torch.finfo(torch.float64).tiny)
+        return ratios.quantile(0.99, 1).tolist()
+
+    @property
+    def first_layer(self) -> int | None:
+        """The first layer that leaves its band."""
+        return next((i for i, ratio in enumerate(self.layer_ratios) if ratio > 1), None)
+
+    @property
+    def differs(self) -> bool:
+        """Whether a position or a layer leaves its band."""
+        return self.first_position is not None or self.first_layer is not None
+
+    def summary(self) -> str:
+        """Return the report as text for the terminal."""
+        worst = int((self.difference / self.band.clamp(min=1e-300)).argmax())
+        number = f"{float(self.difference[worst]):.3g}, band {float(self.band[worst]):.2g}, at position {worst}"
+        lines = [f"{self.names[0]} against {self.names[1]}, {len(self.difference)} positions"]
+        lines += [f"log-probabilities: largest difference relative to the band {number}"]
+        if self.kl is not None:
+            lines += [f"KL divergence: mean {float(self.kl.mean()):.3g} nats, largest {float(self.kl.max()):.3g} nats"]
+        if not self.differs:
+            return "\n".join([*lines, "equal within rounding"])
+        lines += [f"first position outside the band: {self.first_position}"] if self.first_position is not None else []
+        layer = "no layer" if self.first_layer is None else f"layer {self.first_layer}"
+        lines += [f"first layer outside the band: {layer}"] if self.layers is not None else ["layers were not compared"]
+        return "\n".join([*lines, *self.words, "differs"])
+
+    def write(self, folder: Path) -> None:
+        """Write ``parity.html`` and ``parity.json`` into a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        page = render_template("kerple.probe", "parity.html.jinja", parity=self, figure=embedded(self.figure()))
+        write(folder / "parity.html", page)
+        content = {"names": self.names, "differs": self.differs, "words": self.words}
+        content |= {"first_position": self.first_position, "first_layer": self.first_layer}
+        content |= {"difference": self.difference.tolist(), "band": self.band.tolist()}
+        content |= {"kl": None if self.kl is None else self.kl.tolist(), "layer_ratios": self.layer_ratios}
+        write(folder / "parity.json", json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def figure(self) -> Figure:
+        """Return the figure of the page: differences by position, KL divergence by position, and ratios by layer."""
+        figure = Figure((10, 9), layout="constrained")
+        position, divergence, layer = figure.subplots(3, 1)
+        places = np.arange(len(self.difference))
+        tiny = 1e-12  # differences of 0 are drawn here
+        position.plot(places, self.difference.clamp(min=tiny), ".", ms=3, label="difference")
+        position.plot(places, self.band.clamp(min=tiny), color="#555", lw=1, label="band of rounding")
+        position.set(yscale="log", xlabel="position", ylabel="largest difference\nof log-probabilities")
+        position.legend()
+        if self.kl is not None:
+            divergence.plot(places, self.kl.clamp(min=tiny), ".", ms=3, color="#009E73")
+        divergence.set(yscale="log", xlabel="position", ylabel="KL divergence (nats)")
+        ratios = self.layer_ratios
+        colors = ["#D55E00" if ratio > 1 else "#0072B2" for ratio in ratios]
+        layer.bar(range(len(ratios)), np.maximum(ratios, 1e-4), color=colors)
+        layer.axhline(1, color="#555", lw=1)
+        layer.set(yscale="log", xlabel="layer", ylabel="99th percentile of\ndifference / band")
+        return figure
+
+
+def parity(a: Side, b: Side, tokens: Tensor) -> Parity:
+    """Compare two computations of the same tokens.
+
+    The band of a position or layer is 4 times the larger difference of A and B from the same forward pass in fp64. If
+    only one side is a model, it is 4 times the difference of this side.
+
+    Args:
+        a: The first side.
+        b: The second side.
+        tokens: The tokens, (T,) int64.
+
+    Raises:
+        UserError: If no side is a model, the vocabularies or the numbers of positions differ, a side cannot read the
+            tokens, or its log-probabilities are not finite.
+    """
+    sides = (a, b)
+    expected = "a model, whose rounding is measured; at most one side may be a file or a function"
+    require(a.is_model or b.is_model, a.name, f"no model, as in {b.name}", expected)
+    measured = [side.outputs(tokens) for side in sides]
+    sizes = [x.log_probs.shape[1] for x in measured if x.ids is None]
+    require(len({*sizes}) < 2, b.name, f"a vocabulary of {sizes[-1]} tokens", f"{sizes[0]}, as in {a.name}")
+    difference, kl, layers = _differences(*measured)
+    bands, layer_bands = [], []
+    for side, outputs in zip(sides, measured, strict=True):
+        if side.is_model:
+            error, _, layer_error = _differences(outputs, side.outputs(tokens, exact=True))
+            bands.append(BAND * error[: len(difference)])
+            layer_bands += [] if layer_error is None else [BAND * layer_error]
+    layer_band = None if layers is None else torch.stack(layer_bands).amax(0)
+    result = Parity((a.name, b.name), difference, torch.stack(bands).amax(0), kl, layers, layer_band)
+    if (i := result.first_layer) is not None:
+        for side in sides:
+            verdict = measure_layers(side.source, side.config or side.source.config.get_text_config())[i]
+            found = "; ".join([verdict.measured, *verdict.differences, *([verdict.unknown] if verdict.unknown else [])])
+            result.words.append(f"probe of layer {i} of {side.name}: {verdict.verdict}, {found}")
+    return result
+
+
+def read_outputs(path: str, name: str) -> Outputs:
+    """Read the outputs of another engine from an .npz file.
+
+    The file has ``tokens`` (T,) and one of ``log_probs`` (T, V), ``target_log_probs`` (T - 1,), and ``top_ids`` with
+    ``top_log_probs`` (T, k). Row t belongs to the token after token t.
+
+    Args:
+        path: The file.
+        name: Name of the side in messages.
+
+    Raises:
+        UserError: If the file cannot be read, lacks an array, or an array has another shape or a value that is not
+            finite.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{name}: {path} could not be read ({error}); expected an .npz file with {ARRAYS}") from error
+    kinds = [key for key in ("log_probs", "target_log_probs", "top_log_probs") if key in arrays]
+    valid = "tokens" in arrays and len(kinds) == 1 and ("top_ids" in arrays) == (kinds == ["top_log_probs"])
+    require(valid, name, f"a file with {', '.join(sorted(arrays)) or 'no arrays'}", ARRAYS)
+    tokens = arrays["tokens"]
+    valid = tokens.ndim == 1 and len(tokens) > 1 and np.issubdtype(tokens.dtype, np.integer) and tokens.min() >= 0
+    require(
+        valid, name, f"tokens of shape {tokens.shape} and dtype {tokens.dtype}", "at least two ids in one dimension"
+    )
+    values = arrays[kinds[0]]
+    values = values[:, None] if kinds == ["target_log_probs"] and values.ndim == 1 else values
+    rows = len(tokens) - (kinds == ["target_log_probs"])
+    given = f"{kinds[0]} of shape {arrays[kinds[0]].shape}"
+    require(values.ndim == 2 and len(values) == rows, name, given, f"{rows} rows, one for each position")
+    finite = np.issubdtype(values.dtype, np.floating) and bool(np.isfinite(values).all())
+    require(finite, name, f"{kinds[0]} that are not finite numbers", "finite log-probabilities; check them for NaN")
+    ids = tokens[1:, None] if kinds == ["target_log_probs"] else arrays.get("top_ids")
+    valid = ids is None or (ids.shape == values.shape and np.issubdtype(ids.dtype, np.integer) and ids.min() >= 0)
+    require(valid, name, "top_ids of another shape or dtype than top_log_probs", "one id for each log-probability")
+    tensors = (None if x is None else torch.from_numpy(x.astype(np.int64)) for x in (ids, tokens))
+    return Outputs(torch.from_numpy(values), next(tensors), None, next(tensors))
+
+
+def _cast(model: Any, dtype: torch.dtype) -> None:
+    """Cast the parameters of a model, as loading in this dtype does. Buffers, such as frequencies, stay in fp32."""
+    kept = {*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
+    for name, parameter in model.named_parameters():
+        if not kept & {*name.split(".")}:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _log_probs(logits: Tensor, name: str, length: int) -> Tensor:
+    """Return log-probabilities (T, V) on the CPU from logits (1, T, V), in fp32 or the wider dtype of the logits."""
+    expected = f"finite logits of shape (1, {length}, V)"
+    valid = isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == (1, length)
+    require(valid, name, f"logits of shape {tuple(getattr(logits, 'shape', ()))}", expected)
+    require(bool(logits.isfinite().all()), name, "logits that are not finite", f"{expected}; check the weights for NaN")
+    return logits[0].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).cpu()
+
+
+def _differences(a: Outputs, b: Outputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the difference by position, the KL divergence, and the difference by layer and position; see `Parity`."""
+    ids = a.ids if b.ids is None else b.ids
+    difference, kl = [], []
+    for rows in torch.arange(min(len(a.log_probs), len(b.log_probs))).split(ROWS):
+        x, y = (side.log_probs[rows].double() for side in (a, b))
+        if ids is not None:
+            x, y = (z if side.ids is not None else z.gather(1, ids[rows]) for z, side in ((x, a), (y, b)))
+        difference.append((x - y).abs().amax(1))
+        kl.append((x.exp() * (x - y)).sum(1).clamp(min=0))
+    layers = None
+    if a.layers is not None and b.layers is not None and a.layers.shape == b.layers.shape:
+        layers = torch.stack([(x.double() - y.double()).norm(dim=-1) for x, y in zip(a.layers, b.layers, strict=True)])
+    return torch.cat(difference), None if ids is not None else torch.cat(kl), layers

@@ -1,0 +1,151 @@
+"""`parity`: equal computations are equal within rounding, and a difference is found at its first position and layer."""
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kerple.base.errors import UserError
+from kerple.cli.main import main
+from kerple.probe.parity import InFp64, Side, parity, read_outputs
+from kerple.probe.reading import Reading
+from tests.cli.tiny import complaint, fit
+from tests.hf.test_modeling import random_kerple
+from tests.hf.tiny import saved, tiny
+from tests.probe.models import LENGTH, build
+
+TOKENS = torch.randint(3, 96, (LENGTH,), generator=torch.Generator().manual_seed(3))
+SLOW = ("mistral", "deepseek_v3", "gpt2", "qwen3_next")
+READINGS = [
+    Reading(cached=True),
+    Reading(packed=True),
+    Reading(padding="left"),
+    Reading(padding="right"),
+    Reading(attention="eager"),
+]
+
+
+def compare(a: Any, b: Any, reading: Reading = READINGS[4], **options: Any) -> Any:
+    return parity(Side(a, "A"), Side(b, "B", reading, **options), TOKENS[:48])
+
+
+def with_window(model: Any, layer: int, window: int) -> Any:
+    """Return a copy of a model in which one layer has another window than the others."""
+    changed = deepcopy(model)
+
+    def mask(module: Any, args: Any, options: dict[str, Any]) -> Any:
+        rows = torch.arange((options | dict(enumerate(args)))["hidden_states"].shape[1])
+        distance = rows[:, None] - rows
+        return args, options | {"attention_mask": ((distance >= 0) & (distance < window))[None, None]}
+
+    changed.model.layers[layer].self_attn.register_forward_pre_hook(mask, with_kwargs=True)
+    return changed
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+def test_all_readings_of_a_correct_model_are_equal_within_rounding(name):
+    model = build(name)
+    for reading in READINGS:
+        if name == "gpt2" and reading.padding == "left":
+            continue  # which shifts its absolute positions
+        assert not compare(model, model, reading).differs, reading
+    assert not compare(model, model, Reading(), dtype=torch.bfloat16).differs
+    assert not compare(model, lambda tokens: model(tokens).logits).differs
+
+
+def test_an_exact_forward_pass_has_no_rounding_of_fp32():
+    model = build("llama")
+    sides = [Side(model, "A").outputs(TOKENS, exact=True), Side(model, "B", READINGS[4]).outputs(TOKENS, exact=True)]
+    assert float((sides[0].log_probs - sides[1].log_probs).abs().max()) < 1e-12
+    with InFp64():
+        assert torch.ones(1, dtype=torch.float64).float().dtype == torch.float64
+
+
+def test_a_window_that_is_wrong_by_one_is_found_in_its_layer_and_at_its_first_position():
+    model = build("mistral")
+    found = compare(model, with_window(model, 2, 9), Reading())
+    assert (found.first_layer, found.first_position) == (2, 8)  # query 8 is the first that sees one key more
+    assert [line.split(":")[0] for line in found.words] == ["probe of layer 2 of A", "probe of layer 2 of B"]
+    assert not compare(model, with_window(model, 2, 8), Reading()).differs
+
+
+def test_other_faults_are_found():
+    llama, yarn = build("llama"), build("llama+yarn")
+    yarn.load_state_dict(llama.state_dict())
+    found = compare(llama, yarn, Reading())
+    assert (found.first_layer, found.first_position) == (0, 1)
+    assert "attention factor 1.139" in found.words[1]
+    assert compare(llama, llama, Reading(packed=True, cached=True)).first_position == 0
+
+    def late(tokens: torch.Tensor) -> torch.Tensor:  # right before position 40
+        ids = torch.arange(tokens.shape[1])
+        return llama(tokens, position_ids=torch.where(ids < 40, ids, ids + 1)[None], attention_mask=tokens > 0).logits
+
+    assert compare(llama, late).first_position == 40
+
+
+@pytest.mark.parametrize("kind", ["log_probs", "target_log_probs", "top_log_probs"])
+def test_a_file_of_another_engine_is_a_side(kind, tmp_path):
+    model = build("llama")
+    log_probs = model(TOKENS[None, :48]).logits[0].log_softmax(-1).detach()
+    top = log_probs.topk(5, -1)
+    arrays = {
+        "log_probs": {"log_probs": log_probs},
+        "target_log_probs": {"target_log_probs": log_probs[:-1].gather(1, TOKENS[1:48, None])[:, 0]},
+        "top_log_probs": {"top_log_probs": top.values, "top_ids": top.indices},
+    }[kind]
+    path = tmp_path / "engine.npz"
+    for error in (0.0, 0.01):
+        changed = {name: x + error if name == kind else x for name, x in arrays.items()}
+        np.savez(path, tokens=TOKENS[:48].numpy(), **{name: x.numpy() for name, x in changed.items()})
+        outputs = read_outputs(str(path), "B")
+        assert torch.equal(outputs.tokens, TOKENS[:48])
+        assert compare(model, outputs).differs == bool(error)
+    with pytest.raises(UserError, match="A: got no model, as in B"):
+        compare(outputs, outputs)
+
+
+def test_the_command_writes_a_page_and_an_exit_status_and_refuses_wrong_sides(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a, b = saved(tmp_path / "a", "llama"), tmp_path / "b"
+    saved(b, "llama")
+    tiny("llama", vocab_size=258).save_pretrained(b)
+    (tmp_path / "x.txt").write_text("abc def " * 40)
+    text = ["--text", str(tmp_path / "x.txt"), "--length", "32"]
+    main(["parity", str(a), str(a), "--b.cached", "true", *text])
+    assert "equal within rounding" in capsys.readouterr().out
+    assert json.loads((tmp_path / "logs/parity/a-a/parity.json").read_text())["first_position"] is None
+    assert "data:image/png" in (tmp_path / "logs/parity/a-a/parity.html").read_text()
+    with pytest.raises(SystemExit) as ended:
+        main(["parity", str(a), str(a), "--b.scaling", "pi", "--b.factor", "4", *text])
+    assert ended.value.code == 1
+    assert "B (" in capsys.readouterr().out
+    assert "vocabulary of 258 tokens, expected 257" in complaint(capsys, "parity", a, b, *text)
+    assert complaint(capsys, "parity", "./nothing", b).startswith("error: A: ")
+    tokens = np.arange(8)
+    for arrays, expected in (
+        ({"tokens": tokens}, "B: got a file with tokens, expected tokens and one of"),
+        ({"tokens": tokens, "log_probs": np.zeros((7, 257), "f4")}, "expected 8 rows"),
+        ({"tokens": tokens, "log_probs": np.full((8, 257), np.nan, "f4")}, "check them for NaN"),
+        ({"tokens": tokens, "log_probs": np.zeros((8, 9), "f4")}, "a vocabulary of 9 tokens, expected 257"),
+        ({"tokens": tokens + 900, "log_probs": np.zeros((8, 257), "f4")}, "expected more than id 907"),
+        ({"tokens": tokens, "target_log_probs": np.zeros(7, "f4")}, "B: got 8 positions, expected --length 32"),
+    ):
+        np.savez(tmp_path / "e.npz", **arrays)
+        options = ["--length", "32"] if "--length" in expected else []
+        assert expected in complaint(capsys, "parity", a, tmp_path / "e.npz", *options)
+    (tmp_path / "e.npz").write_bytes(b"PK")
+    assert "could not be read" in complaint(capsys, "parity", a, tmp_path / "e.npz")
+
+
+@pytest.mark.slow
+def test_our_models_and_checkpoints_are_sides(tmp_path, monkeypatch):
+    model = random_kerple("KerpleLog")
+    assert not compare(model, model, Reading(cached=True)).differs
+    monkeypatch.chdir(tmp_path)
+    checkpoint = str(fit(tmp_path))
+    main(["parity", checkpoint, checkpoint, "--b.cached", "true", "--length", "16"])
