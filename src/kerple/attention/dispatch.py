@@ -13,6 +13,7 @@ from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec
 from kerple.base.errors import require
+from kerple.positions.token_positions import readable
 
 BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]] = {
     "sdpa": attend_sdpa,
@@ -70,6 +71,9 @@ def normalise(
     """Return queries, keys and their modifications without a window or halves that have no effect.
 
     The scale is a number, and tables and the sink have the dtype of the scores.
+
+    Raises:
+        UserError: If ``spec.first_key`` decreases from query to query. It is not checked on a GPU and in compiled code.
     """
     length, scale = k.shape[2], spec.scale_of(q)
     window = None if spec.window is None or spec.window >= length else spec.window
@@ -81,6 +85,9 @@ def normalise(
     first_key = spec.first_key
     if first_key is not None:  # a query sees its own key, even in padding
         first_key = first_key.minimum(torch.arange(length - q.shape[2], length, device=q.device))
+        if readable(first_key):
+            expected = "rows that do not decrease from query to query, as in consecutive documents"
+            require(bool((first_key.diff() >= 0).all()), "first_key", "decreasing rows", expected)
     spec = replace(spec, scale=scale, table=table, score_scale=score_scale, window=window, sink=sink)
     return q, k, replace(spec, neighbor_window=neighbors, first_key=first_key)
 
