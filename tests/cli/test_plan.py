@@ -2,10 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from kerple.cli.main import main
+from kerple.data.shards import Folder
 from kerple.training.fit_cost import NETWORK
+from tests.data.conftest import small_build, write_lines
 
 
 def plan_rows(capsys, *arguments):
@@ -35,6 +38,27 @@ def test_plan_of_the_papers_configuration(capsys):
     without = plan_rows(capsys, "--devices", "1,8,32", "--model.position", "RoPE")["A100"]
     assert float(without[2]) == pytest.approx(float(without[1]) / 8, abs=0.01)  # the exchange overlaps
     assert float(without[3]) == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)  # exchange > compute
+
+
+@pytest.mark.slow
+def test_plan_counts_the_pairs_inside_documents(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = ["--data.length", "50", "--data.vocabulary", "300", "--data.tokenizer", "bpe", "--devices", "1"]
+    data += ["--model.layers", "1"]
+    corpus = write_lines(tmp_path / "text.jsonl", ["word " * 20] * 50)
+    small_build(tmp_path / "shards", corpus, split_fractions=(1.0, 0.0, 0.0))
+    data += ["--data.corpus", "null", "--data.directory", str(tmp_path / "shards")]
+
+    def attention(*arguments: str) -> int:
+        return int(plan_rows(capsys, *data, *arguments)["FLOPs a token"][0].split()[-1].strip(")").replace(",", ""))
+
+    (length,) = set(np.diff(Folder(tmp_path / "shards").documents("train")))
+    assert length < 50
+    inside = length * (length + 1) / 2 / length
+    packed = attention("--data.mask_documents", "true", "--data.packing", "best_fit")
+    assert packed == pytest.approx(attention() * inside / 25.5, rel=1e-4)
+    unprepared = ["--data.mask_documents", "true", "--data.directory", str(tmp_path / "missing")]
+    assert attention(*unprepared) == attention()
 
 
 def test_plan_takes_the_architecture_of_weights(capsys, tmp_path):

@@ -9,6 +9,7 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.data import TokenShards
+from kerple.data.documents import mean_visible_keys
 from kerple.data.shards import Folder
 from kerple.model.network import Batch
 from tests.data.test_datamodule import module  # noqa: F401 (a fixture)
@@ -56,6 +57,23 @@ def test_documents_of_folders_of_format_4_are_those_of_their_lengths(prepared, t
         expected = Folder(prepared).documents(split)
         assert len(expected) > 5
         np.testing.assert_array_equal(Folder(tmp_path).documents(split), expected)
+
+
+def test_mean_visible_keys_are_those_of_a_loop_over_samples():
+    lengths, length = np.array([3, 1, 12, 7, 5, 20, 8]), 8
+    starts = np.repeat(lengths.cumsum() - lengths, lengths)  # first input of the document of each input
+    counts = [
+        p - max(sample, starts[p]) + 1
+        for offset in range(length)  # the stream is repeated, so that every offset has whole samples
+        for sample in range(offset - length, lengths.sum(), length)
+        for p in range(max(sample, 0), min(sample + length, lengths.sum()))
+    ]
+    assert len(counts) == length * lengths.sum()
+    assert mean_visible_keys(lengths, length, packed=False) == pytest.approx(np.mean(counts))
+    pieces = [min(length, n - first) for n in lengths for first in range(0, n, length)]
+    packed = [row + 1 for size in pieces for row in range(size)]
+    assert mean_visible_keys(lengths, length, packed=True) == pytest.approx(np.mean(packed))
+    assert mean_visible_keys(np.array([10**6]), length, packed=True) == pytest.approx((length + 1) / 2, rel=1e-5)
 
 
 def test_lengths_that_do_not_fit_the_manifest_are_refused(prepared, tmp_path):

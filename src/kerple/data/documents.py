@@ -49,3 +49,23 @@ class Documents:
         """
         entries = {"documents": torch.from_numpy(starts.cumsum(1))} if self.mask else {}
         return entries if self.score_first else entries | {"scored": torch.from_numpy(~starts[:, :-1])}
+
+
+def mean_visible_keys(lengths: Indices, length: int, packed: bool) -> float:
+    """Return the mean number of keys that a query sees within its document.
+
+    Args:
+        lengths: Number of tokens of each document, (documents,) int64.
+        length: Number of inputs of a sample, T.
+        packed: Whether documents are packed by best fit. Otherwise the mean is over all offsets of the samples.
+    """
+    whole, rest = np.divmod(lengths, length)
+    if packed:
+        pairs = whole * (length * (length + 1) // 2) + rest * (rest + 1) // 2
+        return float(pairs.sum() / lengths.sum())
+    rows = np.arange(1, length + 1)  # of a token in its document, from 1
+    # a query sees the smaller of its row in the document and its row in the sample, which has any value equally often
+    keys = rows * (rows + 1) / 2 / length + rows * (length - rows) / length
+    first = np.minimum(lengths, length)
+    sums = np.append(0.0, keys.cumsum())[first] + (lengths - first) * (length + 1) / 2
+    return float(sums.sum() / lengths.sum())

@@ -46,7 +46,8 @@ class Flops:
 
     Args:
         products: Operations of the linear layers, including the head.
-        attention: Operations of q·k and p·v for half of the T × T pairs, because attention is causal.
+        attention: Operations of q·k and p·v for half of the T × T pairs, because attention is causal, or for the
+            fraction of these pairs that are inside one document.
     """
 
     products: int
@@ -58,11 +59,18 @@ class Flops:
         return 3 * (self.products + self.attention)
 
 
-def flops(network: Transformer, length: int) -> Flops:
-    """Return the FLOPs per token for segments of ``length`` tokens, without those of the positional strategy."""
+def flops(network: Transformer, length: int, visible: float = 1.0) -> Flops:
+    """Return the FLOPs per token for segments of ``length`` tokens, without those of the positional strategy.
+
+    Args:
+        network: The network.
+        length: Number of tokens in a segment, T.
+        visible: Fraction of the pairs of a query and an earlier key that are inside one document.
+    """
     excluded = {m for p in network.positions for m in p.modules()}
     weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear) and m not in excluded)
-    return Flops(2 * weights, len(network.blocks) * 2 * network.shape.heads * network.shape.head_dim * length)
+    causal = len(network.blocks) * 2 * network.shape.heads * network.shape.head_dim * length
+    return Flops(2 * weights, round(causal * visible))
 
 
 def count_parameters(network: Transformer) -> dict[str, int]:

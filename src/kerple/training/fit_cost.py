@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jsonargparse import Namespace
 
 from kerple.base.errors import UserError, require
+from kerple.data.documents import mean_visible_keys
+from kerple.data.shard_options import ShardOptions
+from kerple.data.shards import Folder
 from kerple.model.cost import Chip, count_parameters, flops, memory
 from kerple.training.feasibility import check_memory
 from kerple.training.fit_options import build_model
@@ -43,7 +47,8 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
     with torch.device("meta"):
         model = build_model(config.model.as_dict())
     count = count_parameters(model.network)
-    work = flops(model.network, data.length)
+    visible, documents = _visible_fraction(data)
+    work = flops(model.network, data.length, visible)
     planned_devices = device_count(trainer.devices) * trainer.num_nodes
     segments = data.batch_size * trainer.accumulate_grad_batches * planned_devices
     micro, step = data.batch_size * data.length, segments * data.length  # tokens of a micro-batch, and of a step
@@ -60,6 +65,7 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
         "tokens a step": f"{step:,} = {data.batch_size} × {data.length} × {trainer.accumulate_grad_batches} "
         f"accumulated × {planned_devices} devices",
         "tokens": f"{tokens:,}",
+        **documents,
         "FLOPs a token": f"{work.training:,} = 3 × (linear layers {work.products:,} + attention {work.attention:,})",
         "FLOPs": f"{total:.3g}",
     }
@@ -77,6 +83,21 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
         _text(f"Memory of a device, {micro:,} tokens at once{sharding}", sizes),
         _hours(total / efficiency, needed, trainer.max_steps, chips, devices, overlap),
     ]
+
+
+def _visible_fraction(data: Namespace) -> tuple[float, dict[str, str]]:
+    """Return the fraction of causal pairs inside one document, and rows of the table of the work about it."""
+    if not data.get("mask_documents"):
+        return 1.0, {}
+    options = ShardOptions(**data.as_dict())
+    try:
+        folder = Folder(options.location, options.cache, options.cache_gb)
+    except UserError:
+        return 1.0, {"keys a query": f"as in one document a sample, because {options.location} is not prepared"}
+    tokens = folder.manifest.splits["train"].tokens
+    lengths = np.diff(folder.documents("train"), append=tokens)
+    keys, most = mean_visible_keys(lengths, data.length, options.packing == "best_fit"), (data.length + 1) / 2
+    return keys / most, {"keys a query": f"{keys:,.1f} on average within documents, of {most:,.1f} without masks"}
 
 
 def device_count(devices: Any) -> int:
