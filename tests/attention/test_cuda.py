@@ -1,6 +1,7 @@
 """Parts of the CUDA backend that run on a CPU: the mask, padded lengths, and the kernel in Triton's interpreter."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -66,13 +67,16 @@ def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None
         assert error < (1e-5 if "float32" in case else 2e-2), case
 
 
+KINDS = ("kv", "full_kv", "q", "full_q")  # of the lists of a block mask
+
+
 def block_lists(mask: BlockMask) -> list[list[list[int]]]:
     """Return the lists of a mask: of each query block's key blocks, then of each key block's query blocks.
 
     Both are given first for blocks in which some pairs are visible, then for those in which all are.
     """
     lists = []
-    for name in ("kv", "full_kv", "q", "full_q"):
+    for name in KINDS:
         counts, indices = (getattr(mask, f"{name}_{part}") for part in ("num_blocks", "indices"))
         assert counts.dtype == indices.dtype == torch.int32
         assert ((indices >= 0) & (indices < len(counts[0, 0]))).all()  # a kernel may load members beyond the count
@@ -98,6 +102,30 @@ def test_the_block_mask_of_documents_is_the_one_torch_builds(window) -> None:
 
     expected = create_block_mask(visible, 3, None, 768, 768, device="cpu")
     assert block_lists(mask) == block_lists(expected)
+
+
+@pytest.mark.slow
+def test_compiled_lists_of_documents_have_the_strides_that_flex_attention_reads() -> None:
+    # FlexAttention's kernels multiply the batch index by the stride of the dimension of heads, which has one element.
+    # The compiler may give such a dimension the stride 0, so that all sequences would have the lists of the first one.
+    strides = []
+
+    @torch.library.custom_op("kerple_tests::strides", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+    def look(lists: list[torch.Tensor]) -> torch.Tensor:
+        strides.extend((x.stride(), x.shape) for x in lists)
+        return lists[0].new_zeros(1)
+
+    @look.register_fake
+    def _(lists):
+        return lists[0].new_empty(1)
+
+    def build(first: torch.Tensor) -> torch.Tensor:
+        mask = cuda.build_mask(512, None, first.device, first)
+        return look([getattr(mask, f"{kind}_{part}") for kind in KINDS for part in ("num_blocks", "indices")])
+
+    torch.compile(build, dynamic=False, fullgraph=True)(torch.zeros(3, 512, dtype=torch.int32))
+    assert [stride[:2] for stride, _ in strides] == [(size := math.prod(shape[2:]), size) for _, shape in strides]
+    assert len(strides) == 8
 
 
 def test_all_lengths_are_padded_to_few_lengths() -> None:

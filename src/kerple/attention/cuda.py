@@ -5,6 +5,7 @@ gets the detached table and returns the log-sum-exp. `AddTableGradient` adds the
 (`kerple.attention.cuda_table_gradient`). docs/gpu-kernels.md contains the times on an H200.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -231,16 +232,24 @@ def build_mask(length: int, window: int | None, device: torch.device, first_key:
         torch.where(j > 0, own + after + j, own),
         (own + 1 + j).expand(len(keys), -1, -1),
     )
-    # one tensor each, so that torch.compile computes it in one kernel
-    indices = torch.stack(lists)[:, :, None].clamp(0, blocks - 1).to(torch.int32)  # (4, B, 1, blocks, blocks)
     numbers = (keys - whole_keys, whole_keys, queries - whole_queries, whole_queries)
-    counts = torch.stack([x[:, None].to(torch.int32) for x in numbers])  # (4, B, 1, blocks)
+    # one tensor each, so that torch.compile computes it in one kernel
+    counts = torch.stack([x.to(torch.int32) for x in numbers])  # (4, B, blocks)
+    indices = torch.stack(lists).clamp(0, blocks - 1).to(torch.int32)  # (4, B, blocks, blocks)
+
+    def with_head(x: Tensor, i: int) -> Tensor:
+        """Return x[i][:, None]. FlexAttention multiplies the batch index by the stride of this dimension of size 1.
+
+        Without `as_strided`, torch.compile may give it the stride 0. All sequences would have the lists of the first.
+        """
+        size = math.prod(x.shape[2:])
+        return x.as_strided((x.shape[1], 1, *x.shape[2:]), (size, size, *x.stride()[2:]), i * x.stride(0))
 
     def visible(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
         seen = (m >= n) & (m - n < limit)
         return seen if first_key is None else seen & (n >= first_key[b, m])
 
     return BlockMask(
-        (length, length), counts[0], indices[0], counts[1], indices[1], counts[2], indices[2], counts[3], indices[3],
+        (length, length), *(with_head(x, i) for i in range(4) for x in (counts, indices)),
         BLOCK_SIZE=(MASK_BLOCK, MASK_BLOCK), mask_mod=visible,
     )  # fmt: skip
