@@ -1,6 +1,7 @@
 """`extend` finds the scaling with which a model was trained, and transformers reads the folder that it writes."""
 
 import json
+import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,11 @@ from kerple.extend.methods import Method, methods
 from kerple.extend.search import Search
 from kerple.hf.model_folder import link
 from kerple.hf.rope import scaled
+from kerple.hf.translation_from_transformers import read_family
 from kerple.measure.runner import Runner
+from kerple.model.stored_model import build_strategy, build_transformer, copy_weights
 from tests.cli.tiny import complaint
-from tests.hf.tiny import LENGTH, YARN, configuration, hf, saved
+from tests.hf.tiny import LENGTH, YARN, configuration, hf, our_network, saved, text, tiny
 
 TARGET = 4 * LENGTH
 PERIOD = LENGTH + 8
@@ -113,6 +116,33 @@ def test_scalings_are_combined_with_the_models_own_or_left_out_with_a_reason(own
     assert {"pi", "ntk", "yarn"} <= {m.scaling for m in found}
     message = "has the scaling yarn, with which dynamic_ntk cannot be combined"
     assert (message in reasons.get("dynamic NTK", "")) == bool(own)
+
+
+def test_layers_without_positions_get_temperatures():
+    config = configuration("smollm3")
+    found = [m for m in methods(config, LENGTH, TARGET)[0] if m.label.startswith("temperature")]
+    scales = [m.position["init_args"]["kinds"]["global_nope"]["init_args"]["scale"] for m in found]
+    assert scales == [0.1, 0.3, 1 / math.log(LENGTH), 0.3]
+    model, tokens = tiny("smollm3"), text(2, TARGET)
+    stored = read_family(model.config, model.state_dict())
+    networks = [build_transformer(stored.model, build_strategy(m.position)).eval() for m in found]
+    for network in networks:
+        copy_weights(network, stored)
+    expected = our_network(model)(tokens)
+    for method, network in zip(found, networks, strict=True):
+        changed = (network(tokens) - expected).abs().amax((0, 2)) > 1e-5  # (T,)
+        first = int(changed.nonzero()[0])
+        assert first == (LENGTH if method.as_trained else LENGTH - 1)  # the query that sees more than L keys, or L keys
+    assert "all layers have positions" in methods(configuration("llama"), LENGTH, TARGET)[1]["temperature"]
+
+
+@pytest.mark.parametrize("name", ["rnope-swa", "kerple-log"])
+def test_exports_of_this_project_have_their_own_candidates_and_reasons(name):
+    config = hf.AutoConfig.from_pretrained(Path(__file__).parents[2] / "results/models" / name)
+    found, reasons = methods(config, 128, 512)
+    assert any(m.label.startswith("temperature") for m in found) == (name == "rnope-swa")
+    assert "an export of" in reasons["YaRN"]
+    assert not any("family kerple" in reason for reason in reasons.values())
 
 
 def test_a_bound_that_no_method_meets_is_an_error(unscaled, tmp_path):

@@ -64,6 +64,11 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         "dynamic NTK": [partial(rope, "dynamic_ntk", 1.0), partial(rope, "dynamic_ntk", s)],
         "YaRN": [partial(rope, "yarn", s), partial(rope, "yarn", 2 * s), partial(rope, "yarn", s, **faster)],
         "Self-Extend": [partial(transformer, neighbors=length // n) for n in (4, 2)],
+        "temperature": [
+            *(partial(transformer, temperature=("llama4", scale)) for scale in (0.1, 0.3)),
+            # 1 + a·log(n / L) is log n / log L for a = 1 / log L
+            *(partial(transformer, temperature=("inkling", scale)) for scale in (1 / math.log(length), 0.3)),
+        ],
         "window": [partial(transformer, Visibility(length, FIRST, d)) for d in ("capped", "cache")],
     }
     applicable = [Method("unchanged", as_trained=True)]
@@ -85,6 +90,9 @@ def _rope_method(config: Any, length: int, scaling: AnyScaling, factor: float, *
     Raises:
         UserError: If the model has no RoPE, or RoPE that cannot be scaled so.
     """
+    if config.model_type == "kerple":
+        name = str(config.network["position"]["class_path"]).rpartition(".")[2]
+        raise UserError(f"model: got an export of {name}; expected rope_parameters, which exports as a Llama have")
     scaled(config, scaling, factor, length, options)
     unscaled = config.rope_parameters.get("rope_type", "default") == "default"
     label = ", ".join([f"{STRATEGIES[scaling]} ×{factor:g}", *(f"{name} {v:g}" for name, v in options.items())])
@@ -92,7 +100,12 @@ def _rope_method(config: Any, length: int, scaling: AnyScaling, factor: float, *
 
 
 def _transformer_method(
-    config: Any, length: int, target: int, visibility: Visibility = EVERYTHING, neighbors: int = 0
+    config: Any,
+    length: int,
+    target: int,
+    visibility: Visibility = EVERYTHING,
+    neighbors: int = 0,
+    temperature: tuple[str, float] | None = None,
 ) -> Method:
     """Return a method for which the model is translated to this project's `Transformer`.
 
@@ -102,12 +115,14 @@ def _transformer_method(
         target: Length in tokens that the method has to read.
         visibility: The keys that a query sees.
         neighbors: Number of near keys with exact distances in Self-Extend; 0 for a method without Self-Extend.
+        temperature: Rule and scale of a `Temperature` in the layers without positions; None for none.
 
     Raises:
         UserError: If the model cannot be translated, or its strategy does not support the method.
     """
     model = read_options(config)
     position = model["position"]
+    as_trained = not neighbors
     label = f"window with first {FIRST} tokens, distances {visibility.distances}"
     if neighbors:
         # the smallest group size for which no distance exceeds those of training
@@ -115,6 +130,28 @@ def _transformer_method(
         label = f"Self-Extend, window {neighbors}, groups of {group}"
         arguments = {"position": position, "neighbor_window": neighbors, "group": group}
         position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}
-    shape = Shape(model["dim"], model["heads"], length, layers=model["layers"], head_width=model["head_dim"])
+    if temperature:
+        rule, scale = temperature
+        label = f"temperature {rule}, scale {scale:.2g}"
+        as_trained = rule == "inkling"  # the factor of Llama 4 changes at the training length
+        arguments = {"rule": rule, "scale": scale, "length": length}
+        position = _with_temperature(position, {"class_path": "kerple.positions.Temperature", "init_args": arguments})
+    shape = Shape(model["dim"], model["heads"], length, layers=model["layers"], head_width=model.get("head_dim"))
     check_distances(build_strategy(position)(shape), visibility)
-    return Method(label, position=position, visibility=visibility, as_trained=not neighbors)
+    return Method(label, position=position, visibility=visibility, as_trained=as_trained)
+
+
+def _with_temperature(position: Mapping[str, Any], temperature: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a strategy with a temperature in the layers without positions.
+
+    Raises:
+        UserError: If all layers have positions.
+    """
+    if position["class_path"].endswith(".NoPE"):
+        return temperature
+    options = position.get("init_args") or {}
+    kinds = options.get("kinds") or {}
+    changed = {name: temperature if kind["class_path"].endswith(".NoPE") else kind for name, kind in kinds.items()}
+    if changed == kinds:
+        raise UserError("model: all layers have positions; a temperature needs layers without positions")
+    return {**position, "init_args": options | {"kinds": changed}}

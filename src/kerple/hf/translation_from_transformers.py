@@ -29,7 +29,7 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     if config.model_type == "kerple_retrofit":
         config = config.get_text_config()
     if config.model_type == "kerple":
-        model = dict(config.network)
+        model = read_options(config)
         weights = {name.removeprefix("network."): value for name, value in state.items()}
     else:
         model = read_options(config)
@@ -47,6 +47,8 @@ def read_options(config: Any) -> dict[str, Any]:
     """
     if config.model_type == "kerple_retrofit":
         config = config.get_text_config()
+    if config.model_type == "kerple":  # exported by this project
+        return dict(config.network)
     if (family := FAMILIES.get(config.model_type)) is None:
         raise _unsupported(f"of the family {config.model_type}", f"one of {', '.join(FAMILIES)}")
     for name, value in family.expected.items():
