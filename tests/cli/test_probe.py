@@ -55,7 +55,8 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys):
     assert content["outcome"] == "no faults found; 2 of 2 layers measured"
     assert [result["name"] for result in content["results"]] == ["gap", "far_context", "far_context"]
     assert "the corpus" in page
-    assert page.count("data:image/png") == 2  # the context of a random model does not help: no gap curve
+    # of the layers and of far context; the context of a random model does not help, so there is no gap curve
+    assert page.count("data:image/png") == 3
     assert "gap, far_context: at least" in capsys.readouterr().out
     other = ["--layers", "false", "--invariances", "false", "--gap", "true", "--text", str(here / "1.txt")]
     complained = complaint(capsys, "probe", here / "llama", *other)

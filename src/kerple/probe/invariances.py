@@ -143,5 +143,6 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None, str | N
     packing_reason = "recurrent layers continue from one document to the next" if find_mixers(model) else None
     packing_reason = packing_reason or length_reason or (shift_reason if rows else None)
     if not all(layer.is_verified for layer in layers):
-        shift_reason = shift_reason or "assumed, because probe does not know this family or type of RoPE"
+        assumed = "assumed, because probe does not know this family or type of RoPE"
+        shift_reason, packing_reason = shift_reason or assumed, packing_reason or assumed
     return shift_reason or length_reason, length_reason, packing_reason

@@ -16,7 +16,7 @@ from kerple.model import Transformer
 from kerple.probe.capture import SAME, SHORT, Call, captured, find_mixers, repeated_token
 from kerple.probe.configured_positions import Layer, configured_layers, original_length, our_layers
 from kerple.probe.reading import read_logits
-from kerple.probe.rotation import rotation_differences
+from kerple.probe.rotation import Rotation, rotation_differences
 
 DECODED = 4  # number of tokens that are decoded one by one
 # Largest number of tokens of a text that tests a window. Such a text has 3 tokens more than the window. If this number
@@ -61,6 +61,9 @@ class Verdict:
         measured: Description of the layer according to its forward pass.
         differences: Differences between configuration and forward pass; empty if they agree.
         unknown: Reason why the layer was not measured, or why its differences are not counted as faults; or None.
+        rotation: Rotation of the keys in the text with the largest positions, or None.
+        seen: For each query of the longest text without a cache, the number of keys that it sees, and the number that
+            the configuration states. Empty if the attention function received no mask.
     """
 
     layer: int
@@ -68,6 +71,8 @@ class Verdict:
     measured: str = ""
     differences: list[str] = field(default_factory=list)
     unknown: str | None = None
+    rotation: Rotation | None = field(default=None, repr=False)
+    seen: list[tuple[int, int]] = field(default_factory=list, repr=False)
 
     @property
     def verdict(self) -> str:
@@ -179,7 +184,9 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
         v = v / v.abs().max()
         differences = _visibility_differences(i, layer, trace) + _score_differences(layer, trace.calls[i][0])
         if float((v - v[:, :1]).abs().max()) <= SAME:
-            description, found = _compare_rotation(i, layer, trace)
+            description, found, rotation = _compare_rotation(i, layer, trace)
+            if rotation and (not verdict.rotation or rotation.positions[-1] > verdict.rotation.positions[-1]):
+                verdict.rotation = rotation
             notes = notes or description
             differences += found
         elif learned:
@@ -192,6 +199,11 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
         verdict.differences = verdict.differences or [f"{message} ({trace.label})" for message in differences]
     if verdict.unknown and not notes:
         return verdict
+    for trace in traces:
+        visible = trace.calls[i][0].visible
+        if visible is not None and trace.ids is trace.rows and trace.rows[0] == 0 and len(visible) > len(verdict.seen):
+            seen = layer.sees(trace.rows[: len(visible)], torch.arange(visible.shape[1]))
+            verdict.seen = [*zip(visible.sum(1).tolist(), seen.sum(1).tolist(), strict=True)]
     calls = [call for trace in traces for call in trace.calls[i]]
     window = max(call.window or 0 if call.visible is None else int(call.visible.sum(1).max()) for call in calls)
     notes += [f"window {window}" if 0 < window <= max(int(trace.rows[-1]) for trace in traces) else "no window"]
@@ -206,26 +218,28 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
     return verdict
 
 
-def _compare_rotation(i: int, layer: Layer, trace: Trace) -> tuple[list[str], list[str]]:
-    """Return descriptions of the rotation in layer ``i``, and its differences from the configuration.
+def _compare_rotation(i: int, layer: Layer, trace: Trace) -> tuple[list[str], list[str], Rotation | None]:
+    """Return descriptions of the rotation in layer ``i``, its differences from the configuration, and that of the keys.
 
-    Both are empty if the text follows a cache, because rotations are measured relative to position 0.
+    They are empty if the text follows a cache, because rotations are measured relative to position 0.
     """
     if trace.rows[0] > 0:
-        return [], []
+        return [], [], None
+    rotations: list[Rotation] = []
     found: dict[str, list[str]] = defaultdict(list)  # from each message to ``keys``, ``queries`` or both
     for name, what in (("k", "keys"), ("q", "queries")):
         vectors = trace.vectors(i, name).roll(layer.latent, -1)  # the channels that RoPE rotates come first
-        messages, radians = rotation_differences(vectors, what, trace.rows, trace.ids, layer)
+        messages, rotation = rotation_differences(vectors, what, trace.rows, trace.ids, layer)
+        rotations.append(rotation)
         for message in messages:
             found[message].append(what)
-    notes = [_describe(radians)]
+    notes = [_describe(rotations[-1].radians)]
     differences = [f"{' and '.join(names)}: {message}" for message, names in found.items()]
     if layer.rope is not None and (factor := trace.calls[i][0].factor) is not None:
         notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
         if abs(factor / layer.rope.attention_factor - 1) > SAME:
             differences.append(f"attention factor {factor:.4g}, expected {layer.rope.attention_factor:.4g}")
-    return notes, differences
+    return notes, differences, rotations[0]
 
 
 def _score_differences(layer: Layer, call: Call) -> list[str]:

@@ -119,6 +119,8 @@ class Parity:
         difference: Largest absolute difference of the compared log-probabilities at each position, (T,) fp64.
         band: Largest difference that rounding explains, (T,).
         kl: KL divergence of B from A at each position in nats, (T,); None unless both sides have all log-probabilities.
+        kl_band: The divergence that rounding explains, (T,), 16 times the larger divergence from fp64, because it grows
+            with the square of a difference.
         layers: Norm of the difference of the outputs of each layer at each position, (layers, T); None if a side has
             no outputs of layers, or outputs of other shapes.
         layer_band: The same by rounding, (layers, T).
@@ -129,6 +131,7 @@ class Parity:
     difference: Tensor
     band: Tensor
     kl: Tensor | None
+    kl_band: Tensor | None
     layers: Tensor | None
     layer_band: Tensor | None
     words: list[str] = field(default_factory=list)
@@ -194,11 +197,14 @@ class Parity:
         position.legend()
         if self.kl is not None:
             divergence.plot(places, self.kl.clamp(min=tiny), ".", ms=3, color="#009E73")
+        if self.kl_band is not None:
+            divergence.plot(places, self.kl_band.clamp(min=tiny), color="#555", lw=1)
         divergence.set(yscale="log", xlabel="position", ylabel="KL divergence (nats)")
         ratios = self.layer_ratios
         colors = ["#D55E00" if ratio > 1 else "#0072B2" for ratio in ratios]
         layer.bar(range(len(ratios)), np.maximum(ratios, 1e-4), color=colors)
         layer.axhline(1, color="#555", lw=1)
+        layer.xaxis.get_major_locator().set_params(integer=True)
         layer.set(yscale="log", xlabel="layer", ylabel="99th percentile of\ndifference / band")
         return figure
 
@@ -225,14 +231,16 @@ def parity(a: Side, b: Side, tokens: Tensor) -> Parity:
     sizes = [x.log_probs.shape[1] for x in measured if x.ids is None]
     require(len({*sizes}) < 2, b.name, f"a vocabulary of {sizes[-1]} tokens", f"{sizes[0]}, as in {a.name}")
     difference, kl, layers = _differences(*measured)
-    bands, layer_bands = [], []
+    bands, kl_bands, layer_bands = [], [], []
     for side, outputs in zip(sides, measured, strict=True):
         if side.is_model:
-            error, _, layer_error = _differences(outputs, side.outputs(tokens, exact=True))
+            error, divergence, layer_error = _differences(side.outputs(tokens, exact=True), outputs)
+            kl_bands += [] if divergence is None else [BAND**2 * divergence]
             bands.append(BAND * error[: len(difference)])
             layer_bands += [] if layer_error is None else [BAND * layer_error]
     layer_band = None if layers is None else torch.stack(layer_bands).amax(0)
-    result = Parity((a.name, b.name), difference, torch.stack(bands).amax(0), kl, layers, layer_band)
+    kl_band = None if kl is None else torch.stack(kl_bands).amax(0)
+    result = Parity((a.name, b.name), difference, torch.stack(bands).amax(0), kl, kl_band, layers, layer_band)
     if (i := result.first_layer) is not None:
         for side in sides:
             verdict = measure_layers(side.source, side.config or side.source.config.get_text_config())[i]

@@ -20,7 +20,9 @@ from kerple.base.templates import render_template
 from kerple.measure.result import Result
 from kerple.probe.invariances import Invariance, measure_invariances
 from kerple.probe.layer_checks import Verdict, measure_layers
+from kerple.probe.layer_figure import layer_figure
 
+SUMMARY = ("layer", "expected", "measured", "differences", "unknown", "verdict")  # of a layer, in probe.json
 NUMBER = r"\d+\.?\d*(?:e[-+]?\d+)?"
 
 
@@ -77,16 +79,18 @@ class Report:
 
     @property
     def groups(self) -> Iterator[tuple[str, Verdict]]:
-        """Consecutive layers with equal verdicts: their indices, such as ``0 to 4``, and the verdict of the first.
+        """Layers with equal verdicts: their indices, such as ``0 to 4, 6``, and the verdict of the first.
 
         Verdicts are equal if their texts differ only by numbers that differ by at most 0.2%.
         """
-        start = 0
-        for i, verdict in enumerate(self.layers):
-            if i + 1 == len(self.layers) or not _alike(self.layers[start], self.layers[i + 1]):
-                first = self.layers[start]
-                yield f"{first.layer} to {verdict.layer}" if start < i else f"{first.layer}", first
-                start = i + 1
+        groups: list[list[Verdict]] = []
+        for verdict in self.layers:
+            same = next((group for group in groups if _alike(group[0], verdict)), None)
+            if same is None:
+                groups.append(same := [])
+            same.append(verdict)
+        for group in groups:
+            yield _ranges([verdict.layer for verdict in group]), group[0]
 
     def summary(self) -> str:
         """Return the report as text for the terminal."""
@@ -105,13 +109,15 @@ class Report:
     def write(self, folder: Path) -> None:
         """Write ``probe.html`` and ``probe.json`` into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        page = render_template("kerple.probe", "probe.html.jinja", report=self, embedded=embedded)
+        page = render_template(
+            "kerple.probe", "probe.html.jinja", report=self, embedded=embedded, figure=layer_figure([*self.groups])
+        )
         write(folder / "probe.html", page)
         invariances = [asdict(i) | {"verdict": i.verdict} for i in self.invariances]
         for entry in invariances:  # JSON has neither inf nor NaN
             entry["difference"] = entry["difference"] if math.isfinite(entry["difference"] or 0) else None
         content = vars(self) | {
-            "layers": [asdict(v) | {"verdict": v.verdict} for v in self.layers],
+            "layers": [{name: getattr(v, name) for name in SUMMARY} for v in self.layers],
             "invariances": invariances,
             "results": [{key: vars(r)[key] for key in ("name", "report", "scalars", "tables")} for r in self.results],
             "faults": self.faults,
@@ -139,6 +145,14 @@ def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, in
     report.layers = measure_layers(model, config) if layers else []
     report.invariances = measure_invariances(model, config) if invariances else []
     return report
+
+
+def _ranges(layers: list[int]) -> str:
+    """Return indices as ranges, such as ``0 to 4, 6``; of more than four ranges, only the first three."""
+    starts = [i for i in layers if i - 1 not in layers]
+    ends = [i for i in layers if i + 1 not in layers]
+    ranges = [f"{a} to {b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True)]
+    return ", ".join(ranges if len(ranges) < 5 else [*ranges[:3], f"… ({len(layers)} layers)"])
 
 
 def _alike(a: Verdict, b: Verdict) -> bool:

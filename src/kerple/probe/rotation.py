@@ -4,6 +4,7 @@ Below, H is the number of heads, T the number of tokens, δ the head dimension, 
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +18,24 @@ ROUNDING = 4e-7  # largest relative rounding error of an angle; frequency, posit
 NOISE = 2e-5  # assumed error of an entry of a query, relative to the root mean square of the query's entries
 
 
-def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer: Layer) -> tuple[list[str], Tensor]:
+@dataclass
+class Rotation:
+    """The measured rotation of queries or keys. Pairs whose values are too close to 0 are left out.
+
+    Args:
+        radians: Radians per position of each pair of channels, (pairs,).
+        expected: The same according to the configuration, (pairs,).
+        positions: The positions, (T,) int64.
+        errors: Largest error of the angle of a pair at each position in radians, (T,).
+    """
+
+    radians: Tensor
+    expected: Tensor
+    positions: Tensor
+    errors: Tensor
+
+
+def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer: Layer) -> tuple[list[str], Rotation]:
     """Compare the rotation of queries or keys with the configuration of their layer.
 
     Args:
@@ -28,8 +46,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
         layer: The configuration of the layer.
 
     Returns:
-        Messages about differences, and the measured radians per position of the pairs of channels. Pairs whose values
-        are too close to 0 are left out.
+        Messages about differences, and the measured rotation.
     """
     x = x.double().cpu()
     rope = None if layer.rope is None else layer.rope.frequencies
@@ -46,9 +63,11 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
     (rotations, noise, residual), error = fits[best], errors[best]
     measurable = noise < 0.01  # (r/2,)
     measured = _frequencies(rotations, ids)
+    largest = error[:, measurable].amax(1) if bool(measurable.any()) else error.new_zeros(len(ids))
+    rotation = Rotation(measured[measurable], expected[measurable], ids, largest)
     if residual > RATIO:
         found = f"{residual:.1%} of the norm of a pair is unexplained, expected at most {RATIO:.1%}"
-        return [f"positions do not only rotate pairs of channels: {found}"], measured[measurable]
+        return [f"positions do not only rotate pairs of channels: {found}"], rotation
     messages = []
     wrong = error > ANGLE + ROUNDING * angles + noise
     if bool(wrong.any()):
@@ -71,7 +90,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
         t, pair = divmod(int(error.argmax()), norms.shape[1])
         ratio = f"{float(norms[t, pair] * factor[t]):.4g} times the norm at position 0"
         messages.append(f"the norm at position {int(ids[t])} is {ratio}, expected {float(factor[t]):.4g}")
-    return messages, measured[measurable]
+    return messages, rotation
 
 
 def _factors(x: Tensor, first: slice, second: slice) -> tuple[Tensor, Tensor, float]:
