@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kerple.attention import query_block_attention
 from kerple.cli.main import main
+from kerple.model import Transformer
 from kerple.positions import FoX, Position, QueryKeyBlock, Shape
 from kerple.testing import PROPERTIES, Property, Subject, check, forward_pass, fp32_computation, parameters
 from tests.pages import put
@@ -38,7 +39,7 @@ def test_a_strategy_from_another_file_has_all_properties() -> None:
 
 
 def test_the_command_ends_with_status_1_if_a_property_does_not_hold(my_file: Path, monkeypatch, capsys) -> None:
-    for module in ("testing", "cli.check_strategy"):  # one property is enough
+    for module in ("cli.check_strategy", "testing"):  # one property is enough
         monkeypatch.setattr(f"kerple.{module}.PROPERTIES", {COUNTED: PROPERTIES[COUNTED]})
     main(["check", "--model.position", "my_file.Root", "--model.position.start", "0.3"])
     assert capsys.readouterr().out.startswith(f"holds           {COUNTED}\n")
@@ -60,10 +61,18 @@ def test_an_error_of_a_strategy_is_the_failure_of_each_property_and_has_a_traceb
     failures = [line for line in printed.out.splitlines() if line.startswith("FAILS")]
     assert printed.out.count(f": {my_file}:{line}: ZeroDivisionError: division by zero\n") == len(failures) > 10
     assert len(printed.out.splitlines()) == len(PROPERTIES)
-    for module in ("testing", "cli.check_strategy"):
+    for module in ("cli.check_strategy", "testing"):
         monkeypatch.setattr(f"kerple.{module}.PROPERTIES", dict([*PROPERTIES.items()][:1]))
     with pytest.raises(ZeroDivisionError):
         main(["check", "--debug", "--model.position", "my_file.Root"])
+
+
+def test_a_fast_check_reads_only_the_shortest_input_and_compiles_nothing(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(Transformer, "compile", Mock(side_effect=AssertionError))
+    main(["check", "--model.position", "NoPE", "--fast", "true"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(PROPERTIES)  # a summary in place of one property
+    assert {line.partition(" (")[2] for line in lines if " tokens)" in line} == {"30 tokens)"}
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), RuntimeError("first\nsecond"), AssertionError()])

@@ -3,10 +3,11 @@
 import sys
 
 from kerple.base.errors import UserError, describe, require
-from kerple.config.options import command_parser
+from kerple.config.options import add_switch, command_parser
 from kerple.config.parsing import parse
 from kerple.positions import StrategyBuilder
-from kerple.testing import PROPERTIES, Subject, outcomes
+from kerple.testing import PROPERTIES, Subject, outcome
+from kerple.testing.forward_pass import torch_compile
 
 OUTCOMES = {True: "holds", False: "FAILS", None: "does not apply"}
 
@@ -26,20 +27,27 @@ def main(arguments: list[str]) -> None:
     parser = command_parser("check", __doc__)
     text = "positional strategy, by class name or import path; its options are --model.position.OPTION"
     parser.add_argument("--model.position", type=StrategyBuilder, required=True, help=text)
-    build = parser.instantiate_classes(parse(parser, arguments)).model.position
+    add_switch(parser, "fast", False, "test only the properties and inputs that take seconds, without torch.compile")
+    options = parser.instantiate_classes(parse(parser, arguments))
+    subject = Subject(options.model.position, options.fast)
     try:
-        Subject(build).position()
+        subject.position()
     except (Exception, SystemExit) as error:  # every property would fail for this reason
         raise UserError(describe(error)) from error
     failed = 0
     errors = list[BaseException]()  # of the strategy
-    for outcome in outcomes(build):
-        lengths = f" ({', '.join(map(str, outcome.lengths))} tokens)" if outcome.lengths else ""
-        reason = f": {outcome.why}" if outcome.why else ""
-        print(f"{OUTCOMES[outcome.holds]:14}  {outcome.name}{lengths}{reason}", flush=True)
-        failed += outcome.holds is False
-        errors += [outcome.error] if outcome.error and not isinstance(outcome.error, AssertionError) else []
+    tested = [name for name, test in PROPERTIES.items() if not (options.fast and test is torch_compile)]
+    for name in tested:
+        if sys.stdout.isatty():  # the line of the outcome replaces this line
+            print(f"{'testing':14}  {name}", end="\r", flush=True)
+        result = outcome(subject, name)
+        lengths = f" ({', '.join(map(str, result.lengths))} tokens)" if result.lengths else ""
+        reason = f": {result.why}" if result.why else ""
+        print(f"{OUTCOMES[result.holds]:14}  {name}{lengths}{reason}", flush=True)
+        failed += result.holds is False
+        errors += [result.error] if result.error and not isinstance(result.error, AssertionError) else []
     if failed:
-        print(f"{failed} of {len(PROPERTIES)} properties do not hold", file=sys.stderr)
+        print(f"{failed} of {len(tested)} properties do not hold", file=sys.stderr)
         raise SystemExit(1) from next(iter(errors), None)  # the cause is printed with --debug true
-    print(f"all {len(PROPERTIES)} properties hold, or do not apply")
+    missing = f"; without --fast, {len(PROPERTIES)} properties and longer inputs are tested" if options.fast else ""
+    print(f"all {len(tested)} properties hold, or do not apply{missing}")

@@ -60,4 +60,4 @@ def main(arguments: list[str]) -> None:
     name = export(stored, Path(options.output), tokenizer, end, options.dtype, trained_on, card)
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
     condition = needs.get(name, "without the package kerple")
-    print(f"{options.output}: {name}; AutoModelForCausalLM.from_pretrained loads it ({condition})")
+    print(f"{options.output}: {name}; AutoModelForCausalLM and AutoTokenizer load it ({condition})")

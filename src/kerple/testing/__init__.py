@@ -16,7 +16,7 @@ from kerple.positions import Position
 from kerple.testing import forward_pass, fp32_computation, parameters  # noqa: F401 -- importing them registers their tests
 from kerple.testing.subject import AT_LENGTHS, PROPERTIES, DoesNotApply, Property, Subject
 
-__all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcomes"]
+__all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcome", "outcomes"]
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,21 @@ class Outcome:
 def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcome]:
     """Test all properties in turn, and yield each outcome; the arguments are those of `check`."""
     subject = Subject(partial(build, **settings))
-    for name, test in PROPERTIES.items():
-        lengths: tuple[int, ...] = ()
-        try:
-            lengths = subject.lengths if test in AT_LENGTHS else ()
-            test(subject)
-            yield Outcome(name, True, lengths)
-        except DoesNotApply as reason:
-            yield Outcome(name, None, (), str(reason))
-        except (Exception, SystemExit) as error:  # an error of the strategy is an outcome: all properties are tested
-            yield Outcome(name, False, lengths, describe(error), error)
+    yield from (outcome(subject, name) for name in PROPERTIES)
+
+
+def outcome(subject: Subject, name: str) -> Outcome:
+    """Test the property of `PROPERTIES` with this name, and return the outcome."""
+    test = PROPERTIES[name]
+    lengths: tuple[int, ...] = ()
+    try:
+        lengths = subject.lengths if test in AT_LENGTHS else ()
+        test(subject)
+        return Outcome(name, True, lengths)
+    except DoesNotApply as reason:
+        return Outcome(name, None, (), str(reason))
+    except (Exception, SystemExit) as error:  # an error of the strategy is an outcome: all properties are tested
+        return Outcome(name, False, lengths, describe(error), error)
 
 
 def check(build: Callable[..., Position], **settings: Any) -> list[Outcome]:
