@@ -41,6 +41,11 @@ def test_an_end_of_text_token_is_the_first_input_of_the_next_document(module, sc
             expected = expected if score_first else expected & ~is_end[:, :-1]
             assert torch.equal(batch.get("scored", torch.ones(4, LENGTH, dtype=torch.bool)), expected)
             seen += int(is_end.sum())
+        if kind == "val_dataloader":  # as the measures read it
+            blocks = data.text("validation").blocks(LENGTH)
+            expected = blocks.document_options(3)["documents"][0].diff()
+            (row,) = (b["documents"][i] for b in data.val_dataloader() for i in range(4) if b["index"][i] == 3)
+            assert torch.equal(row.diff(), expected)
     assert seen > 20
     if score_first:
         assert set(next(iter(data.train_dataloader()))) == {"tokens", "documents"}

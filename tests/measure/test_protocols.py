@@ -1,6 +1,7 @@
 """Protocols and blocks of documents against loops, and sums of losses."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,9 +12,13 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text, TextBlocks
 from kerple.measure import protocols
+from kerple.measure.attention import AttentionMaps, AttentionStatistics
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.loss_metrics import TokenLoss
+from kerple.measure.measure import Measure
 from kerple.measure.protocols import Protocol, ProtocolName, full, sliding, windowed
+from kerple.measure.receptive_field import ReceptiveField
+from kerple.measure.shift import ShiftTest
 from kerple.model import Transformer
 from kerple.model.network import SupportsWindows
 from kerple.positions import T5, KerpleLog, NoPE, Position, RoPE, Shape
@@ -109,6 +114,32 @@ def test_no_protocol_shows_a_key_of_another_document(protocol: ProtocolName) -> 
     losses = case(network, tokens, 20, documents=documents)
     torch.testing.assert_close(losses[0], torch.tensor(expected), rtol=1e-5, atol=1e-5)
     assert (losses - case(network, tokens, 20)).abs().max() > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "measure",
+    [
+        Extrapolation([4, 8], ["full", "sliding"], stride=2, blocks=2),
+        ShiftTest(shifts=(0, 3), length=8, blocks=2),
+        ReceptiveField(length=8, blocks=2),
+        AttentionStatistics(length=8, blocks=2),
+        AttentionMaps(length=8),
+    ],
+    ids=lambda measure: measure.name,
+)
+def test_measures_give_the_documents_of_a_masked_text_to_the_network(measure: Measure, monkeypatch) -> None:
+    text, seen, features = Text(tokens_of(48)[0], [0, 5, 6, 21, 30], mask_documents=True), [], Transformer.features
+
+    def watched(*args: Any, **options: Any) -> Tensor:
+        seen.append(options.get("documents"))
+        return features(*args, **options)
+
+    monkeypatch.setattr(Transformer, "features", watched)
+    measure.run(network_of(), text)
+    assert seen
+    assert all(documents is not None for documents in seen)
+    assert any((documents.diff() == 1).any() for documents in seen)
 
 
 def test_masked_documents_must_be_known_and_supported() -> None:

@@ -33,12 +33,11 @@ class Documents:
             segments: Index of the first token of each segment, (segments,) int64.
             length: Number of tokens in a segment.
         """
-        first, stop = np.searchsorted(self.begins, [segments + 1, segments + 1 + length])
-        counts = stop - first
-        rows = np.repeat(np.arange(len(segments)), counts)
-        documents = np.arange(len(rows)) + np.repeat(first - counts.cumsum() + counts, counts)
+        second = segments + 1  # the first input of a document is the token before its first token
+        first, stop = self.begins.searchsorted(second), self.begins.searchsorted(second + length)
         starts = np.zeros((len(segments), length), bool)
-        starts[rows, self.begins[documents] - 1 - segments[rows]] = True
+        for row in np.flatnonzero(first < stop):
+            starts[row, self.begins[first[row] : stop[row]] - second[row]] = True
         return starts
 
     def entries(self, starts: NDArray[np.bool_]) -> dict[str, Tensor]:
@@ -47,7 +46,7 @@ class Documents:
         Args:
             starts: Which tokens are the first input of a document, (B, T + 1) bool.
         """
-        entries = {"documents": torch.from_numpy(starts.cumsum(1))} if self.mask else {}
+        entries = {"documents": torch.from_numpy(starts).cumsum(1)} if self.mask else {}
         return entries if self.score_first else entries | {"scored": torch.from_numpy(~starts[:, :-1])}
 
 
