@@ -13,7 +13,8 @@ SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step o
 # these may differ, because they only select an implementation
 IMPLEMENTATION = ("model.compile", "model.attention", "model.checkpoint_activations")
 # options of data modules that change the training samples or their order
-SAMPLE_ORDER = ("seed", "length", "samples", "sections", "packing", "examples", "train_length", "held_out", "task")
+SAMPLE_ORDER: tuple[str, ...] = ("seed", "length", "samples", "sections", "packing", "mixture")
+SAMPLE_ORDER += ("examples", "train_length", "held_out", "task")
 DOCUMENTS = ("mask_documents", "restart_positions", "score_first_targets")  # they change the loss
 MUST_BE_EQUAL: tuple[str, ...] = ("seed_everything", "model.", "trainer.max_steps", "data.class_path")
 MUST_BE_EQUAL += tuple(f"data.init_args.{name}" for name in SAMPLE_ORDER + DOCUMENTS)

@@ -2,7 +2,6 @@
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,17 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 
 from kerple.base.atomic import note_path
-from kerple.base.errors import require
+from kerple.base.errors import UserError, require
 from kerple.data.documents import Documents
-from kerple.data.evaluation_text import ShardText
+from kerple.data.evaluation_text import ShardText, TextBlocks
 from kerple.data.loader import BlockBatches, TrainingLoader, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
+from kerple.data.mixture import Mixture, Part, Samples, SelectedDocuments
 from kerple.data.order import Order, SectionOrder
 from kerple.data.packing import PackedSamples
 from kerple.data.prepare.build import check_prepared, prepare
 from kerple.data.shard_options import ShardOptions
-from kerple.data.shards import Folder, ShardFetcher, TokenStream
-from kerple.model import Batch
+from kerple.data.shards import Folder, ShardFetcher
 
 
 class TokenShards(ShardOptions, LightningDataModule):
@@ -55,12 +54,15 @@ class TokenShards(ShardOptions, LightningDataModule):
             _ = check_prepared(self) if self.reads_only else prepare(self)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the folder of the shards and read its manifest.
+        """Open the folders of shards and read their manifests.
 
         Raises:
-            UserError: The manifest is missing or damaged, or its vocabulary is larger than `vocabulary`.
+            UserError: A manifest is missing or damaged, a vocabulary is larger than `vocabulary`, or a part of the
+                mixture was prepared with another tokenizer or other `split_fractions` than the folder.
         """
         _ = self.folder
+        if stage != "test":  # which uses only the folder
+            _ = self.parts
 
     @cached_property
     def folder(self) -> Folder:
@@ -70,6 +72,28 @@ class TokenShards(ShardOptions, LightningDataModule):
         expected = f"at least {smallest}, the vocabulary of the shards in {self.location}"
         require(self.vocabulary >= smallest, "data.vocabulary", self.vocabulary, expected)
         return folder
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The parts of the training data: those of the mixture, or the folder of the shards."""
+        if self.mixture is None:
+            return [Part("", self.folder)]
+        parts = [Part.open(name, self.cache, self.cache_gb) for name in self.mixture]
+        for part in parts:
+            expected = f"the tokenizer of {self.location}; prepare it with --data.tokenizer {self.location}"
+            same = part.folder.manifest.tokenizer == self.manifest.tokenizer
+            require(same, "data.mixture", f"{part.name} with another tokenizer", expected)
+            # a hash of a document's text determines its split, so that with equal fractions no document for validation
+            # of one part is in the training split of another
+            fractions = [folder.manifest.settings.get("split_fractions") for folder in (part.folder, self.folder)]
+            given = f"{part.name} with data.split_fractions {fractions[0]}"
+            require(fractions[0] == fractions[1], "data.mixture", given, f"{fractions[1]}, as in {self.location}")
+        return parts
+
+    @property
+    def weights(self) -> list[float]:
+        """The fraction of each part of the mixture in the training tokens; empty without a mixture."""
+        return list((self.mixture or {}).values())
 
     @property
     def manifest(self) -> Manifest:
@@ -81,12 +105,18 @@ class TokenShards(ShardOptions, LightningDataModule):
 
         The checksum depends neither on the path of the folder nor on the division of the tokens into shards. The hashed
         text has a line "tokenizer split tokens" for each split, where tokenizer and tokens are the checksums in the
-        manifest. The same lines then follow once more, as in records of earlier versions.
+        manifest. The same lines for the parts of the mixture follow. Without a mixture, the lines of the folder follow
+        once more, as in records of earlier versions.
         """
-        lines = [f"{self.manifest.tokenizer} {name} {self.manifest.splits[name].sha256}\n" for name in SPLITS]
+        folder = Part("", self.folder)
         # In earlier versions, training and test could use different folders, and the text had the lines of both. With
         # the lines of one folder twice, the checksum equals that in records of earlier versions.
-        return hashlib.sha256("".join(lines * 2).encode()).hexdigest()
+        lines = [
+            f"{part.folder.manifest.tokenizer} {name} {part.checksum(name)}\n"
+            for part in (folder, *self.parts)
+            for name in SPLITS
+        ]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, str]:
         """Return checksums of the tokenizer and of the training data, which Lightning stores in checkpoints."""
@@ -113,21 +143,12 @@ class TokenShards(ShardOptions, LightningDataModule):
         Raises:
             UserError: The training split has too few tokens for a sample, or an epoch too few samples for a batch.
         """
-        # the shards of this section and the next one
-        stream = TokenStream(self.folder, "train", self.sections and 2 * self.sections + 1)
         rank, world_size = rank_and_world_size(self)
-        read: Callable[[Sequence[int]], Batch] = partial(read_samples, stream, self.length, self._documents("train"))
-        order: Order | SectionOrder
-        if self.packing == "best_fit":
-            packed = self._packed_samples(stream)
-            if rank == 0:
-                print(f"{self.location}: {packed.summary}", file=sys.stderr)
-            read, order = packed.read, Order(packed.samples + 1, 1, self.seed, 0)  # a sample in place of a token
-        elif self.sections is None:
-            order = Order(len(stream), self.length, self.seed, 0)  # the 0 keeps the order of earlier versions
-        else:
-            sizes = [shard.tokens for shard in stream.shards]
-            order = SectionOrder(sizes, self.length, self.sections, self.seed)
+        samples = [self._samples(number, part) for number, part in enumerate(self.parts)]
+        read, order = samples[0]
+        if self.mixture is not None:
+            order = Mixture(samples, [round(1000 * weight) for weight in self.weights], self.seed)
+            read = order.read
         batch_samples, available = self.batch_size * world_size, self.samples or order.samples  # of all ranks
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
             batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
@@ -135,29 +156,38 @@ class TokenShards(ShardOptions, LightningDataModule):
             batches = available // batch_samples
             expected = f"at most {available} in all; decrease it or data.length, or use a larger corpus"
             require(batches >= 1, "data.batch_size", f"{self.batch_size} on each of {world_size} devices", expected)
-        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         period = batches * batch_samples  # every epoch has the same samples
+        expected = f"at most {order.samples}, after which a part of the mixture ends, or data.repeat_parts: true"
+        enough = self.repeat_parts or self.mixture is None or period <= order.samples
+        require(enough, "data.mixture", f"a training with {period} samples", expected)
+        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         loader = TrainingLoader(
             read, self.batch_size, batches, rank, world_size, self.workers, on_gpu, lambda k: order.starts(k % period)
         )
         if isinstance(order, SectionOrder):
             loader.arrange = lambda k: order.arrange(k % period)
             loader.ahead = -(-order.samples * order.lanes // len(order.counts) // batch_samples)
-        if self.folder.remote and self.packing == "stream":
-            loader.fetcher = partial(ShardFetcher, stream)
+        if self.folder.remote and self.packing == "stream" and self.mixture is None:
+            loader.fetcher = partial(ShardFetcher, self.parts[0].stream("train"))
         return loader
 
-    def val_dataloader(self) -> BlockBatches:
-        """Return this rank's batches of the first `validation_segments` blocks of the validation split.
+    def val_dataloader(self) -> BlockBatches | list[BlockBatches]:
+        """Return this rank's batches of the first `validation_segments` blocks of the validation split of each part.
 
         A batch is {"tokens": (B, T + 1) int64, "index": (B,) int64, "scored": (B, T) bool} with T = `length` and B at
         most `batch_size`. "scored" is False in rows that only pad the last batch. With `mask_documents`, the batch also
-        has "documents".
+        has "documents". The result is a list if there is a mixture.
         """
-        blocks = self.text("validation").blocks(self.length, self.validation_segments, fewer=True)
         rank, world_size = rank_and_world_size(self)
-        documents = self._documents("validation")
-        return BlockBatches(blocks, min(self.batch_size, len(blocks)), rank, world_size, documents)
+
+        def batches(part: Part, blocks: TextBlocks) -> BlockBatches:
+            size = min(self.batch_size, len(blocks))
+            return BlockBatches(blocks, size, rank, world_size, self._documents(part, "validation"))
+
+        if self.mixture is not None:
+            return [batches(part, part.validation_blocks(self.length, self.validation_segments)) for part in self.parts]
+        blocks = self.text("validation").blocks(self.length, self.validation_segments, fewer=True)
+        return batches(self.parts[0], blocks)
 
     def test_dataloader(self) -> BlockBatches:
         """Return a loader of one test block for this rank, because Lightning skips a test without batches.
@@ -183,19 +213,37 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Return the string of token ids; an end-of-text token becomes its name."""
         return self.text("train").decode(tokens)
 
-    def _documents(self, split: str) -> Documents | None:
-        """Return the documents of a split, or None if training and validation do not use them."""
+    def _documents(self, part: Part, split: str) -> Documents | None:
+        """Return the documents of a split of a part, or None if training and validation do not use them."""
         if not self.mask_documents and self.score_first_targets:
             return None
-        return Documents(self.folder.documents(split), self.mask_documents, self.score_first_targets)
+        return Documents(part.begins(part.stream(split)), self.mask_documents, self.score_first_targets)
 
-    def _packed_samples(self, stream: TokenStream) -> PackedSamples:
-        """Return the samples of the training split by best-fit packing."""
-        documents = Documents(self.folder.documents("train"), self.mask_documents, self.score_first_targets)
-        cache = note_path("packing", Path(self.location))
-        return PackedSamples(stream, documents, self.manifest.end_of_text, self.length, self.seed, cache)
+    def _samples(self, number: int, part: Part) -> Samples:
+        """Return the function that reads training samples of a part from their places, and their order.
+
+        Args:
+            number: Index of the part, which determines the order together with the seed.
+            part: The part.
+        """
+        # the shards of this section and the next one
+        stream = part.stream("train", self.sections and 2 * self.sections + 1)
+        if self.packing == "best_fit":
+            documents = Documents(part.begins(stream), self.mask_documents, self.score_first_targets)
+            cache = note_path("packing", Path(part.name or self.location))
+            packed = PackedSamples(stream, documents, self.manifest.end_of_text, self.length, self.seed, cache)
+            if rank_and_world_size(self)[0] == 0:
+                print(f"{part.name or self.location}: {packed.summary}", file=sys.stderr)
+            return packed.read, Order(packed.samples + 1, 1, self.seed, number)  # a sample in place of a token
+        read = partial(read_samples, stream, self.length, self._documents(part, "train"))
+        if self.sections is None:
+            return read, Order(len(stream), self.length, self.seed, number)
+        if isinstance(stream, SelectedDocuments):
+            raise UserError(f"data.sections: got {self.sections}, expected null, because {part.name} selects documents")
+        sizes = [shard.tokens for shard in stream.shards]
+        return read, SectionOrder(sizes, self.length, self.sections, self.seed, *([number] if number else []))
 
     @property
     def _training_checksum(self) -> str:
-        """A sha256 of the checksum of the training tokens, in the format of existing checkpoints."""
-        return hashlib.sha256(repr([self.manifest.splits["train"].sha256]).encode()).hexdigest()
+        """A sha256 of the checksums of the training tokens, in the format of existing checkpoints."""
+        return hashlib.sha256(repr([part.checksum("train") for part in self.parts]).encode()).hexdigest()

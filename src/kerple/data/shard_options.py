@@ -49,6 +49,12 @@ class ShardOptions:
         restart_positions: With `mask_documents`, whether positions restart at each document. It has no effect on
             strategies that depend on distances only.
         score_first_targets: Whether the first token of a document contributes to the loss in training and validation.
+        mixture: Prepared folders of shards, or their URLs, each with its fraction of the training tokens. The fractions
+            are multiples of 0.001, and their sum is 1. `FOLDER[LOW:HIGH]` selects the documents of at least LOW and
+            fewer than HIGH tokens. Each part has a validation loss, and `val/loss` is their mean with these fractions.
+            Tests use `directory`, whose tokenizer the parts must have. With null, all splits are those of `directory`.
+        repeat_parts: Whether a part of the mixture starts again when its samples are used up. If false, a training that
+            needs more samples is an error.
         samples: Number of different training samples over all devices, rounded down to full batches. They are repeated
             until `trainer.max_steps`. With null, as many samples as `trainer.max_steps` steps need, or those of the
             training split if `max_steps` is not set.
@@ -94,6 +100,8 @@ class ShardOptions:
     mask_documents: bool = False
     restart_positions: bool = True
     score_first_targets: bool = True
+    mixture: dict[str, float] | None = None
+    repeat_parts: bool = True
     samples: int | None = None
     split_fractions: tuple[float, float, float] = (0.9, 0.05, 0.05)
     text_field: str = "text"
@@ -118,6 +126,12 @@ class ShardOptions:
         require(used, "data.restart_positions", "false", "true, because data.mask_documents is false")
         expected = "stream, because a document packed with others may be in a shard outside the section (data.sections)"
         require(self.packing == "stream" or self.sections is None, "data.packing", self.packing, expected)
+        if self.mixture is not None:
+            sizes = [1000 * weight for weight in self.mixture.values()]
+            valid = all(0 < size <= 1000 and abs(size - round(size)) < 1e-6 for size in sizes)
+            valid = valid and sum(map(round, sizes)) == 1000
+            expected = "fractions of the training tokens by folder, multiples of 0.001 above 0 whose sum is 1"
+            require(valid, "data.mixture", self.mixture, expected)
         for name in ("workers", "prepare_workers"):
             check_workers(f"data.{name}", getattr(self, name))
         require(self.cache_gb > 0, "data.cache_gb", self.cache_gb, "a number above 0")

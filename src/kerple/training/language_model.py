@@ -111,6 +111,7 @@ class LanguageModel(LightningModule):
         self.compile_options = compile
         # sums are fp64, and include losses that are not finite
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
+        self.part_losses = nn.ModuleList()  # the validation loss of each part of a mixture
         # for each micro-batch since the last step, (2,) fp64: the sum of the losses and the number of scored targets
         self._sums: list[Tensor] = []
 
@@ -125,6 +126,9 @@ class LanguageModel(LightningModule):
             trainable = not any(strategy.test_only for strategy in self.network.positions)
             given = f"{self.network.name}, which is only for tests of weights trained with another strategy"
             require(trainable, "model.position", given, "a strategy such as RoPE")
+        self.mixture: dict[str, float] = getattr(data, "mixture", None) or {}
+        losses = (MeanMetric(nan_strategy="disable") for _ in self.mixture)
+        self.part_losses = nn.ModuleList(losses).to(self.device)
         self.set_places(data)
         self.network.restart_positions = getattr(data, "restart_positions", True)
         if self.compile_options and stage == "fit":  # not for a test, because each length would be compiled
@@ -202,11 +206,22 @@ class LanguageModel(LightningModule):
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
 
-    def validation_step(self, batch: Batch, index: int) -> None:
+    def validation_step(self, batch: Batch, index: int, dataloader_idx: int = 0) -> None:
         losses, scored = self._losses(batch)
-        self.validation_loss.set_dtype(torch.float64)  # Lightning moves it to the device, which resets it to fp32
-        self.validation_loss.update(losses if scored is None else losses[scored])
-        self.log("val/loss", self.validation_loss, prog_bar=True)
+        metric = cast(MeanMetric, self.part_losses[dataloader_idx]) if self.mixture else self.validation_loss
+        metric.set_dtype(torch.float64)  # Lightning moves it to the device, which resets it to fp32
+        metric.update(losses if scored is None else losses[scored])
+        if self.mixture:
+            self.log(f"val/loss/{[*self.mixture][dataloader_idx]}", metric, add_dataloader_idx=False)
+        else:
+            self.log("val/loss", metric, prog_bar=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the mean of the losses of a mixture's parts, with its weights."""
+        if self.mixture:
+            losses = [cast(MeanMetric, metric).compute() for metric in self.part_losses]
+            weights = torch.tensor(list(self.mixture.values()), device=self.device)
+            self.log("val/loss", weights @ torch.stack(losses).float(), prog_bar=True)
 
     def test_step(self, batch: Batch, index: int) -> None:
         """Do nothing, because measurements read the test split themselves (`kerple.measure`)."""

@@ -1,0 +1,176 @@
+"""Mixtures: exact fractions, samples of parts, selected documents, checksums, and validation by part."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kerple.data import TokenShards
+from kerple.data.mixture import Mixture, SelectedDocuments
+from kerple.data.order import Order
+from kerple.data.shards import Folder, TokenStream
+from kerple.positions import NoPE
+from kerple.training.language_model import LanguageModel
+from tests.data.conftest import small_build, write_lines
+from tests.toy import trainer
+
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def second(prepared, documents, tmp_path_factory) -> Path:
+    """A folder with other documents and the tokenizer of the first one."""
+    folder = tmp_path_factory.mktemp("second")
+    lines = write_lines(folder / "lines.jsonl", [" ".join(reversed(text.split(" "))) for text in documents])
+    small_build(folder / "shards", lines, tokenizer=str(prepared))
+    return folder / "shards"
+
+
+def module(directory: Path, **options: object) -> TokenShards:
+    settings = {"directory": str(directory), "vocabulary": 300, "length": LENGTH, "batch_size": 8, "samples": 80}
+    return TokenShards(None, **settings | options)  # type: ignore[arg-type]
+
+
+def nothing(places):
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("weights", "size"),
+    [
+        ((700, 300), 10),
+        ((1000,), 1),
+        pytest.param((5, 995), 200, marks=pytest.mark.slow),
+        pytest.param((333, 333, 334), 1000, marks=pytest.mark.slow),
+    ],
+)
+def test_every_round_has_exactly_the_weights(weights, size):
+    parts = [(nothing, Order(10_000_000 + i, LENGTH, 3, i)) for i in range(len(weights))]
+    mixture = Mixture(parts, weights, 3)
+    assert mixture.round == size
+    for rounds in (1, 7, 1000):
+        counts = Counter((mixture.starts(np.arange(rounds * size)) % len(weights)).tolist())
+        assert [counts[part] for part in range(len(weights))] == [rounds * size * w // 1000 for w in weights]
+    places = mixture.starts(np.arange(3 * size))
+    one_by_one = np.concatenate([mixture.starts(np.array([k])) for k in range(3 * size)])
+    assert (places == one_by_one).all()
+    for part, (_, order) in enumerate(parts):  # every part reads its own samples in its order, without gaps
+        starts = places[places % len(parts) == part] // len(parts)
+        assert sorted(starts) == sorted(order.starts(np.arange(len(starts))))
+
+
+def test_selected_documents_equal_their_concatenation(prepared):
+    folder = Folder(prepared)
+    stream, begins = TokenStream(folder, "train"), folder.documents("train")
+    selected = SelectedDocuments(stream, begins, 40, 90)
+    ends = [*begins[1:], len(stream)]
+    kept = [stream[a:b] for a, b in zip(begins, ends, strict=True) if 40 <= b - a < 90]
+    expected = np.concatenate(kept)
+    assert 0 < len(kept) < len(begins)
+    assert len(selected) == len(expected)
+    assert selected.begins.tolist() == np.cumsum([0, *map(len, kept)])[:-1].tolist()
+    for start in range(0, len(expected), 37):
+        assert (selected[start : start + 101] == expected[start : start + 101]).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"mask_documents": True}, {"packing": "best_fit"}, {"sections": 2}])
+def test_samples_are_those_of_the_parts_for_any_number_of_ranks(prepared, second, options):
+    mixture = {str(prepared): 0.25, str(second): 0.75}
+    data = module(prepared, mixture=mixture, **options)
+    data.setup("fit")
+    batches = list(data.train_dataloader())
+    assert len(batches) == 10
+    alone = [data._samples(number, part) for number, part in enumerate(data.parts)]
+    expected = [read(order.starts(np.arange(60))) for read, order in alone]
+    rows = torch.cat([batch["tokens"] for batch in batches])
+    found = [of["tokens"].tolist() for of in expected]
+    first = [row in found[0] for row in rows.tolist()]
+    assert sum(first) == 20
+    assert all(row in found[1] for row, is_first in zip(rows.tolist(), first, strict=True) if not is_first)
+    if options.get("mask_documents"):
+        both = {
+            tuple(t): d for of in expected for t, d in zip(of["tokens"].tolist(), of["documents"].tolist(), strict=True)
+        }
+        documents = torch.cat([batch["documents"] for batch in batches]).tolist()
+        assert documents == [both[tuple(row)] for row in rows.tolist()]
+
+
+def test_the_checksum_identifies_all_parts(prepared, second):
+    parts = [None, {str(prepared): 1.0}, {str(second): 1.0}, {str(prepared): 0.5, str(second): 0.5}]
+    parts += [{f"{prepared}[20:]": 1.0}, {f"{prepared}[:20]": 1.0}]
+    checksums = [module(prepared, mixture=mixture).checksum() for mixture in parts]
+    assert checksums[0] == checksums[1]  # the same tokens
+    assert len(set(checksums)) == 5
+    states = [module(prepared, mixture=mixture).state_dict()["training"] for mixture in parts]
+    assert states[0] == states[1]
+    assert len(set(states)) == 5
+
+
+def test_validation_has_the_blocks_of_each_part(prepared, second):
+    mixture = {str(second): 0.5, f"{prepared}[20:]": 0.5}
+    data = module(prepared, mixture=mixture, validation_segments=5)
+    first, long = data.val_dataloader()
+    stream = TokenStream(Folder(second), "validation")
+    assert torch.cat([b["tokens"] for b in first])[4, 0] == stream[4 * LENGTH : 4 * LENGTH + 1].item()
+    folder = Folder(prepared)
+    begins = folder.documents("validation")
+    selected = SelectedDocuments(TokenStream(folder, "validation"), begins, 20, 1 << 40)
+    assert torch.cat([b["tokens"] for b in long])[0].tolist() == selected[: LENGTH + 1].tolist()
+
+
+@pytest.mark.parametrize(
+    "weights", [(0.5, 0.4), (0.5, 0.5, 0.0), (0.4995, 0.5005), (1.5, -0.5), (float("nan"), 1.0), ()]
+)
+def test_weights_are_thousandths_whose_sum_is_1(prepared, weights):
+    with pytest.raises(ValueError, match=r"^data\.mixture: got .*, expected fractions .* whose sum is 1$"):
+        module(prepared, mixture={f"part{i}": weight for i, weight in enumerate(weights)})
+
+
+def test_parts_that_do_not_fit_are_errors(prepared, second, tmp_path, documents):
+    def start(directory: Path = prepared, **options: object) -> None:
+        data = module(directory, **options)
+        data.setup("fit")
+        data.train_dataloader()
+        data.val_dataloader()
+
+    other = tmp_path / "other"
+    small_build(other, write_lines(tmp_path / "lines.jsonl", documents[:150]), vocabulary=290)
+    with pytest.raises(ValueError, match=r"^data\.mixture: got .*other with another tokenizer, expected the tokenizer"):
+        start(mixture={str(other): 1.0})
+    fractions = tmp_path / "fractions"
+    small_build(fractions, tmp_path / "lines.jsonl", tokenizer=str(prepared), split_fractions=(0.6, 0.2, 0.2))
+    with pytest.raises(
+        ValueError, match=r"^data\.mixture: got .* with data.split_fractions \[0.6, .* expected \[0.8, "
+    ):
+        start(mixture={str(fractions): 1.0})
+    with pytest.raises(ValueError, match=r"run `python run.py prepare` first"):
+        start(mixture={str(tmp_path / "none"): 1.0})
+    with pytest.raises(ValueError, match=r"^data\.length: got 16, expected at most 0, "):
+        start(mixture={f"{prepared}[99999:]": 1.0})
+    with pytest.raises(ValueError, match=r"^data\.sections: got 2, expected null, because .*\[20:\] selects documents"):
+        start(mixture={f"{prepared}[20:]": 1.0}, sections=2)
+    with pytest.raises(ValueError, match=r"^data\.mixture: got a training with 80000 samples, expected at most \d+, "):
+        start(mixture={str(second): 1.0}, samples=80000, repeat_parts=False)
+    start(mixture={str(second): 1.0}, samples=80000)
+
+
+def test_a_fit_logs_the_validation_loss_of_each_part_and_their_weighted_mean(prepared, second, tmp_path):
+    mixture = {str(prepared): 0.25, str(second): 0.75}
+    data = module(prepared, mixture=mixture, samples=16, validation_segments=11)
+    torch.manual_seed(0)
+    options = {"layers": 1, "dim": 16, "heads": 2, "vocabulary": 300, "length": LENGTH}
+    model = LanguageModel(NoPE, **options)  # type: ignore[arg-type]
+    fit = trainer(tmp_path, max_steps=2)
+    fit.fit(model, data)
+    logged = {name: float(value) for name, value in fit.callback_metrics.items() if name.startswith("val/")}
+    assert logged.keys() == {"val/loss", *(f"val/loss/{folder}" for folder in mixture)}
+    for folder in mixture:
+        stream = TokenStream(Folder(folder), "validation")
+        blocks = [torch.tensor(stream[i * LENGTH : (i + 1) * LENGTH + 1].astype("int64")) for i in range(11)]
+        with torch.no_grad():
+            loss = float(model.network.losses(torch.stack(blocks)).double().mean())
+        assert logged[f"val/loss/{folder}"] == pytest.approx(loss, abs=1e-5)
+    mean = sum(weight * logged[f"val/loss/{folder}"] for folder, weight in mixture.items())
+    assert logged["val/loss"] == pytest.approx(mean, abs=1e-6)
