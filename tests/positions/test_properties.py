@@ -14,6 +14,7 @@ from kerple.model import Transformer
 from kerple.positions import Combined, KerpleLog, LayerPattern, PaTH, PoPE, Position, Shape, names, strategies
 from kerple.positions.base import HOOKS
 from kerple.positions.combined import SINGLE_WIDTH
+from kerple.positions.fox import cumulative_sums
 from kerple.positions.fp32_matmul import product
 from kerple.positions.wrapper import Wrapper
 from kerple.testing import AT_LENGTHS, PROPERTIES, DoesNotApply, Subject
@@ -199,3 +200,12 @@ def test_a_pattern_repeats_over_the_layers_and_may_end_inside_a_repetition() -> 
 def test_one_strategy_for_all_layers_is_an_error_if_layers_differ() -> None:
     with pytest.raises(UserError, match=r"per_layer: got false, expected true for \w+, whose layers differ"):
         Transformer(Shape(16, 2, 8), 4, 20, partial(Combined, parts=(positions.SSMax, LayerPattern)), per_layer=False)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 23])
+def test_fox_sums_gates_over_pieces_on_a_gpu(length: int) -> None:
+    x = torch.randn(2, 3, length, dtype=torch.float64, requires_grad=True)
+    sums, expected = cumulative_sums(x, size=4), x.cumsum(-1)
+    torch.testing.assert_close(sums, expected)
+    weights = torch.randn_like(expected)
+    torch.testing.assert_close(*(torch.autograd.grad(of, x, weights)[0] for of in (sums, expected)))

@@ -36,7 +36,9 @@ class FoX(Position):
 
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor:
         gates = F.logsigmoid(product(x, self.gates.weight.T) + self.gates.bias).mT  # (B, H, T)
-        sums = gates.to(exact_dtype(x.device)).cumsum(-1)[..., None]  # (B, H, T, 1) fp64 for differences of large sums
+        gates = gates.to(exact_dtype(x.device))  # fp64 for differences of large sums
+        # torch 2.11 cannot compile the fp64 cumulative sum of 512 numbers for a GPU
+        sums = (gates.cumsum(-1) if x.device.type == "cpu" else cumulative_sums(gates))[..., None]  # (B, H, T, 1)
         return sums if past is None else sums + past[:, :, -1:]
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
@@ -46,3 +48,10 @@ class FoX(Position):
         sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
         # a + (-b): autograd sums the gradient of b over queries, then negates the sum; a - b would negate all (Tq, Tk)
         return s + (sums[..., -queries:, None] + -sums[..., None, :])  # (B, H, Tq, Tk)
+
+
+def cumulative_sums(x: Tensor, size: int = 128) -> Tensor:
+    """Return ``x.cumsum(-1)`` from the cumulative sums of pieces of ``size`` numbers, and those of their totals."""
+    pieces = F.pad(x, (0, -x.shape[-1] % size)).unflatten(-1, (-1, size)).cumsum(-1)
+    earlier = F.pad(pieces[..., :-1, -1], (1, 0)).cumsum(-1)  # the total of all pieces before each piece
+    return (pieces + earlier[..., None]).flatten(-2)[..., : x.shape[-1]]
