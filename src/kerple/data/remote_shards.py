@@ -103,16 +103,16 @@ class RemoteFiles:
         copy, lock = self.directory / f"{key}-{name}", self.directory / f".{key}.lock"
         self.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
+            os.utime(lock)  # the time of the last use; a change of the copy would change its ctime
             while True:
-                if copy.exists() and not is_intact(copy, sha256):
-                    copy.unlink()  # damaged on this machine
                 if not copy.exists():
                     self._fetch(name, copy, sha256, size, attempts)
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):  # another process has deleted the copy to make room
+                    if not is_intact(copy, sha256):
+                        copy.unlink()  # damaged on this machine
                     file = copy.open("rb")
                     fcntl.flock(file, fcntl.LOCK_SH)
                     if os.fstat(file.fileno()).st_nlink:  # not deleted before it was locked
-                        os.utime(lock)  # the time of the last use; a change of the copy would change its ctime
                         return file
 
     def _fetch(self, name: str, copy: Path, sha256: str, size: int, attempts: int) -> None:

@@ -10,10 +10,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow
 import pytest
+import webdataset
 import zstandard
 from pyarrow import parquet
+from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.data.file_opening import decompress
@@ -21,6 +24,8 @@ from kerple.data.prepare.build import prepare
 from kerple.data.prepare.corpora import find_corpus, library_modules, standard_library
 from kerple.data.prepare.readers import Document, Fault, read_lines
 from kerple.data.shard_options import ShardOptions
+from kerple.data.shards import Folder, TokenStream
+from tests.data.conftest import small_build
 
 TEXTS = [f"document {i} " * (i + 1) for i in range(25)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -302,3 +307,31 @@ def test_files_of_the_standard_library_are_found_and_unknown_urls_are_refused():
     assert names == sorted(names)
     assert "argparse.py" in names
     assert set(modules.files) < set(library.files)
+
+
+def test_token_ids_in_a_tar_file_are_used_as_they_are(prepared, tmp_path):
+    tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
+    end, texts = tokenizer.token_to_id("<|endoftext|>"), ["grey wolves sang", "a mat", "seven cats and a wolf"]
+    first, second, third = ([*tokenizer.encode(text).ids] for text in texts)
+    unusual = [tokenizer.token_to_id(character) for character in "mat"]  # not what the tokenizer makes of "mat"
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as archive:
+        archive.write({"__key__": "a", "npy": np.array([*first, end, *second, end], "uint16"), "json": {"n": 1}})
+        archive.write({"__key__": "b", "npy": np.array(unusual), "txt": "the text of this sample is used"})
+        archive.write({"__key__": "c", "npy": np.array(third + unusual)})
+        for key, content in (("d", np.array([0.5])), ("e", np.array([[1]])), ("f", np.array([10**6]))):
+            archive.write({"__key__": key, "npy": content})
+        pickled = io.BytesIO()
+        np.save(pickled, np.array([{}], object), allow_pickle=True)
+        archive.write({"__key__": "g", "npy": pickled.getvalue()})
+    options = {"split_fractions": (1.0, 0.0, 0.0), "max_dropped_fraction": 1.0, "tokenizer": str(prepared)}
+    manifest = small_build(tmp_path / "out", tmp_path / "a.tar", **options)
+    expected = [*first, end, *second, end, *tokenizer.encode("the text of this sample is used").ids, end]
+    assert TokenStream(Folder(tmp_path / "out"), "train")[:].tolist() == [*expected, *third, *unusual, end]
+    assert manifest.splits["train"].documents == 4
+    assert manifest.left_out == {
+        "a token id outside the tokenizer": 1, "damaged file": 1, "metadata": 2, "no token ids": 2
+    }  # fmt: skip
+    with pytest.raises(
+        UserError, match=r"got a tokenizer that is trained, but .*a.npy has token ids, expected the tok"
+    ):
+        small_build(tmp_path / "bpe", tmp_path / "a.tar")

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -48,7 +48,7 @@ SHIPPED = Path(__file__).parents[1] / "tokenizers"  # folder of the trained toke
 PARTS = ".parts"  # folder with the settings and a file for each finished part; it is deleted after the preparation
 
 
-def prepare(options: ShardOptions) -> Manifest:
+def prepare(options: ShardOptions, tokenise_all: Callable[..., Any] = tokenise_parts) -> Manifest:
     """Prepare the shards in ``options.location`` and return their manifest. Existing shards are only checked.
 
     An interrupted preparation is continued. Several processes may call this at the same time: one of them prepares, and
@@ -56,6 +56,7 @@ def prepare(options: ShardOptions) -> Manifest:
 
     Args:
         options: Options of the preparation.
+        tokenise_all: `tokenise_parts`, or a function with the same arguments and results.
 
     Raises:
         UserError: The corpus or the tokenizer cannot be used, the corpus has no document or too many unusable ones, or
@@ -82,8 +83,8 @@ def prepare(options: ShardOptions) -> Manifest:
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
         content = (directory / "tokenizer.json").read_bytes()
         encoder = Encoder(content.decode(), end, token_dtype(vocabulary))
-        reader = CorpusReader(corpus, options.split_fractions, options.drop_duplicates)
-        parts = _write_parts(directory, options, encoder, reader)
+        reader = CorpusReader(corpus, options.split_fractions, options.drop_duplicates, given and (tokenizer, end))
+        parts = _write_parts(directory, options, encoder, reader, tokenise_all)
         if len(reader.dropped) > len(reader.examples):  # the messages below name one example for each reason
             print("left out:", *reader.dropped, sep="\n  ", file=sys.stderr)
         _check_documents(options, reader)
@@ -250,8 +251,10 @@ def _training_texts(reader: CorpusReader) -> Iterator[str]:
                 return
 
 
-def _write_parts(folder: Path, options: ShardOptions, encoder: Encoder, reader: CorpusReader) -> list[dict[str, Any]]:
-    """Write the shards of the unfinished parts, and return a description of each part.
+def _write_parts(
+    folder: Path, options: ShardOptions, encoder: Encoder, reader: CorpusReader, tokenise_all: Callable[..., Any]
+) -> list[dict[str, Any]]:
+    """Write the shards of the unfinished parts, and return a description of each part. See `prepare` for arguments.
 
     A description has a checksum of the tokenizer and the part's documents (``texts``), and for each split the fields of
     its `Shard`, the number of documents and their bytes. It is stored in `PARTS`.
@@ -271,7 +274,7 @@ def _write_parts(folder: Path, options: ShardOptions, encoder: Encoder, reader: 
 
     with (
         tqdm(total=reader.corpus.size(), desc="tokenising", unit="B", unit_scale=True) as bar,
-        closing(tokenise_parts(options.prepare_workers, encoder, unfinished())) as results,
+        closing(tokenise_all(options.prepare_workers, encoder, unfinished())) as results,
     ):
         for (number, checksum), splits in results:
             part: dict[str, Any] = {"texts": checksum}

@@ -4,9 +4,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 
+import numpy as np
+from tokenizers import Tokenizer
+
+from kerple.base.errors import UserError
 from kerple.data.prepare.corpora import Corpus
 from kerple.data.prepare.readers import Document, Fault
+from kerple.data.tokenizer import vocabulary_size
 
 LONGEST_LIST = 100  # names of dropped documents that are printed
 
@@ -40,6 +46,8 @@ class CorpusReader:
             determines the splits.
         drop_duplicates: Whether to leave out documents whose text equals that of an earlier one. A corpus may require
             it (`Corpus.drop_duplicates`).
+        tokenizer: The tokenizer ``data.tokenizer`` and its end-of-text token, for documents of token ids; None if the
+            tokenizer is trained on the corpus.
 
     Attributes:
         left_out (Counter[str]): Number of documents left out so far, for each reason.
@@ -51,7 +59,14 @@ class CorpusReader:
         test_documents (list[Document]): Documents of the test split, without their texts.
     """
 
-    def __init__(self, corpus: Corpus, fractions: tuple[float, float, float], drop_duplicates: bool = False) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        fractions: tuple[float, float, float],
+        drop_duplicates: bool = False,
+        tokenizer: tuple[Tokenizer, int] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
         self.corpus, self.fractions, self.drop_duplicates = corpus, fractions, drop_duplicates or corpus.drop_duplicates
         self.text, self.test_documents = hashlib.sha256(), list[Document]()
         self.left_out, self.examples = Counter[str](), dict[str, str]()
@@ -60,7 +75,7 @@ class CorpusReader:
 
     def __iter__(self) -> Iterator[Document]:
         seen = set[int]()
-        for document in self.corpus.documents():
+        for document in chain.from_iterable(map(self._decoded, self.corpus.documents())):
             if isinstance(document, Fault):
                 self.left_out[document.reason] += 1
                 if document.reason != "empty":
@@ -82,8 +97,27 @@ class CorpusReader:
             document = replace(document, split=split)
             self.text.update(f"{document.group}\0{document.split}\0{len(content)}\0".encode() + content)
             if document.split == "test":
-                self.test_documents.append(replace(document, text=""))
+                self.test_documents.append(replace(document, text="", ids=()))
             yield document
+
+    def _decoded(self, document: Document | Fault) -> Iterator[Document | Fault]:
+        """Yield a document with its text. Token ids are divided at end-of-text tokens, and decoded."""
+        if isinstance(document, Fault) or not document.ids:
+            yield document
+            return
+        if self.tokenizer is None:
+            given = f"a tokenizer that is trained, but {document.name} has token ids"
+            raise UserError(f"data.tokenizer: got {given}, expected the tokenizer of these ids, such as gpt2")
+        tokenizer, end = self.tokenizer
+        largest, size = max(document.ids), vocabulary_size(tokenizer)
+        if largest >= size:
+            details = f"{largest}, but the tokenizer has {size} entries"
+            yield Fault(document.name, "a token id outside the tokenizer", 4 * len(document.ids), details)
+            return
+        ids = np.array(document.ids)
+        for piece in np.split(ids, np.flatnonzero(ids == end)):
+            if own := tuple(piece[piece != end].tolist()):
+                yield replace(document, text=tokenizer.decode(own, skip_special_tokens=False), ids=own)
 
     def reasons(self) -> str:
         """Return how many documents cannot be used and why, for messages, without duplicates and empty documents."""

@@ -16,6 +16,8 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
+
 from kerple.base.errors import UserError
 from kerple.data.file_opening import (
     CONTAINERS,
@@ -32,6 +34,7 @@ from kerple.data.file_opening import (
 )
 
 MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # that of UTF-32 LE begins like the first one
+IDS = ".npy"  # extension of token ids in a tar file
 LONGEST_LINE = 1 << 26  # bytes that are read to find out whether the first line of a file is JSON
 
 
@@ -41,15 +44,17 @@ class Document:
 
     Args:
         name: Name of the document in messages, such as its file and line.
-        text: The text.
+        text: The text; empty if the document consists of token ids, until `CorpusReader` decodes them.
         group: Name of a group of related documents, such as the files of a package; empty if there is none.
         split: ``train``, ``validation`` or ``test``; empty if a hash of the group or the text determines the split.
+        ids: Token ids of the tokenizer ``data.tokenizer``; empty for a document that is to be tokenised.
     """
 
     name: str
     text: str
     group: str = ""
     split: str = ""
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -187,6 +192,17 @@ def _decode(content: bytes, encodings: list[str]) -> str:
     return content.decode(encodings[-1])
 
 
+def as_ids(content: bytes, name: str) -> Document | Fault:
+    """Return the document of a .npy file with token ids, (n,) integers. Pickled objects are not read."""
+    try:
+        ids = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        return Fault(name, "damaged file", len(content), str(error))
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or (len(ids) and ids.min() < 0):
+        return Fault(name, "no token ids", len(content), f"{ids.dtype} of shape {ids.shape}")
+    return Document(name, "", ids=tuple(ids.tolist())) if len(ids) else Fault(name, "empty", 0)
+
+
 def read_lines(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
     """Yield the document in each line. A line is a JSON object. If the file is damaged, the last item is a fault."""
     number = size = 0
@@ -217,7 +233,8 @@ def read_tar(file: IO[bytes], name: str, text_field: str, encoding: str = "utf-8
     """Yield the documents of the members of a tar file: JSON lines and text files, which may be compressed.
 
     Consecutive members whose names differ only in their extensions are a sample of WebDataset. If one of them is a
-    .txt or .text file, the others, such as .json files, are its metadata and are left out.
+    .txt or .text file, the others, such as .json files, are its metadata and are left out. Without a text, .npy files
+    with token ids take its place.
 
     Members are not extracted to the disk. Members that are not regular files, such as links, are skipped.
 
@@ -251,10 +268,11 @@ def _read_sample(
     sample: list[tuple[str, bytes]], name: str, text_field: str, encoding: str
 ) -> Iterator[Document | Fault]:
     """Yield the documents of members of a tar file, which are given as names and contents, and belong to one sample."""
-    has_text = any(has_extension(member, SAMPLE_TEXTS) for member, _ in sample)
+    kinds = (kind for kind in (SAMPLE_TEXTS, IDS) if any(has_extension(member, kind) for member, _ in sample))
+    kind = next(kinds, "")  # every name ends with an empty extension
     for member, packed in sample:
-        if has_text and not has_extension(member, SAMPLE_TEXTS):
-            yield Fault(f"{name}: {member}", "metadata", 0, "not a .txt file like another member of this name")
+        if not has_extension(member, kind):
+            yield Fault(f"{name}: {member}", "metadata", 0, "not a .txt or .npy file like another member of this name")
             continue
         if has_extension(member, TARS):
             yield Fault(f"{name}: {member}", "tar file inside a tar file", len(packed))
@@ -264,7 +282,9 @@ def _read_sample(
         except Exception as error:  # gzip, zlib and zstandard raise different errors
             yield _damaged_file(f"{name}: {member}", len(packed), error)
             continue
-        if has_extension(member, JSON) and is_json_lines(io.BytesIO(content), text_field):
+        if has_extension(member, IDS):
+            yield as_ids(content, f"{name}: {member}")
+        elif has_extension(member, JSON) and is_json_lines(io.BytesIO(content), text_field):
             yield from read_lines(io.BytesIO(content), f"{name}: {member}", text_field)
         else:
             yield as_document(content, f"{name}: {member}", encoding)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError, require
 from kerple.base.processor_cores import cores
+from kerple.base.ray_cluster import Cluster
 from kerple.data.manifest import SPLITS
 from kerple.data.prepare.readers import Document
 from kerple.data.shards import Tokens
@@ -58,7 +59,7 @@ def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
     tokens: dict[str, list[Tokens]] = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
     for document in documents:
-        ids = encode(tokenizer, document.text)
+        ids = document.ids or encode(tokenizer, document.text)
         given = f"a tokenizer whose end-of-text token is in the tokens of {document.name}"
         require(encoder.end_of_text not in ids, "data.tokenizer", given, "another one; or remove the document")
         tokens[document.split].append(np.array([*ids, encoder.end_of_text], encoder.dtype))
@@ -112,6 +113,36 @@ def tokenise_parts(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def tokenise_on_ray(
+    cluster: Cluster, workers: int, encoder: Encoder, parts: Iterable[tuple[Key, list[Document]]]
+) -> Generator[tuple[Key, dict[str, Encoded]], None, None]:
+    """Tokenise parts on the nodes of a Ray cluster, and yield the same as `tokenise_parts`.
+
+    Args:
+        cluster: The cluster.
+        workers: Number of cores to use. With 0, those of the cluster.
+        encoder: The settings.
+        parts: A key and the documents of each part.
+
+    Raises:
+        UserError: The cluster does not answer, or `tokenise` raises a UserError.
+    """
+    workers = workers or int(cluster.ray.cluster_resources().get("CPU", 1))
+    submit, waiting = cluster.task(tokenise, 1), deque[tuple[Key, Any]]()
+    try:
+        for key, documents in parts:
+            waiting.append((key, submit(encoder, documents)))
+            if len(waiting) > workers:
+                key, reference = waiting.popleft()
+                yield key, cluster.result(reference)
+        while waiting:
+            key, reference = waiting.popleft()
+            yield key, cluster.result(reference)
+    finally:
+        for _, reference in waiting:
+            cluster.ray.cancel(reference)
 
 
 def _start_worker() -> None:
