@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 STEP_FLAGS = '{"trainer.max_steps": $(STEPS), "trainer.val_check_interval": $(shell echo $$((($(STEPS) + 3) / 4)))}'
 SMALLER = $(if $(STEPS),--flags $(STEP_FLAGS) --runs logs/compare/demo-$(STEPS) --output logs/compare/demo-$(STEPS)/report)
 
-.PHONY: demo pretrained test test-numbers test-slow lint format docs bench gpu gpu-bundle gpu-toy clean
+.PHONY: demo pretrained test test-numbers test-slow test-remote lint format docs bench gpu gpu-bundle gpu-toy clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -70,8 +70,21 @@ $(VENV)/lm-eval/ready: $(VENV)/ready requirements-lm-eval.txt
 	$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/lm-eval -r requirements-lm-eval.txt
 	@touch $@
 
-test-slow: $(VENV)/pretrained $(VENV)/lm-eval/ready ## run the tests that take minutes
-	$(RUN) -m pytest -m slow
+# botocore needs an older python-dateutil than pandas, so it is in a second environment, which sees the packages of the first
+REMOTE := $(VENV)/remote/bin/python
+$(VENV)/remote/ready: $(VENV)/ready requirements-remote.txt
+	$(RUN) -m venv $(VENV)/remote
+	$(RUN) -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" > \
+	  $$($(REMOTE) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/first.pth
+	$(REMOTE) -m pip --disable-pip-version-check install --quiet --no-deps -r requirements-remote.txt
+	@touch $@
+
+test-slow: $(VENV)/pretrained $(VENV)/lm-eval/ready test-remote ## run the tests that take minutes
+	$(RUN) -m pytest -m slow $(REMOTE_TESTS:%=--ignore=%)
+
+REMOTE_TESTS := tests/compare/test_ray.py tests/data/test_s3.py tests/test_slurm.py
+test-remote: $(VENV)/remote/ready ## run the slow tests of Ray, Slurm and S3, on Ray nodes and a server of this machine
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR) OMP_NUM_THREADS=1 $(REMOTE) -m pytest -m slow $(REMOTE_TESTS)
 
 lint: $(VENV)/ready ## check style, types, and the order of imports between packages
 	$(RUN) -m ruff check .

@@ -42,4 +42,5 @@ def test_a_test_trusts_the_packages_and_urls_in_the_configuration_of_its_fit() -
     named |= {"model.position.class_path": "mine.biases.Root", "model.position.init_args.first.class_path": "my_task.B"}
     assert trust_option(named) == ["--trust=mine,my_task"]
     assert trust_option(named | {"data.init_args.directory": "s3://b/c"}) == ["--trust=mine,my_task,s3://b/c"]
+    assert trust_option({"data.init_args.mixture.s3://b/c": 0.5}) == ["--trust=s3://b/c"]
     assert trust_option({"model.position.class_path": "KerpleLog", "data.init_args.corpus": "file:///x"}) == []

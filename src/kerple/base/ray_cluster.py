@@ -60,7 +60,7 @@ class Cluster:
                 expected = f"HOST:PORT of the head of a cluster, with Ray {ray.__version__} and this Python"
                 given = f"{address or os.environ.get('RAY_ADDRESS')}, which cannot be used ({describe(error)[:300]})"
                 raise UserError(f"{option}: address: got {given}, expected {expected}") from error
-        signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)  # Ray has replaced it
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
         self.head = host, int(port)
 

@@ -59,7 +59,7 @@ def _parser() -> ArgumentParser:
     about += " With --directories DIR ... --baseline NAME --output DIR: report the finished runs found in each DIR."
     parser = comparison_parser(about)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with an equal part of the cores")
-    add_engine_arguments(parser, "runs")
+    add_engine_arguments(parser)
     parser.add_argument("--cpus", type=int | None, help="cores of a run on Ray; default: an equal part of the cluster")
     parser.add_argument("--gpus", type=int | None, help="GPUs of a run on Ray; default: one if the cluster has any")
     add_switch(parser, "yes", False, "do not ask before a training of more than half an hour")

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     parser = command_parser("prepare", __doc__)
     parser.add_argument("-c", "--config", action="config", help="file with a section `data`; flags replace its values")
     parser.add_class_arguments(ShardOptions, "data")
-    add_engine_arguments(parser, "parts of the corpus")
+    add_engine_arguments(parser)
     known, rest = split_options(arguments, "data", "data.class_path")
     sections = [_data_section(path) for path in known.config]
     class_paths = [path for path in (known.data, vars(known)["data.class_path"]) if path]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.base.errors import UserError, require
+from kerple.base.processor_cores import CHOSEN
 from kerple.base.ray_cluster import Cluster
 from kerple.compare import engines
 from kerple.compare.engines import STOP_TIMEOUT, TICK, Ended, Engine, ended_run, signals, start_process, stop_processes
@@ -41,7 +42,9 @@ class RayRuns(Engine[Any]):
     def start(self, run: PlannedRun) -> Any:
         """Submit a run to the cluster. Return a reference to its task."""
         run.directory.parent.mkdir(parents=True, exist_ok=True)
-        threads = os.environ.get("OMP_NUM_THREADS", str(self.cpus))
+        threads = {"OMP_NUM_THREADS": str(self.cpus), CHOSEN: "1"}
+        if given := os.environ.get("OMP_NUM_THREADS"):
+            threads = {"OMP_NUM_THREADS": given}
         return self._execute(engines.PROCESS, run.description(), str(run.sidecar(".log")), threads)
 
     def poll(self, run: PlannedRun, handle: Any) -> Ended | None:
@@ -66,7 +69,7 @@ class RayRuns(Engine[Any]):
                         ray.cancel(handle, force=True)
 
 
-def execute_run(program: list[str], description: str, log: str, threads: str) -> int:
+def execute_run(program: list[str], description: str, log: str, threads: dict[str, str]) -> int:
     """Execute the process of a run, and return its exit status. This function runs on a worker of the cluster.
 
     The process ends with the worker, by a pipe that is closed when the worker ends.
@@ -75,10 +78,10 @@ def execute_run(program: list[str], description: str, log: str, threads: str) ->
         program: Arguments of Python, see `kerple.compare.engines.start_process`.
         description: See `PlannedRun.description`.
         log: Path of the log.
-        threads: Number of threads.
+        threads: Environment variables with the number of threads.
     """
     end_of_pipe, held_by_worker = os.pipe()
-    process = start_process(program, description, Path(log), os.environ | {"OMP_NUM_THREADS": threads}, end_of_pipe)
+    process = start_process(program, description, Path(log), os.environ | threads, end_of_pipe)
     os.close(end_of_pipe)
     try:
         while (status := process.poll()) is None:

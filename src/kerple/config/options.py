@@ -72,9 +72,9 @@ def add_checkpoint_arguments(parser: ArgumentParser) -> None:
     add_trust_argument(parser)
 
 
-def add_engine_arguments(parser: ArgumentParser, work: str) -> None:
-    """Add the options ``engine`` and ``address`` of a command that can execute ``work`` on a Ray cluster."""
-    engines = f"where the {work} are executed: on this machine, or on a Ray cluster whose nodes share the folders"
+def add_engine_arguments(parser: ArgumentParser) -> None:
+    """Add the options ``engine`` and ``address`` of a command that can work on a Ray cluster."""
+    engines = "this machine (local), or a Ray cluster whose nodes share the folders (ray)"
     parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help=engines)
     address = "HOST:PORT of the head of the Ray cluster, or auto; default: RAY_ADDRESS, or this machine"
     parser.add_argument("--address", type=str | None, help=address)

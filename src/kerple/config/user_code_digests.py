@@ -28,6 +28,7 @@ def trust_option(config: dict[str, Any]) -> list[str]:
     """
     packages = {name.partition(".")[0] for name in own_classes(config)}
     values = {value for key, value in config.items() if key.startswith("data.") and isinstance(value, str)}
+    values |= {key.partition(".mixture.")[2] for key in config}  # the keys of a mixture are folders
     trusted = sorted(packages | {value for value in values if "://" in value.removeprefix("file://")})
     return [f"--trust={','.join(trusted)}"] if trusted else []
 

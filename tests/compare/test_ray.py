@@ -1,0 +1,196 @@
+"""Runs and parts of a corpus on a Ray cluster of two nodes, which are killed, against the same on this machine.
+
+The nodes are processes of this machine. Most runs are fake runs, see `fake_run`.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from kerple.base import ray_cluster
+from kerple.base.errors import UserError
+from kerple.cli import compare
+from kerple.compare import engines
+from kerple.data.prepare.workers import tokenise_on_ray
+from tests.cli.tiny import TINY
+from tests.compare.conftest import WHOLE_TABLE, fits, use_fake_runs, write_file
+from tests.data.conftest import contents, small_build, write_lines
+
+pytest.importorskip("ray", reason="no ray: make test-slow installs requirements-remote.txt")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+class Nodes:
+    """A Ray cluster whose head has no cores, and whose other nodes can be killed and started."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.address = self.cluster.address
+        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
+
+    def replace(self, index: int) -> None:
+        """Kill a node as if its machine were switched off, and start another one."""
+        raylet = self.nodes[index].all_processes["raylet"][0].process.pid
+        children = psutil.Process(raylet).children(recursive=True)
+        self.cluster.remove_node(self.nodes[index], allow_graceful=False)
+        for process in children:  # the workers of a machine end with it
+            if process.is_running():
+                process.kill()
+        self.nodes[index] = self.cluster.add_node(num_cpus=1)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    import ray
+
+    nodes = Nodes()
+    yield nodes
+    ray.shutdown()
+    nodes.cluster.shutdown()
+
+
+def results(config: Path, *arguments: str) -> bytes:
+    compare.main(["--config", str(config), "--parallel", "2", *arguments])
+    return (config.parent / "report" / WHOLE_TABLE).read_bytes()
+
+
+def run_processes() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "tests.compare.fake_run" in " ".join(process.cmdline()) and process.ppid() != os.getpid():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_comparison_of_two_strategies_and_three_seeds_equals_that_of_this_machine(nodes, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    tables = []
+    for engine in ([], ["--engine", "ray", "--address", nodes.address]):
+        folder = tmp_path / (engine[1] if engine else "local")
+        folder.mkdir()
+        (folder / "base.yaml").write_text(yaml.safe_dump({key: TINY[key] for key in ("model", "data", "trainer")}))
+        settings = {"name": "tiny", "base": [str(folder / "base.yaml")], "strategies": {"ALiBi": {}, "KerpleLog": {}}}
+        settings |= {"baseline": "ALiBi", "seeds": [1, 2, 3], "runs": str(folder / "runs")}
+        (folder / "compare.yaml").write_text(yaml.safe_dump(settings | {"output": str(folder / "report")}))
+        results(folder / "compare.yaml", *engine)
+        tables.append({name: (folder / "report" / name).read_bytes() for name in (WHOLE_TABLE, "table.md")})
+    assert tables[0] == tables[1]
+    assert tables[0][WHOLE_TABLE].count(b"\n") > 6
+
+
+def test_runs_whose_nodes_and_workers_are_killed_ten_times_have_the_same_results(nodes, tmp_path, monkeypatch):
+    use_fake_runs(monkeypatch.setattr, processes=True)
+    monkeypatch.setenv("FAKE_STEP", "0.001")
+    seeds = {"seeds": [1, 2, 3, 4, 5]}
+    expected = results(write_file(tmp_path / "local", **seeds))
+    config, draw, kills = write_file(tmp_path / "ray", **seeds), random.Random(0), list[str]()
+    slow = [*engines.PROCESS[:1], f"import os; os.environ['FAKE_STEP'] = '1.5'; {engines.PROCESS[1]}"]
+    monkeypatch.setattr(engines, "PROCESS", slow)
+
+    def kill() -> None:
+        while len(kills) < 10:
+            time.sleep(draw.uniform(5, 15))
+            active = run_processes()
+            if draw.random() < 0.5:
+                nodes.replace(draw.randint(0, 1))
+                kills.append("node")
+            elif active:
+                worker = psutil.Process(draw.choice(active).pid).parent()
+                if worker is not None and worker.name().startswith("ray::"):
+                    worker.kill()
+                    kills.append("worker")
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    assert results(config, "--engine", "ray", "--address", nodes.address) == expected
+    killer.join(300)
+    print(kills, fits(config))
+    assert len(kills) == 10
+    assert sum(fits(config).values()) > 10  # some fits were continued
+
+
+def test_parts_are_tokenised_on_the_cluster_with_equal_shards(nodes, tmp_path):
+    corpus = write_lines(tmp_path / "corpus.jsonl", [f"the number {number} and {number**2}" for number in range(2000)])
+    on_ray = partial(tokenise_on_ray, ray_cluster.Cluster("prepare: engine", nodes.address))
+    small_build(tmp_path / "local", corpus)
+    small_build(tmp_path / "ray", corpus, tokenise_all=on_ray)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+    assert len(contents(tmp_path / "ray")) > 20
+
+
+def test_other_versions_folders_and_addresses_are_one_line(nodes, tmp_path, monkeypatch):
+    cluster = ray_cluster.Cluster("compare: engine", nodes.address)
+    monkeypatch.chdir(tmp_path)
+    missing = cluster.task(ray_cluster.versions, 1)
+    tmp_path.rename(tmp_path.with_name("moved"))
+    with pytest.raises(UserError, match=r"compare: engine: .* has no folder .*, which all nodes must share$"):
+        cluster.result(missing())
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setattr(ray_cluster, "versions", lambda: "Python 3.9.1, kerple 0.1.0")
+    with pytest.raises(UserError, match=r"has Python 3.*kerple.*, expected Python 3.9.1, kerple 0.1.0; install these"):
+        cluster.result(cluster.task(json.dumps, 1)())
+    with pytest.raises(UserError, match="cpus, gpus: got 99, 0, expected those of a node, which have"):
+        cluster.task(json.dumps, 99)
+
+
+COMMAND = """
+import os, sys
+from tests.compare.conftest import use_fake_runs
+use_fake_runs(setattr, processes=True)
+from kerple.compare import engines
+engines.PROCESS = [engines.PROCESS[0], "import os; os.environ['FAKE_STEP'] = '1'; " + engines.PROCESS[1]]
+from kerple.cli.main import main
+main(["compare", "--config", sys.argv[1], "--parallel", "2", "--engine", "ray", "--address", sys.argv[2]])
+"""
+
+
+def start_command(config: Path, address: str) -> "subprocess.Popen[str]":
+    """Start the comparison, and wait until a fit has a checkpoint."""
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", COMMAND, str(config), address], **pipes)
+    while not list(config.parent.rglob("last.ckpt")) and process.poll() is None:
+        time.sleep(0.2)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_runs_and_the_next_command_continues(nodes, tmp_path, number):
+    config = write_file(tmp_path, seeds=[1])
+    process = start_command(config, nodes.address)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "to continue, run the command again" in output
+    assert not [p for p in run_processes() if "FAKE_STEP" in " ".join(p.cmdline())]
+
+
+def test_without_its_head_the_comparison_ends_in_one_line(nodes, tmp_path):
+    """The last test, because it ends the cluster."""
+    import ray
+
+    config = write_file(tmp_path, seeds=[1])
+    process = start_command(config, nodes.address)
+    ray.shutdown()  # Ray ends a process that is connected to a lost cluster
+    for started in nodes.cluster.head_node.all_processes.values():
+        for each in started:
+            each.process.kill()
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert "does not answer, expected start the cluster" in output

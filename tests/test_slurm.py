@@ -1,0 +1,78 @@
+"""The script `slurm/compare.sbatch` with two pretended nodes, whose commands of Slurm start it here."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from tests.cli.tiny import TINY
+
+pytest.importorskip("ray", reason="no ray: make test-slow installs requirements-remote.txt")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[1]
+SRUN = """#!/usr/bin/env bash
+while test "${1#--}" != "$1"; do shift; done
+exec "$@"
+"""
+SCONTROL = """#!/usr/bin/env bash
+echo "$@" >> "$SLURM_LOG"
+test "$1" != show || printf '%s\\n%s\\n' "$SLURM_NODE" "$SLURM_NODE"
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A function that starts the script for a comparison in this folder."""
+    for name, content in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({key: TINY[key] for key in ("model", "data", "trainer")}))
+    settings: dict[str, Any] = {"name": "tiny", "base": [str(tmp_path / "base.yaml")], "strategies": {"ALiBi": {}}}
+    settings |= {
+        "baseline": "ALiBi",
+        "seeds": [1, 2],
+        "runs": str(tmp_path / "runs"),
+        "output": str(tmp_path / "report"),
+    }
+    (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings))
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    variables = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_JOB_NODELIST": "n[1-2]",
+    }
+    variables |= {"SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "RAY_PORT": str(port)}
+    variables |= {"SLURM_LOG": str(tmp_path / "scontrol.log"), "KERPLE_PYTHON": sys.executable}
+    variables |= {"SLURM_NODE": socket.gethostbyname(socket.gethostname()), "OMP_NUM_THREADS": "1"}
+
+    def start() -> "subprocess.Popen[str]":
+        command = [str(ROOT / "slurm/compare.sbatch"), "--config", str(tmp_path / "compare.yaml"), "--parallel", "2"]
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, env=os.environ | variables, **pipes)
+
+    return start
+
+
+def test_a_comparison_on_two_nodes_is_requeued_and_finished(job, tmp_path):
+    process = job()
+    for line in process.stdout:
+        if "the output of a run is in a file" in line:
+            break
+    process.send_signal(signal.SIGUSR1)
+    output = process.communicate(timeout=300)[0]
+    assert "to continue, run the command again" in output
+    assert process.returncode == 130, output
+    assert "requeue 7" in (tmp_path / "scontrol.log").read_text()
+    process = job()
+    output = process.communicate(timeout=500)[0]
+    assert process.returncode == 0, output
+    assert set(pd.read_csv(tmp_path / "report/results.csv")["seed"]) == {1, 2}
