@@ -5,15 +5,17 @@ import csv
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
-from kerple.cli.main import main
+from kerple.cli.main import TRAIN, main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import train_tokenizer
 from kerple.hf.exporter import export
@@ -94,7 +96,7 @@ WITHOUT = """
 import pkgutil
 from importlib import import_module
 import kerple
-from kerple.cli.main import main
+from kerple.cli.main import TRAIN, main
 
 optional = ("kerple.hf.modeling", "kerple.hf.exporter", "kerple.attention.cuda", "kerple.attention.cuda_table_gradient")
 for module in pkgutil.walk_packages(kerple.__path__, "kerple."):
@@ -125,3 +127,50 @@ def test_without_transformers_the_package_imports_and_commands_state_what_to_ins
     errors = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
     extras = [error.partition("install it with: pip install --editable ")[2] for error in errors]
     assert extras == ['".[hf,pretrained]"', '".[hf]"', '".[hf]"', '".[hf,pretrained]"']
+
+
+WITHOUT_TRAIN = """
+import sys
+from kerple.cli.main import TRAIN, main
+
+for name in TRAIN - set(sys.argv[2:]):  # transformers and torch need some of these packages
+    sys.modules[name] = None
+import torch
+import kerple.attention, kerple.hf, kerple.model, kerple.positions
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=9, max_position_embeddings=8, **sizes))
+kerple.hf.retrofit(model, kerple.positions.KerpleLog).save_pretrained(sys.argv[1])
+again = kerple.hf.from_pretrained(sys.argv[1])
+assert torch.equal(again(torch.arange(9)[None]).logits, model(torch.arange(9)[None]).logits)
+for command in ("fit", "compare", "probe", "prepare"):
+    try:
+        main([command, "--config", "configs/demo.yaml"])
+    except SystemExit as end:
+        assert end.code == 2
+"""
+
+
+@pytest.mark.slow
+def test_without_the_packages_of_commands_the_library_works_and_commands_state_what_to_install(tmp_path):
+    needed = [name for name in ("filelock", "fsspec", "jinja2", "tokenizers", "tqdm") if name in TRAIN]
+    command = [sys.executable, "-c", WITHOUT_TRAIN, str(tmp_path), *needed]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    errors = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 4
+    assert all("install it with: pip install '.[train]'" in error for error in errors)
+
+
+def test_the_names_of_the_packages_of_commands_are_those_of_the_project():
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {re.match(r"[\w-]+", package).group().replace("-", "_") for package in groups["train"]} == TRAIN
+
+
+@pytest.mark.slow
+def test_the_library_imports_neither_lightning_nor_the_packages_of_commands():
+    libraries = "import torch; from transformers import AutoModelForCausalLM, PreTrainedModel, GenerationMixin; "
+    ours = "import kerple.positions, kerple.attention, kerple.hf; "
+    names = "('pytorch_lightning', 'tensorboard', 'pandas', 'matplotlib', 'jsonargparse')"
+    check = f"import sys; assert not [name for name in {names} if name in sys.modules]"
+    subprocess.run([sys.executable, "-c", libraries + ours + check], check=True)

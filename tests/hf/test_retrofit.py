@@ -216,7 +216,7 @@ def wrong(case: str) -> Any:
     ("case", "message"),
     [
         ("twice", "which already has the strategy ALiBi"),
-        ("encoder", "model: "),
+        ("encoder", "model: got T5ForConditionalGeneration, which has an encoder"),
         ("soft caps", "softcap"),
         ("registry", "registry"),
         ("name", "strategy: got Kerple, did you mean"),

@@ -2,8 +2,7 @@
 
 import os
 import time
-
-import psutil
+from importlib.util import find_spec
 
 from kerple.base.errors import require
 
@@ -27,6 +26,10 @@ def check_workers(option: str, workers: int) -> None:
 def measure_load() -> None:
     """Start to measure how much other processes use the cores. A later call of `free_cores` ends the measurement."""
     global _start
+    if find_spec("psutil") is None:  # the command reports that packages are missing
+        return
+    import psutil  # may be missing
+
     _start = time.monotonic(), time.process_time()
     psutil.cpu_percent(percpu=True)  # the next call returns the averages since this one
 
@@ -38,6 +41,8 @@ def free_cores() -> int:
     """
     if _start is None:
         return cores()
+    import psutil  # may be missing, but then the measurement has not started
+
     seconds, own = time.monotonic() - _start[0], time.process_time() - _start[1]
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(cores())
     busy = sum(percent for core, percent in enumerate(psutil.cpu_percent(percpu=True)) if core in usable) / 100

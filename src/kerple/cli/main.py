@@ -34,6 +34,21 @@ COMMANDS = {
     "inspect": "print statistics and a sample of token shards, and verify their checksums",
     "check": "check the properties of your own positional strategy",
 }
+TRAIN = {
+    *("braceexpand", "filelock", "fsspec", "jinja2", "jsonargparse", "matplotlib", "pandas", "plotly", "psutil"),
+    *(
+        "pytorch_lightning",
+        "rich",
+        "scipy",
+        "tensorboard",
+        "tokenizers",
+        "torchmetrics",
+        "tqdm",
+        "webdataset",
+        "zstandard",
+    ),
+}
+"""Packages of the group ``train`` in pyproject.toml, by the names of their modules. All commands need the group."""
 PRINTING = {"predict", "inspect", "plan", "check"}  # their output is their result, so a failed write is an error
 MODULES = {"check": "check_strategy", "inspect": "inspect_shards"}  # all other modules are named like their commands
 COMMAND_LINES = "\n".join(f"  {name:9} {text}" for name, text in COMMANDS.items())
@@ -178,7 +193,8 @@ def _user_message(error: Exception) -> str | None:
     """Return the message of an error that the user can correct, or None for a bug."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("kerple"):
         package = error.name.partition(".")[0]
-        return f"{package} is not installed, but this command needs it; install it with: pip install {package}"
+        install = "'.[train]' in the folder of the project" if package in TRAIN else package
+        return f"{package} is not installed, but this command needs it; install it with: pip install {install}"
     if type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch"):  # of a GPU
         return f"{error} Divide data.batch_size and multiply trainer.accumulate_grad_batches by the same factor"
     if isinstance(error, UserError | ArgumentError):

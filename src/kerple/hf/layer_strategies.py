@@ -174,7 +174,7 @@ def make_mask(
         return attention_mask
     causal = not use_vmap and "allow_is_bidirectional_skip" not in options
     require(causal, "model", "a mask that shows later tokens", "causal attention")
-    return running[-1].contexts(local_size)
+    return running[-1].contexts(local_size or None)  # Qwen2-MoE without a window has the window 0
 
 
 @torch.compiler.disable

@@ -11,7 +11,6 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from kerple.base.errors import UserError, describe, require, unknown
-from kerple.hf.adapter import base_model
 from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.layer_strategies import (
     NAME,
@@ -24,7 +23,7 @@ from kerple.hf.layer_strategies import (
 )
 from kerple.hf.position_limit import config_length, learned_positions
 from kerple.hf.retrofit_config import describe_strategy, saved_as_retrofit
-from kerple.hf.windowed_attention import attention_replaced, layer_kinds
+from kerple.hf.windowed_attention import attention_replaced, decoder, layer_kinds
 from kerple.model.transformer import layer_strategies
 from kerple.positions import Position, Shape, StrategyBuilder, strategies
 
@@ -66,7 +65,9 @@ def retrofit(
     Raises:
         UserError: If the model, the strategy, a layer or an option is not supported. The model is then unchanged.
     """
-    base: Any = base_model(model)
+    given = f"{type(model).__name__}, which has an encoder"
+    require(not getattr(model.config, "is_encoder_decoder", False), "model", given, "a causal language model")
+    base = decoder(model)
     given = f"{type(model).__name__}, which already has the strategy {getattr(getattr(base, NAME, None), 'name', '')}"
     require(not hasattr(base, NAME), "model", given, "a model without a strategy; load it again")
     entry = {"strategy": describe_strategy(strategy, options), "keep_rope": keep_rope}
@@ -93,7 +94,7 @@ def add_strategies(model: Any, entry: dict[str, Any], strategy: str | StrategyBu
     Raises:
         UserError: If the model or the strategy is not supported.
     """
-    base: Any = base_model(model)
+    base = decoder(model)
     config, name = model.config.get_text_config(), type(model).__name__
     heads, length = config.num_attention_heads, config_length(config)
     require(type(heads) is int, "model", f"{name} with {heads} attention heads", "the same number in all layers")
@@ -121,7 +122,7 @@ def connect(model: Any) -> None:
         UserError: If a layer does not use the registry of attention functions, or needs something that the attention
             of this project does not support. The forward pass is then unchanged.
     """
-    base: Any = base_model(model)
+    base = decoder(model)
     config, name = model.config.get_text_config(), type(model).__name__
     layers, keep_rope = base.kerple.layers, base.kerple.keep_rope
     AttentionInterface.register(NAME, attention)
@@ -154,7 +155,7 @@ def connect(model: Any) -> None:
 
 def _leave_out_positions(model: Any) -> list[RemovableHandle]:
     """Leave out the rotations of the layers with a strategy, and learned positions; return the hooks that do so."""
-    base: Any = base_model(model)
+    base = decoder(model)
     config, name = model.config.get_text_config(), type(model).__name__
     layers, hooks, rotated = base.kerple.layers, [], set()
     for module in base.modules():

@@ -6,10 +6,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from kerple.base.errors import require
-from kerple.hf.adapter import base_model
 from kerple.hf.layer_strategies import NAME
 from kerple.hf.model_retrofit import add_strategies, connect, list_layers
 from kerple.hf.retrofit_config import ARCHITECTURE, KerpleRetrofitConfig, read_strategy, saved_as_retrofit
+from kerple.hf.windowed_attention import decoder
 from kerple.positions import StrategyBuilder
 
 
@@ -85,7 +85,7 @@ def _model_class(config: KerpleRetrofitConfig, strategy: StrategyBuilder | None 
 def _finish(model: Any, config: KerpleRetrofitConfig, strategy: StrategyBuilder | None = None) -> None:
     """Give a new model its original class, compute the buffers that files do not hold, and connect its strategies."""
     model.__class__ = type(model).__mro__[1]
-    base: Any = base_model(model)
+    base = decoder(model)
     entry = _entry(config)
     saved_as_retrofit(model.config, entry)
     if model.device.type == "meta":

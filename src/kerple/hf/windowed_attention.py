@@ -32,7 +32,7 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
         UserError: At the end of the context, if the attention of a layer cannot be limited, because the layer does not
             use transformers' registry of attention functions, or divides the text into chunks by its mask (Llama 4).
     """
-    if (strategies := getattr(getattr(model, "model", model.base_model), "kerple", None)) is not None:
+    if (strategies := getattr(decoder(model), "kerple", None)) is not None:
         with strategies.limited(visibility):  # of `kerple.hf.retrofit`
             yield
         return
@@ -80,6 +80,12 @@ def attention_replaced(model: Any, name: str, function: Callable[..., Any] | Non
     finally:
         for config, old in zip(configs, names, strict=True):
             config._attn_implementation = old
+
+
+def decoder(model: Any) -> Any:
+    """Return the part of a model of transformers that contains its layers; only that of OPT is not its base model."""
+    base = getattr(model, "model", model.base_model)
+    return getattr(base, "decoder", base)
 
 
 def layer_kinds(config: Any) -> list[str]:
