@@ -1,0 +1,112 @@
+"""Measures, generation and retrofitted models on a GPU, against fp32 on the CPU."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kerple.data.evaluation_text import Text
+from kerple.measure.far_context import FarContext
+from kerple.measure.gap import GapCurve
+from kerple.measure.measure import Measure
+from kerple.measure.protocols import full, sliding, windowed
+from kerple.measure.runner import Runner
+from kerple.model import Transformer
+from kerple.model.generation import generate
+from kerple.positions import KerpleLog, Shape, strategies
+from kerple.positions.visibility import Visibility
+
+# of the norm of an error, relative to that of the losses (for protocols: of their differences from the mean)
+TOLERANCE = {"bf16-mixed": 2e-2, "16-mixed": 4e-3}
+DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+LENGTH = 64
+PROTOCOLS: dict[str, Callable[[Transformer, Tensor], Tensor]] = {
+    "full": lambda network, tokens: full(network, tokens, 2 * LENGTH),
+    "windowed": lambda network, tokens: windowed(network, tokens, 2 * LENGTH, Visibility(LENGTH)),
+    "keep_first": lambda network, tokens: windowed(network, tokens, 2 * LENGTH, Visibility(LENGTH, first_keys=4)),
+    "sliding": lambda network, tokens: sliding(network, tokens, LENGTH, stride=16),
+}
+
+
+def network_and_tokens(name: str) -> tuple[Transformer, Tensor]:
+    torch.manual_seed(0)
+    network = Transformer(Shape(64, 4, LENGTH), 2, 100, strategies()[name], init=0.1).eval()
+    return network, torch.randint(100, (8 * 4 * LENGTH,))
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_protocols_have_the_losses_of_fp32_on_the_cpu(protocol: str, precision: str, device) -> None:
+    network, tokens = network_and_tokens("KerpleLog")
+    tokens = tokens[: 2 * (4 * LENGTH + 1)].view(2, -1)
+    with torch.no_grad():
+        expected = PROTOCOLS[protocol](network, tokens)
+        with torch.autocast(device.type, DTYPES[precision]):
+            losses = PROTOCOLS[protocol](deepcopy(network).to(device), tokens.to(device)).cpu()
+    assert losses.dtype == torch.float32
+    assert (losses - expected).norm() <= TOLERANCE[precision] * (expected - expected.mean()).norm()
+
+
+MEASURES = [FarContext([2 * LENGTH, 4 * LENGTH - 1], k=8), GapCurve(context=LENGTH, k=16, blocks=4)]
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.name)
+def test_measures_have_the_sums_of_fp32_on_the_cpu(measure: Measure, precision: str, device) -> None:
+    network, tokens = network_and_tokens("KerpleLog")
+    text, sums = Text(tokens, begins=list(range(0, len(tokens), 4 * LENGTH))), []
+    for kind, of_run in (("cpu", "32-true"), (device.type, precision)):
+        with torch.no_grad():
+            result = measure.measure(deepcopy(network).to(kind), text, Runner.detect(kind, of_run))
+        assert result.about["precision"] == of_run
+        sums.append(result.sums)
+    expected, ours = sums
+    assert [replace(row, sum=0) for row in ours] == [replace(row, sum=0) for row in expected]
+    difference = np.subtract(*([row.sum for row in rows] for rows in sums))
+    assert np.linalg.norm(difference) <= TOLERANCE[precision] * np.linalg.norm([row.sum for row in expected])
+
+
+@pytest.mark.parametrize("name", ["KerpleLog", "RoPE", "FoX"])
+def test_a_cache_continues_a_text_as_a_whole_pass_on_the_cpu_does(name: str, device) -> None:
+    network, tokens = network_and_tokens(name)
+    prompt = tokens[: 2 * LENGTH].view(2, -1)
+    new = torch.stack([*generate(deepcopy(network).to(device), prompt.to(device), 6)], 1).cpu()
+    with torch.no_grad():
+        logits = network(torch.cat([prompt, new], 1))[:, LENGTH - 1 : -1]
+    assert torch.equal(new, logits.argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_retrofitted_models_have_the_logits_and_gradients_of_fp32_on_the_cpu(dtype: torch.dtype, device) -> None:
+    pytest.importorskip("transformers")
+    from kerple.hf import retrofit  # needs transformers
+    from tests.hf.tiny import text, tiny
+
+    torch.manual_seed(0)
+    model, tokens = retrofit(tiny("llama"), KerpleLog), text(2, 40)
+    with torch.no_grad():
+        for parameter in model.base_model.kerple.parameters():
+            parameter.add_(torch.rand_like(parameter) * 0.3)
+    results = []
+    for kind, of_run in ((torch.device("cpu"), torch.float32), (device, dtype)):
+        copy = deepcopy(model).to(kind)
+        with torch.autocast(kind.type, of_run, enabled=of_run != torch.float32):
+            out = copy(tokens.to(kind), labels=tokens.to(kind))
+        out.loss.backward()
+        results.append([out.logits.detach(), *(p.grad for p in copy.base_model.kerple.parameters())])
+    for expected, ours in zip(*results, strict=True):
+        assert (ours.cpu().float() - expected).norm() <= 3e-2 * expected.norm()
+
+
+def test_probe_finds_no_fault_in_a_model_on_a_gpu(device) -> None:
+    pytest.importorskip("transformers")
+    from kerple.probe.probe_model import probe_model
+    from tests.hf.tiny import tiny
+
+    model = tiny("llama").to(device)
+    report = probe_model(model, model.config)
+    assert not report.faults
