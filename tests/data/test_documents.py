@@ -12,7 +12,8 @@ from kerple.data import TokenShards
 from kerple.data.documents import mean_visible_keys
 from kerple.data.shards import Folder
 from kerple.model.network import Batch
-from tests.data.test_datamodule import module  # noqa: F401 (a fixture)
+from tests.data.test_datamodule import module, shards  # noqa: F401 (a fixture)
+from tests.toy import small_model, trainer
 
 LENGTH = 90  # longer than many documents
 
@@ -93,3 +94,25 @@ def test_lengths_that_do_not_fit_the_manifest_are_refused(prepared, tmp_path):
 def test_positions_continue_only_within_masks():
     with pytest.raises(UserError, match=r"data.restart_positions: got false, expected true, because data.mask_doc"):
         TokenShards(None, directory=str(Path("any")), restart_positions=False)
+
+
+@pytest.mark.parametrize(("restart", "score_first"), [(True, True), (False, False)])
+def test_a_step_has_the_mean_loss_of_each_document_as_a_separate_input(prepared, tmp_path, restart, score_first):
+    """With a bias by distance, the loss does not depend on `restart_positions`, which the network gets."""
+    options = {"mask_documents": True, "restart_positions": restart, "score_first_targets": score_first}
+    data = shards(prepared, length=LENGTH, batch_size=4, **options)
+    model = small_model("KerpleLog", vocabulary=300)
+    data.setup()
+    (batch, *_) = data.train_dataloader()
+    losses = []
+    with torch.no_grad():
+        for tokens, documents in zip(batch["tokens"], batch["documents"], strict=True):
+            for number in documents[:-1].unique():
+                inputs = (documents[:-1] == number).nonzero().flatten()
+                part = model.network.losses(tokens[inputs[0] : inputs[-1] + 2][None])[0]
+                # the end-of-text token before a document predicts its first target
+                losses.append(part if score_first or tokens[inputs[0]] != data.manifest.end_of_text else part[1:])
+    run = trainer(tmp_path, max_steps=1, limit_val_batches=0, enable_checkpointing=False)
+    run.fit(model, data)
+    assert run.logged_metrics["train/loss"].item() == pytest.approx(torch.cat(losses).mean().item(), rel=1e-6)
+    assert model.network.restart_positions == restart

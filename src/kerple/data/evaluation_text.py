@@ -84,6 +84,9 @@ class Text:
     split = "text"
     """Name of the split, or ``text`` for a text that is not a split."""
 
+    mask_documents: bool = False
+    """Whether a query sees only keys of its document, so that blocks of `blocks` have boundaries."""
+
     table: pd.DataFrame | None = None
     """One row for each document, as in `Folder.test_documents`; None if groups and overlaps are not known.
 

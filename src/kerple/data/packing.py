@@ -1,8 +1,8 @@
 """Best-fit packing: training samples in which only documents longer than a sample are cut.
 
 A document of n tokens has n targets, because the input of its first target is the end-of-text token before it. As long
-as more than a sample of T targets remains of it, T targets become a sample. The rest is an *item*. Items are packed by
-best fit decreasing (Johnson et al. 1974; for language models Ding et al. 2024, arXiv 2404.10830): each item, the
+as T targets or more remain of it, T targets become a sample. The rest is an *item*. Items are packed by best fit
+decreasing (Johnson et al. 1974; for language models Ding et al. 2024, arXiv 2404.10830): each item, the
 largest first, goes to the sample with the least space in which it fits.
 """
 
@@ -55,11 +55,10 @@ def best_fit(sizes: Indices, capacity: int) -> Indices:
             bins[placed] = np.repeat(chosen, per_bin)[: len(placed)]
             in_last = len(placed) - (len(chosen) - 1) * per_bin
             parts = [(space, left), (space - per_bin * size, chosen[:-1]), (space - in_last * size, chosen[-1:])]
-            for now, part in parts:
+            for left_space, part in parts:
                 if len(part):
-                    bins_by_space[now].append(part)
-            for changed in {space, *(now for now, _ in parts)}:
-                spaces = spaces & ~(1 << changed) | bool(bins_by_space[changed]) << changed
+                    bins_by_space[left_space].append(part)
+                spaces = spaces & ~(1 << left_space) | bool(bins_by_space[left_space]) << left_space
             rest = rest[len(placed) :]
     return bins
 
