@@ -27,7 +27,7 @@ KINDS = {  # title and hooks of each table; a strategy is listed in the first ta
     "Transformations of queries and keys": ("transform_qk",),
     "Gates on the output of attention": ("transform_output",),
     "Additions to the embeddings": ("embed",),
-    "Functions of pairs of tokens": ("modify_scores", "add_to_output"),
+    "Functions of pairs of tokens": ("key_bias", "query_bias", "value_bias", "modify_scores", "add_to_output"),
     "No positions, or an additional logit": (),
     "Wrappers and combinations of other strategies": (),
 }

@@ -11,6 +11,8 @@ from kerple.attention.backend_selection import FEW_KEYS
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.positions import QueryKeyBlock, TokenPositions
+from kerple.positions.fox import FORGOTTEN
+from tests.attention.test_flex_on_cpu import first_keys
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -129,11 +131,99 @@ def test_weights_new_scores_sinks_and_output_terms_in_blocks_are_those_of_explic
     torch.testing.assert_close(results[1], results[0])
 
 
+def forgotten(batch: int, heads: int, length: int, zeros: float) -> Tensor:
+    """Return cumulative sums of log gates, negated, (B, H, T) fp64. ``zeros`` is the fraction of gates that are 0."""
+    gates = torch.nn.functional.logsigmoid(torch.randn(batch, heads, length, dtype=torch.float64) + 1)
+    return -torch.where(torch.rand(gates.shape) < zeros, FORGOTTEN, gates).cumsum(-1)
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.3])
+@pytest.mark.parametrize("starts", [None, [[0, 7, 150], [0, 290]]])
+@pytest.mark.parametrize("window", [None, 60])
+@pytest.mark.parametrize(
+    ("queries", "names"),
+    [
+        (300, ["key_bias"]),
+        (20, ["key_bias", "sink"]),
+        (300, ["key_bias", "table", "score_scale", "sink"]),
+        (30, ["score_scale"]),
+    ],
+)
+def test_biases_of_keys_and_factors_in_tiles_are_those_of_explicit_attention(
+    queries: int, names: list[str], window: int | None, starts: list[list[int]] | None, zeros: float
+) -> None:
+    q, k, v, grad = inputs(2, 3, queries, 300, torch.float64, 8)
+    k, v = k[:, :1], v[:, :1]  # query heads share a key head
+    tensors = {"key_bias": forgotten(2, 3, 300, zeros), "table": torch.randn(3, 302).double()}
+    tensors |= {"score_scale": torch.rand(3, 301).double(), "sink": torch.randn(3).double()}
+    first_key = None if starts is None else first_keys(300, starts)[:, 300 - queries :]
+    results = []
+    for option in ("reference", "fused", "blocks"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, *(tensors[name] for name in names))]
+        spec = AttentionSpec(window=window, first_key=first_key, **dict(zip(names, leaves[3:], strict=True)))
+        out = attend(*leaves[:3], spec, option)
+        results.append([out, *torch.autograd.grad(out, leaves, grad)])
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], atol=1e-12, rtol=1e-11)
+
+
+@pytest.mark.parametrize("extent", [0, 5])
+@pytest.mark.parametrize("names", [[], ["table", "score_scale", "sink"]])
+@pytest.mark.parametrize("starts", [None, [[0, 7, 60], [0, 80]]])
+@pytest.mark.parametrize(("queries", "window"), [(90, None), (90, 40), (20, None)])
+def test_near_keys_and_far_keys_together_are_explicit_attention(
+    queries: int, window: int | None, starts: list[list[int]] | None, names: list[str], extent: int
+) -> None:
+    q, k, v, grad = inputs(2, 4, queries, 90, torch.float64, 8)
+    k, v = k[:, :2], v[:, :2]
+    tensors = {"table": torch.randn(4, 90), "score_scale": torch.rand(4, 90), "sink": torch.randn(4)}
+    bias = [torch.randn(2, 4, queries, 3), torch.randn(3, extent + 1), torch.randn(extent + 1, 8)]
+    first_key = None if starts is None else first_keys(90, starts)[:, 90 - queries :]
+    results = []
+    for option in ("reference", "fused", "blocks"):
+        leaves = [x.double().requires_grad_() for x in (q, k, v, *bias, *(tensors[name] for name in names))]
+        options = dict(zip(names, leaves[6:], strict=True)) | {"query_bias": tuple(leaves[3:5])}
+        keys = TokenPositions.arange(90)
+        spec = AttentionSpec(window=window, first_key=first_key, value_bias=leaves[5], keys=keys, **options)
+        out = attend(*leaves[:3], spec, option)
+        results.append([out, *torch.autograd.grad(out, leaves, grad)])
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], atol=1e-12, rtol=1e-11)
+
+
+def test_biases_by_query_use_the_distances_of_positions_with_gaps() -> None:
+    q, k, v, _ = inputs(1, 2, 50, 50, torch.float64, 8)
+    keys = TokenPositions(torch.arange(50), 3 * torch.arange(50), contiguous=False)
+    features, curves, vectors = torch.randn(1, 2, 50, 3), torch.randn(3, 8), torch.randn(8, 8)
+    features, curves, vectors = features.double(), curves.double(), vectors.double()
+    distance = (keys.ids[:, None] - keys.ids).clamp(0, 7)
+    p = q @ k.mT / 8**0.5 + (features @ curves)[0, :, torch.arange(50)[:, None], distance]
+    p = p.masked_fill(torch.ones(50, 50).triu(1) > 0, -torch.inf).softmax(-1)
+    expected = p @ v + (p[..., None] * vectors[distance]).sum(-2)
+    for option in ("auto", "blocks", "reference"):
+        out = attend(q, k, v, AttentionSpec(query_bias=(features, curves), value_bias=vectors, keys=keys), option)
+        torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("zeros", [0.0, 0.05])
+@pytest.mark.parametrize("start", [-1.0, 12.0])
+@pytest.mark.parametrize("length", [16_384, pytest.param(131_072, marks=pytest.mark.slow)])
+def test_biases_of_keys_lose_no_precision_in_long_inputs(length: int, start: float, zeros: float) -> None:
+    """The last queries see gates whose logarithms sum to as little as -170,000; fp32 has steps of 0.016 there."""
+    q, k, v, _ = inputs(1, 1, 40, length, torch.float32, 8)
+    gates = torch.nn.functional.logsigmoid(torch.randn(1, 1, length, dtype=torch.float64) + start)
+    key_bias = -torch.where(torch.rand(gates.shape) < zeros, FORGOTTEN, gates).cumsum(-1)
+    exact = attend_reference(q, k, v, AttentionSpec(key_bias=key_bias))
+    assert error(attend(q.float(), k.float(), v.float(), AttentionSpec(key_bias=key_bias)), exact) < 3e-6
+
+
 def test_the_custom_operators_keep_torchs_contract() -> None:
     q, k, v, _ = (x.float().requires_grad_() for x in inputs(2, 3, 20, 20, torch.float32))
     table = torch.randn(3, 20, requires_grad=True)
     forward = (q, k, v, table, None, 0.25)
-    torch.library.opcheck(torch.ops.kerple.table_attention.default, forward)
+    optional = None, torch.randn(2, 3, 20, requires_grad=True).double(), torch.rand(3, 20, requires_grad=True)
+    torch.library.opcheck(torch.ops.kerple.table_attention.default, (*forward, *optional))
     with torch.no_grad():
         out, lse = torch.ops.kerple.table_attention.default(*forward)
     tensors = [x.detach() for x in (q, k, v, table, out, lse)]

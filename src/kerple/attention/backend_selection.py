@@ -26,8 +26,8 @@ class AttentionBackend:
     contains the bias of each head by distance, (H, T).
 
     - ``sdpa``: `torch.nn.functional.scaled_dot_product_attention`, for causal attention without modifications.
-    - ``tiles``: On the CPU, torch's fused kernel with table and window as its mask, and a backward pass in tiles
-      (`kerple.attention.cpu`).
+    - ``tiles``: On the CPU, torch's fused kernel with table and window as its mask, or a forward pass in tiles, and a
+      backward pass in tiles (`kerple.attention.cpu`).
     - ``flex``: On GPUs, FlexAttention, and a kernel for the gradient of the table (`kerple.attention.cuda`).
     - ``blocks``: On any device, explicit scores for one block of queries at a time
       (`kerple.attention.query_block_attention`).
@@ -68,12 +68,12 @@ def select(
         dims: Head dimension of q and k, and head dimension of v.
         queries: Which tokens are queries: ``all``, ``one`` (only the last token) or ``last`` (several last tokens).
         few_keys: Whether there are at most `FEW_KEYS` keys.
-        table_kernel: Whether a kernel for tables is needed: to add a bias by distance, or to return the log-sum-exp,
-            which ``sdpa`` does not return.
+        table_kernel: Whether a kernel for tables is needed: to add a bias, to multiply scores by a factor, or to return
+            the log-sum-exp, which ``sdpa`` does not return.
         hidden_keys: Whether a window or other documents hide some earlier keys.
-        explicit_scores: Whether the strategy needs what no fused kernel supports: scores multiplied by a function of
-            distance, replaced scores, additional terms of the output, additional keys, or queries that see the
-            first tokens of the input although these are outside the window.
+        explicit_scores: Whether the strategy needs what no fused kernel supports: replaced scores, additional terms of
+            the output, additional keys, or queries that see the first tokens of the input although these are outside
+            the window.
 
     Raises:
         UserError: If the option is ``fused``, the backend is ``blocks``, ``queries`` is ``all``, and there are more

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kerple.attention.cpu_backward import TiledBackward, bias_line
 from kerple.attention.cpu_documents import TOGETHER, attend_documents, document_gradients
+from kerple.attention.cpu_forward import TiledForward, attend_key_bias, hankel_view
 from kerple.attention.spec import query_blocks
 
 
@@ -27,7 +28,15 @@ def forward_block(queries: int, window: int | None) -> int:
 
 @torch.library.custom_op("kerple::table_attention", mutates_args=(), device_types="cpu")
 def table_attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float, first_key: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    window: int | None,
+    scale: float,
+    first_key: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    score_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention with an attention bias by distance.
 
@@ -40,6 +49,8 @@ def table_attention(
         scale: Factor of q·k.
         first_key: Row of the first key that each query sees, (B, Tq) int64; None for the first row. See
             `AttentionSpec.first_key`.
+        key_bias: Bias of each key, (B, H, Tk) fp32 or fp64; see `AttentionSpec.key_bias`.
+        score_scale: Factor of the scaled scores at distance d = 0, 1, …, (H, >= Tk), in the dtype of the table.
 
     Returns:
         The output (B, H, Tq, δ) in the dtype of q, and the log-sum-exp of the scores, (B, H, Tq), in the dtype of the
@@ -47,6 +58,11 @@ def table_attention(
     """
     # the kernel reads wrong memory, without an error, if the entries of a row are not contiguous
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    only_key_bias = not table.stride(0) and window is None and first_key is None and score_scale is None
+    if key_bias is not None and only_key_bias:
+        return attend_key_bias(q, k, v, table, scale, key_bias)
+    if key_bias is not None or score_scale is not None:
+        return TiledForward(q, k, v, table, window, scale, first_key, key_bias, score_scale).run()
     if first_key is not None:
         return attend_documents(q, k, v, table, window, scale, first_key)
     batch, heads, queries, dim = q.shape
@@ -65,19 +81,6 @@ def table_attention(
     return out, lse
 
 
-def hankel_view(line: Tensor, length: int, rows: slice, columns: slice) -> Tensor:
-    """Return the biases of a block, (H, queries, keys), as a view of ``line``.
-
-    Args:
-        line: Result of `kerple.attention.cpu_backward.bias_line`.
-        length: Number of keys.
-        rows: Indices of the queries of the block. The first row of the result belongs to the *last* of them.
-        columns: Indices of the keys of the block.
-    """
-    height, width = rows.stop - rows.start, columns.stop - columns.start
-    return line.narrow(1, length - rows.stop + columns.start, height + width - 1).unfold(1, width, 1)
-
-
 @torch.library.custom_op("kerple::table_attention_backward", mutates_args=(), device_types="cpu")
 def table_attention_backward(
     tensors: Sequence[Tensor],
@@ -87,48 +90,56 @@ def table_attention_backward(
     scale: float,
     learned: bool,
     first_key: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and the table, each in the dtype of its tensor.
+    key_bias: Tensor | None = None,
+    score_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k, v, the table, the key bias and the score scale, each in the dtype of its tensor.
 
     The arguments are those of `TiledBackward`. With ``first_key`` it processes the sequences of long inputs one by one,
     because each has other documents. Without gradients of the table and the log-sum-exp, torch's kernel is faster.
     """
     q, k, v, table, out, lse = tensors
+    plain = key_bias is None and score_scale is None
     if first_key is None or (k.shape[2] <= TOGETHER and learned):
-        return TiledBackward(tensors, grad, grad_lse, window, scale, learned, first_key).run()
-    if not learned and not grad_lse.any():
+        return TiledBackward(tensors, grad, grad_lse, window, scale, learned, first_key, key_bias, score_scale).run()
+    if plain and not learned and not grad_lse.any():
         q, k, v, grad = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, grad))
         dq, dk, dv = document_gradients([q, k, v, table, out, lse], grad, window, scale, first_key)
-        return dq, dk, dv, torch.zeros_like(table)
+        return dq, dk, dv, torch.zeros_like(table), table.new_empty(0), table.new_empty(0)
     gradients = list[tuple[Tensor, ...]]()
     for b in range(len(q)):
         q_b, k_b, v_b, out_b, lse_b, *others = (x[b : b + 1] for x in (q, k, v, out, lse, grad, grad_lse, first_key))
         sequence = [q_b, k_b, v_b, table, out_b, lse_b]
-        gradients.append(TiledBackward(sequence, others[0], others[1], window, scale, learned, others[2]).run())
-    dqs, dks, dvs, dtables = zip(*gradients, strict=True)
-    return torch.cat(dqs), torch.cat(dks), torch.cat(dvs), torch.stack(dtables).sum(0)
+        bias = None if key_bias is None else key_bias[b : b + 1]
+        backward = TiledBackward(sequence, others[0], others[1], window, scale, learned, others[2], bias, score_scale)
+        gradients.append(backward.run())
+    dqs, dks, dvs, dtables, dbiases, dscales = zip(*gradients, strict=True)
+    dtable, dscale = (torch.stack(x).sum(0) for x in (dtables, dscales))
+    return torch.cat(dqs), torch.cat(dks), torch.cat(dvs), dtable, torch.cat(dbiases), dscale
 
 
 @table_attention.register_fake
-def _(q, k, v, table, window, scale, first_key=None):
+def _(q, k, v, table, window, scale, first_key=None, key_bias=None, score_scale=None):
     return q.new_empty(q.shape), table.new_empty(q.shape[:3])
 
 
 @table_attention_backward.register_fake
-def _(tensors, grad, grad_lse, window, scale, learned, first_key=None):
-    q, k, v, table, *_ = tensors
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(table)
+def _(tensors, grad, grad_lse, window, scale, learned, first_key=None, key_bias=None, score_scale=None):
+    tensors = [*tensors[:4], *(tensors[3].new_empty(0) if x is None else x for x in (key_bias, score_scale))]
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
 
 
 def _save(ctx, inputs, output) -> None:
-    *tensors, ctx.window, ctx.scale, first_key = inputs
-    ctx.save_for_backward(*tensors, *output, first_key)
+    *tensors, ctx.window, ctx.scale, first_key, key_bias, score_scale = inputs
+    ctx.save_for_backward(*tensors, *output, first_key, key_bias, score_scale)
 
 
 def _backward(ctx, grad: Tensor, grad_lse: Tensor):
-    *tensors, first_key = ctx.saved_tensors
-    options = ctx.window, ctx.scale, ctx.needs_input_grad[3], first_key
-    return *table_attention_backward(tensors, grad, grad_lse, *options), None, None, None
+    *tensors, first_key, key_bias, score_scale = ctx.saved_tensors
+    arguments = ctx.window, ctx.scale, ctx.needs_input_grad[3], first_key, key_bias, score_scale
+    *gradients, dbias, dscale = table_attention_backward(tensors, grad, grad_lse, *arguments)
+    learned = (None if x is None else dx for x, dx in ((key_bias, dbias), (score_scale, dscale)))
+    return *gradients, None, None, None, *learned
 
 
 table_attention.register_autograd(_backward, setup_context=_save)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kerple.positions.token_positions import shift_rows
 
+NO_EFFECT = -50  # e^-50 changes no sum; products of smaller probabilities and small gradients underflow, which is slow
 MIN_EXPONENT = -80  # smaller exponents are clamped: exp is many times slower near underflow, and e^-80 changes no sum
 
 
@@ -37,6 +38,8 @@ class TiledBackward:
         scale: Factor of q·k.
         learned: Whether the gradient of the table is computed. If False, zeros are returned for it.
         first_key: Row of the first key that each query saw, (B, Tq) int64; None for the first row.
+        key_bias: Bias of each key, (B, H, Tk); None for no bias.
+        score_scale: Factor of the scores by distance, (H, >= Tk); None for no factor.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class TiledBackward:
         scale: float,
         learned: bool,
         first_key: Tensor | None = None,
+        key_bias: Tensor | None = None,
+        score_scale: Tensor | None = None,
     ) -> None:
         self.q, self.k, self.v, table, out, lse = tensors
         self.first_key = first_key
@@ -56,17 +61,28 @@ class TiledBackward:
         self.grad, self.window, self.scale, self.learned = grad, window, scale, learned
         self.length = self.k.shape[2]
         self.first_query = self.length - self.q.shape[2]  # index of the key to which the first query belongs
-        self.lse = lse.unsqueeze(-1)  # (B, H, Tq, 1)
+        self.lse, self.grad_lse = lse.unsqueeze(-1), grad_lse  # (B, H, Tq, 1), (B, H, Tq)
         self.delta = (grad.to(table.dtype) * out.to(table.dtype)).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)  # D
         self.dq, self.dk, self.dv = (x.new_zeros(x.shape, dtype=table.dtype) for x in tensors[:3])
         self.dtable = torch.zeros_like(table)
+        self.key_bias = key_bias
+        self.min_exponent = MIN_EXPONENT if key_bias is None and score_scale is None else NO_EFFECT
+        self.negligible = -math.inf if key_bias is None else negligible_bias(self.q, self.k, table, score_scale, scale)
+        # 0 entries without key bias or score scale
+        self.dkey_bias = table.new_zeros(0 if key_bias is None else key_bias.shape)
+        self.dscale = table.new_zeros(0 if score_scale is None else score_scale.shape)
         self.tile_shape = batch, heads, queries, keys = choose_tile_shape(self.q, self.length, window)
+        self.unbiased = not table.stride(0)  # `kerple.attention.fused.cpu_kernel` expands a row of zeros
         self.bias_line = bias_line(table, self.length, queries, window, hidden=0.0)
-        # P and dS of a tile; allocated once, because new pages of memory would cost as much time as the arithmetic
-        self.buffers = table.new_empty(2, batch * heads * queries * keys)
+        self.scale_line = (
+            None if score_scale is None else bias_line(score_scale, self.length, queries, None, hidden=0.0)
+        )
+        # P and dS of a tile, and its scores before they are multiplied by the score scale. They are allocated once,
+        # because new pages of memory would cost as much time as the arithmetic
+        self.buffers = table.new_empty(2 if score_scale is None else 3, batch * heads * queries * keys)
 
-    def run(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k, v and the table."""
+    def run(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k, v, the table, the key bias and the score scale."""
         _, heads_per_tile, queries_per_tile, keys_per_tile = self.tile_shape
         for heads in slices(0, self.q.shape[1], heads_per_tile):
             for keys in slices(0, self.length, keys_per_tile):
@@ -78,22 +94,45 @@ class TiledBackward:
                     if start < min(keys.stop, rows.stop):
                         self.add_query_block(heads, rows, slice(start, min(keys.stop, rows.stop)))
         dq, dk, dv = (x.to(self.q.dtype) for x in (self.dq, self.dk, self.dv))
-        return dq, dk, dv, self.dtable
+        dkey_bias = self.dkey_bias
+        if self.key_bias is not None:  # the bias of the own key is subtracted: its gradient is that of lse
+            dkey_bias[..., self.first_query :] -= self.grad_lse
+            dkey_bias = dkey_bias.to(self.key_bias.dtype)
+        return dq, dk, dv, self.dtable, dkey_bias, self.dscale
 
     def add_query_block(self, heads: slice, rows: slice, keys: slice) -> None:
         """Add the contribution of a block of queries and a block of keys to all gradients, for the whole batch."""
+        if self.key_bias is not None and keys.stop <= rows.start:
+            largest = self.key_bias[:, heads, keys].amax(-1) - self.key_bias[:, heads, rows].amin(-1)
+            if float(largest.amax()) < self.negligible:
+                return
         height, width = rows.stop - rows.start, keys.stop - keys.start
-        bias = toeplitz(self.bias_line[heads], self.length - rows.stop + keys.start, height, width)
-        padded = bias.new_zeros(len(bias), height + 1, height + width) if self.learned else None
+        offset = self.length - rows.stop + keys.start
+        bias = toeplitz(self.bias_line[heads], offset, height, width)
+        score_scale = None if self.scale_line is None else toeplitz(self.scale_line[heads], offset, height, width)
+        totals = self.dtable if self.learned else None, None if score_scale is None else self.dscale
+        padded = [None if x is None else bias.new_zeros(len(bias), height + 1, height + width) for x in totals]
+        sums = [None if x is None else x[:, :height, height:] for x in padded]
         for batch in slices(0, self.grad.shape[0], self.tile_shape[0]):
-            ds = self.add_tile(batch, heads, rows, keys, bias)
-            if padded is not None:
-                padded[:, :height, height:].add_(ds.sum(0) if len(ds) > 1 else ds[0])
-        if padded is not None:
-            add_by_distance(padded, self.dtable[heads], rows.start - keys.start)
+            self.add_tile(batch, heads, rows, keys, bias, score_scale, sums)
+        for tile, total in zip(padded, totals, strict=True):
+            if tile is not None and total is not None:
+                add_by_distance(tile, total[heads], rows.start - keys.start)
 
-    def add_tile(self, batch: slice, heads: slice, rows: slice, keys: slice, bias: Tensor) -> Tensor:
-        """Add the contribution of one tile to dQ, dK and dV, and return its dS (batch, heads, queries, keys)."""
+    def add_tile(
+        self,
+        batch: slice,
+        heads: slice,
+        rows: slice,
+        keys: slice,
+        bias: Tensor,
+        score_scale: Tensor | None,
+        sums: list[Tensor | None],
+    ) -> None:
+        """Add the contribution of one tile to all gradients.
+
+        The gradients of its bias and its score scale, (heads, queries, keys) each, are added to ``sums``.
+        """
         queries = slice(rows.start - self.first_query, rows.stop - self.first_query)
         dq, lse, delta = (x[batch, heads, queries] for x in (self.dq, self.lse, self.delta))
         dk, dv = (x[batch, heads, keys] for x in (self.dk, self.dv))
@@ -101,11 +140,20 @@ class TiledBackward:
         q, grad = (x[batch, heads, queries].flatten(0, 1).contiguous() for x in (self.q, self.grad))
         k, v = (x[batch, heads, keys].flatten(0, 1).contiguous() for x in (self.k, self.v))  # (batch · heads, keys, δ)
         shape = (*dq.shape[:3], k.shape[1])  # (batch, heads, queries, keys)
-        p_by_head, ds_by_head = self.buffers[:, : math.prod(shape)].view(2, *shape)
+        p_by_head, ds_by_head, *scores = self.buffers[:, : math.prod(shape)].view(-1, *shape)
         p, ds = p_by_head.flatten(0, 1), ds_by_head.flatten(0, 1)
 
+        if self.key_bias is not None:
+            own, others = (self.key_bias[batch, heads, x] for x in (rows, keys))
+            key_terms, query_terms = key_bias_terms(own, others, keys.stop > rows.start, lse.dtype)
+            lse, bias = lse - query_terms, key_terms if self.unbiased else bias + key_terms
         torch.sub(bias, lse, out=p_by_head)
-        p.baddbmm_(q.to(p.dtype), k.to(p.dtype).mT, alpha=self.scale).clamp_(min=MIN_EXPONENT).exp_()
+        if score_scale is None:
+            p.baddbmm_(q.to(p.dtype), k.to(p.dtype).mT, alpha=self.scale)
+        else:
+            torch.bmm(q.to(p.dtype) * self.scale, k.to(p.dtype).mT, out=scores[0].flatten(0, 1))
+            p_by_head.addcmul_(scores[0], score_scale)
+        p.clamp_(min=self.min_exponent).exp_()
         self.hide(p, rows.start - keys.start)
         if self.first_key is not None:
             hidden = torch.arange(keys.start, keys.stop) < self.first_key[batch, None, queries, None]
@@ -113,10 +161,17 @@ class TiledBackward:
         dv.add_(torch.bmm(p.to(q.dtype).mT, grad).view(dv.shape))
         torch.bmm(grad, v.mT, out=ds) if ds.dtype == q.dtype else ds.copy_(torch.bmm(grad, v.mT))  # dP
         ds_by_head.sub_(delta).mul_(p_by_head)
+        if self.key_bias is not None:
+            self.dkey_bias[batch, heads, keys] += ds_by_head.sum(-2)
+        if sums[0] is not None:
+            sums[0].add_(ds_by_head.sum(0) if len(ds_by_head) > 1 else ds_by_head[0])
+        if score_scale is not None:
+            if sums[1] is not None:
+                sums[1].add_(scores[0].mul_(ds_by_head).sum(0))
+            ds_by_head.mul_(score_scale)
         cast_ds = ds.to(q.dtype)
         dk.add_(torch.bmm(cast_ds.mT, q).view(dk.shape), alpha=self.scale)
         dq.add_(torch.bmm(cast_ds, k).view(dq.shape), alpha=self.scale)
-        return ds_by_head
 
     def hide(self, p: Tensor, first_distance: int) -> None:
         """Set the probabilities ``p`` (batch · heads, queries, keys) of hidden keys to 0.
@@ -142,6 +197,36 @@ def choose_tile_shape(q: Tensor, length: int, window: int | None) -> tuple[int, 
     keys = min(512, length, length if window is None else max(queries, window))
     heads = max(1, min(heads, scores // (queries * keys)))
     return max(1, min(batch, scores // (queries * keys * heads))), heads, queries, keys
+
+
+def key_bias_terms(own: Tensor, others: Tensor, near: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return two terms whose sum is the bias of each key minus that of the query's own key, without loss of precision.
+
+    Args:
+        own: Biases of the queries' own keys, (B, H, queries) fp32 or fp64.
+        others: Biases of the keys, (B, H, keys).
+        near: Whether some of the keys are keys of these queries. If not, all keys are earlier than the queries.
+        dtype: Dtype of the terms.
+
+    Returns:
+        A term of each key, (B, H, 1, keys), or of each pair, (B, H, queries, keys), and a term of each query,
+        (B, H, queries, 1).
+    """
+    if near:
+        return (others[..., None, :] - own[..., None]).to(dtype), torch.zeros_like(own[..., None], dtype=dtype)
+    last = others[..., -1:]  # relative to it, biases of near keys and queries are small, and so are their fp32 errors
+    return (others - last).to(dtype)[..., None, :], (last - own).to(dtype)[..., None]
+
+
+def negligible_bias(q: Tensor, k: Tensor, table: Tensor, score_scale: Tensor | None, scale: float) -> float:
+    """Return a bias relative to that of the query's own key; all keys with lower biases together change no result.
+
+    By the Cauchy-Schwarz inequality, no score exceeds the largest norm of a query times that of a key.
+    """
+    norms = [x.to(table.dtype).square().sum(-1).amax().sqrt() for x in (q, k)]
+    largest = scale * float(norms[0] * norms[1]) * (1 if score_scale is None else float(score_scale.abs().amax()))
+    table_range = float((table[:, : k.shape[2]].amax(-1) - table[:, 0]).amax())
+    return math.log(torch.finfo(table.dtype).eps / k.shape[2]) - 3 - 2 * largest - table_range
 
 
 def slices(start: int, stop: int, step: int, limit: int | None = None) -> list[slice]:

@@ -95,8 +95,13 @@ def normalise(
 def select_backend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, option: AttentionOption) -> str:
     """Return the name of the implementation for these arguments of `attend`, after `normalise`."""
     queries, length = q.shape[2], k.shape[2]
-    halves_of_documents = spec.first_key is not None and spec.neighbor_window is not None
-    unfused = (spec.score_scale, spec.more_keys, spec.modify_scores, spec.add_to_output)
+    extent = None if spec.query_bias is None and spec.value_bias is None else spec.extent
+    # explicit attention to near keys computes most scores of a short input; with gaps, rows are no distances
+    gaps = spec.keys is not None and not spec.keys.contiguous
+    near_is_all = extent is not None and (gaps or 2 * extent >= min(length, spec.window or length))
+    unfused = any(x is not None for x in (spec.more_keys, spec.modify_scores, spec.add_to_output))
+    unfused |= q.device.type != "cpu" and (spec.key_bias is not None or spec.score_scale is not None)
+    exclusive = [x is not None for x in (extent, spec.key_bias, spec.neighbor_window)]
     return select(
         option,
         device=q.device,
@@ -105,9 +110,9 @@ def select_backend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, option:
         queries="all" if queries == length else "one" if queries == 1 else "last",
         few_keys=length <= FEW_KEYS,
         # a sink and two halves need the log-sum-exp, which the kernels for tables return and torch's sdpa does not
-        table_kernel=spec.table is not None or spec.sink is not None or spec.neighbor_window is not None,
+        table_kernel=any(exclusive) or any(x is not None for x in (spec.table, spec.score_scale, spec.sink)),
         hidden_keys=spec.window is not None or spec.first_key is not None,
-        explicit_scores=spec.first_keys > 0 or halves_of_documents or any(x is not None for x in unfused),
+        explicit_scores=spec.first_keys > 0 or near_is_all or unfused or sum(exclusive) > 1,
     )
 
 
@@ -127,6 +132,9 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
         if x is not None:
             fits = x.ndim == 2 and x.shape[0] == heads and x.shape[1] >= length
             require(fits, name, f"shape {tuple(x.shape)}", f"(H, >= Tk) = ({heads}, >= {length})")
+    if spec.key_bias is not None:
+        shape = tuple(spec.key_bias.shape)
+        require(shape == (q.shape[0], heads, length), "key_bias", f"shape {shape}", "(B, H, Tk) of q and k")
     if spec.sink is not None:
         shape = tuple(spec.sink.shape)
         fits = shape in (q.shape[1:2], q.shape[:3])

@@ -9,7 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kerple.attention.cpu import table_attention
+from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.spec import AttentionSpec, repeat_for_query_heads, sink_of_queries
+from kerple.positions.fp32_matmul import precise, product
+
+NEAR_QUERIES = 64  # largest number of queries in a block of explicit attention to near keys
 
 Kernel = Callable[[Tensor, Tensor, Tensor, AttentionSpec], tuple[Tensor, Tensor]]
 """Function that returns the output and the log-sum-exp of the scores, with the table and the window of a specification.
@@ -29,7 +33,9 @@ def attend_sdpa(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def attend_fused(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Attention with a table, a window, a sink and halves by ``kernel``; see `kerple.attention.attend`."""
+    """Attention with all modifications that ``kernel`` or a function below supports; see `kerple.attention.attend`."""
+    if spec.query_bias is not None or spec.value_bias is not None:
+        return attend_near(kernel, q, k, v, spec)
     out, lse = (kernel if spec.neighbor_window is None else partial(attend_halves, kernel))(q, k, v, spec)
     if spec.sink is None:
         return out
@@ -37,30 +43,64 @@ def attend_fused(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, spec: Attentio
     return (out * key_probability).to(out.dtype)
 
 
+def attend_near(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """Explicit attention to keys at distances below ``spec.extent``, and attention by ``kernel`` to farther keys.
+
+    All farther keys of a query have the same bias. Explicit attention gets their log-sum-exp as a sink, and an
+    additional value of 1, so that it also returns the sum of its probabilities.
+    """
+    far, far_lse = attend_far(kernel, q, k, v, spec, spec.extent)
+    if spec.query_bias is not None:
+        features, curves = spec.query_bias
+        far_lse = far_lse + product(features, curves[:, -1:])[..., 0]
+    if spec.value_bias is not None:
+        far = far + spec.value_bias[-1]
+    sink = far_lse if spec.sink is None else torch.logaddexp(far_lse, sink_of_queries(spec.sink))
+    vectors = None if spec.value_bias is None else F.pad(spec.value_bias, (0, 1))
+    near_spec = replace(spec, window=spec.extent, sink=sink, value_bias=vectors)
+    near = attend_blocks(precise(q), precise(k), F.pad(precise(v), (0, 1), value=1.0), near_spec, NEAR_QUERIES)
+    out, probability = near.split([v.shape[3], 1], -1)
+    rest = 1 - probability  # probability of far keys and of a sink
+    return out + far * (rest if spec.sink is None else rest * torch.exp(far_lse - sink)[..., None])
+
+
+def attend_far(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, distance: int
+) -> tuple[Tensor, Tensor]:
+    """Attention to the keys at ``distance`` or more, which must be less than the number of keys and than the window.
+
+    Returns:
+        The output (B, H, Tq, δ') in the dtype of q, and the log-sum-exp (B, H, Tq), -inf for queries without such keys.
+    """
+    keys = k.shape[2] - distance
+    queries = min(q.shape[2], keys)  # only the last queries see such keys
+    table, score_scale = (None if x is None else x[:, distance:] for x in (spec.table, spec.score_scale))
+    window = None if spec.window is None else spec.window - distance
+    first_key = hidden = None
+    if spec.first_key is not None:
+        first_key, last = spec.first_key[:, -queries:], torch.arange(keys - queries, keys, device=q.device)
+        hidden, first_key = first_key > last, first_key.minimum(last)
+    # attention is causal after the last ``distance`` keys are removed: query m sees the keys up to m - ``distance``
+    far_spec = replace(spec, table=table, score_scale=score_scale, window=window, first_key=first_key)
+    out, lse = kernel(q[:, :, -queries:], k[:, :, :keys], v[:, :, :keys], far_spec)
+    lse = lse if hidden is None else lse.masked_fill(hidden[:, None], -torch.inf)
+    missing = q.shape[2] - queries
+    return F.pad(out, (0, 0, missing, 0)), F.pad(lse, (missing, 0), value=-torch.inf)
+
+
 def attend_halves(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """Attention to near keys with the first halves of q and k, and to far keys with the second halves.
 
     Near keys are the last ``spec.neighbor_window`` keys up to the query, and far keys are all earlier keys. The two
-    outputs are merged by their log-sum-exps. Attention to far keys is also causal: query m sees the keys up to
-    m - ``neighbor_window``.
+    outputs are merged by their log-sum-exps.
 
     Returns:
         The output (B, H, Tq, δ') in the dtype of q, and the log-sum-exp (B, H, Tq) over all keys.
     """
-    neighbors = spec.neighbor_window
-    assert neighbors is not None
+    assert spec.neighbor_window is not None
     (near_q, far_q), (near_k, far_k) = q.chunk(2, -1), k.chunk(2, -1)
-    near, near_lse = kernel(near_q, near_k, v, replace(spec, window=neighbors))
-    keys = k.shape[2] - neighbors
-    queries = min(q.shape[2], keys)  # only the last queries see far keys
-    far_spec = replace(
-        spec,
-        table=None if spec.table is None else spec.table[:, neighbors:],
-        window=None if spec.window is None else spec.window - neighbors,
-    )
-    far, far_lse = kernel(far_q[:, :, -queries:], far_k[:, :, :keys], v[:, :, :keys], far_spec)
-    far = F.pad(far, (0, 0, q.shape[2] - queries, 0))
-    far_lse = F.pad(far_lse, (q.shape[2] - queries, 0), value=-torch.inf)
+    near, near_lse = kernel(near_q, near_k, v, replace(spec, window=spec.neighbor_window))
+    far, far_lse = attend_far(kernel, far_q, far_k, v, spec, spec.neighbor_window)
     fraction = torch.sigmoid(far_lse - near_lse)[..., None]  # probability of all far keys, (B, H, Tq, 1)
     out = torch.lerp(near.to(fraction.dtype), far.to(fraction.dtype), fraction)
     return out.to(near.dtype), torch.logaddexp(near_lse, far_lse)
@@ -71,7 +111,8 @@ def cpu_kernel(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Te
     k, values = repeat_for_query_heads(q, k, pad_to_width(v, q.shape[3]))
     dtype = torch.promote_types(q.dtype, torch.float32)
     table = q.new_zeros(1, k.shape[2], dtype=dtype).expand(q.shape[1], -1) if spec.table is None else spec.table
-    out, lse = table_attention(q, k, values, table, spec.window, spec.scale_of(q), spec.first_key)
+    arguments = spec.window, spec.scale_of(q), spec.first_key, spec.key_bias, spec.score_scale
+    out, lse = table_attention(q, k, values, table, *arguments)
     return out[..., : v.shape[3]], lse
 
 
@@ -79,7 +120,8 @@ def gpu_kernel(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Te
     """The `Kernel` for GPUs: FlexAttention, with `kerple.attention.cuda`."""
     from kerple.attention.cuda import attend_flex  # imported here, because this import is slow
 
-    differentiable_lse = spec.sink is not None or spec.neighbor_window is not None
+    modifications = spec.sink, spec.neighbor_window, spec.query_bias, spec.value_bias
+    differentiable_lse = any(x is not None for x in modifications)
     return attend_flex(q, k, v, spec.table, spec.window, spec.scale_of(q), differentiable_lse, spec.first_key)
 
 

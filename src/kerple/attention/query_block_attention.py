@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from kerple.attention.spec import (
     UNMODIFIED,
     AttentionSpec,
+    add_output_terms,
     query_blocks,
     repeat_for_query_heads,
     scores,
@@ -20,7 +21,7 @@ from kerple.attention.spec import (
     visible_keys,
 )
 from kerple.positions.fp32_matmul import precise, product
-from kerple.positions.token_positions import AttentionWeights, table_block
+from kerple.positions.token_positions import AttentionWeights, add_key_bias, add_query_bias, table_block
 
 QUERIES_AT_ONCE = 128
 LARGEST_STORED = 2**22  # largest number of scores of a call (16 MiB in fp32) that is stored for the backward pass
@@ -41,7 +42,8 @@ def attend_blocks(
     blocks = query_blocks(
         q.shape[2], length, queries_at_once or QUERIES_AT_ONCE, None if spec.first_keys else spec.window
     )
-    recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
+    widest = max(columns.stop - columns.start for _, columns in blocks)
+    recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * widest > LARGEST_STORED
     out = []
     # the block with the most keys comes first, so that each later block fits into memory that was freed before it
     for rows, columns in reversed(blocks):
@@ -68,9 +70,7 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
     values = v if spec.more_keys is None else torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
     with torch.autocast(v.device.type, enabled=False):
         out = torch.matmul(p, values)  # (B, H, queries, δ')
-    if spec.add_to_output is None:
-        return out
-    return (out + spec.add_to_output(p, v, spec.block(rows, columns, seen))).to(out.dtype)
+    return add_output_terms(out, p, v, spec, rows, columns, seen)
 
 
 def block_probabilities(q: Tensor, k: Tensor, spec: AttentionSpec, rows: slice, columns: slice, seen: Tensor) -> Tensor:
@@ -81,6 +81,10 @@ def block_probabilities(q: Tensor, k: Tensor, spec: AttentionSpec, rows: slice, 
         s = s * table_block(spec.score_scale, queries, keys)
     if spec.table is not None:
         s = s + table_block(spec.table, queries, keys)
+    if spec.key_bias is not None:
+        s = add_key_bias(s, spec.key_bias[:, :, columns])
+    if spec.query_bias is not None:
+        s = add_query_bias(s, *spec.query_bias, spec.block(rows, columns, seen))
     sink = spec.sink
     if spec.modify_scores is not None:
         modified = spec.modify_scores(s, q, k, spec.block(rows, columns, seen))

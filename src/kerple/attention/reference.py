@@ -6,12 +6,13 @@ from torch import Tensor
 from kerple.attention.spec import (
     UNMODIFIED,
     AttentionSpec,
+    add_output_terms,
     repeat_for_query_heads,
     scores,
     sink_of_queries,
     visible_keys,
 )
-from kerple.positions.token_positions import AttentionWeights
+from kerple.positions.token_positions import AttentionWeights, add_key_bias, add_query_bias
 
 
 def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED) -> Tensor:
@@ -25,11 +26,8 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMO
         p = attention_probabilities(q, k, spec)
         values = v if spec.more_keys is None else torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
         out = p @ values  # (B, H, Tq, δ')
-        if spec.add_to_output is None:
-            return out
         rows, columns = slice(k.shape[2] - q.shape[2], k.shape[2]), slice(0, k.shape[2])
-        seen = visible_keys(rows, columns, spec, q.device)
-        return out + spec.add_to_output(p, v, spec.block(rows, columns, seen))
+        return add_output_terms(out, p, v, spec, rows, columns, visible_keys(rows, columns, spec, q.device))
 
 
 def attention_probabilities(q: Tensor, k: Tensor, spec: AttentionSpec) -> Tensor:
@@ -48,6 +46,10 @@ def attention_probabilities(q: Tensor, k: Tensor, spec: AttentionSpec) -> Tensor
         s = s * spec.score_scale[:, distance]
     if spec.table is not None:
         s = s + spec.table[:, distance]
+    if spec.key_bias is not None:
+        s = add_key_bias(s, spec.key_bias)
+    if spec.query_bias is not None:
+        s = add_query_bias(s, *spec.query_bias, spec.block(rows, columns, seen))
     sinks = [spec.sink]
     if spec.modify_scores is not None:
         modified = spec.modify_scores(s, q, k, spec.block(rows, columns, seen))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kerple.positions.token_positions import ModifiedScores, QueryKeyBlock, TokenPositions
+from kerple.positions.token_positions import ModifiedScores, QueryKeyBlock, TokenPositions, value_bias_term
 
 ModifyScores = Callable[[Tensor, Tensor, Tensor, QueryKeyBlock], ModifiedScores]
 AddToOutput = Callable[[Tensor, Tensor, QueryKeyBlock], Tensor]
@@ -27,6 +27,10 @@ class AttentionSpec:
         table: Attention bias of each head at distance d = 0, 1, …, (H, >= Tk). It is added to the scaled scores. Fused
             implementations expand neither the table nor its gradient to Tq × Tk.
         score_scale: Factor of the scaled scores at distance d = 0, 1, …, (H, >= Tk), applied before ``table`` is added.
+        key_bias: Bias of each key, (B, H, Tk) fp32 or fp64. The bias of a key minus that of the query's own key is
+            added to the score.
+        query_bias: Features (B, H, Tq, r) and curves (r, extent + 1); see `kerple.positions.Position.query_bias`.
+        value_bias: Vectors (extent + 1, δ') that are added to the values; see `kerple.positions.Position.value_bias`.
         window: Queries see only keys at distance d < window; None for all.
         first_keys: Number of first keys that every later query sees in addition to its window. It has no effect if
             ``window`` is None. With ``first_key``, these are the first keys that the query sees without the window.
@@ -36,13 +40,14 @@ class AttentionSpec:
         sink: Additional logit in the softmax that belongs to no key and no value vector, (H,) or (B, H, Tq).
         modify_scores: Function ``f(s, q, k, block)`` that changes the scores of a `kerple.positions.QueryKeyBlock`. It
             may be called again in the backward pass. ``s`` are the scores (B, H, queries, keys) after ``score_scale``
-            and ``table``, which may be overwritten. ``q`` are the queries, and ``k`` the keys, repeated for all query
+            and all biases, which may be overwritten. ``q`` are the queries, and ``k`` the keys, repeated for all query
             heads. The result is new scores, or new scores and a sink (B, H, queries), or
             `kerple.positions.AttentionWeights`, which replace the softmax and ignore ``sink``.
         add_to_output: Function ``f(p, v, block)`` that returns a term (B, H, queries, δ'), which is added to the output
             of a block of queries. ``p`` are the probabilities (B, H, queries, keys), and ``v`` the values of these
             keys.
-        keys: Positions of the Tk keys, for the blocks of ``modify_scores`` and ``add_to_output``.
+        keys: Positions of the Tk keys, for the blocks of ``query_bias``, ``value_bias``, ``modify_scores`` and
+            ``add_to_output``.
         state: `Position.token_state` of the Tk keys, (B, H, Tk, c), for the same blocks; None if there is none.
         more_keys: Scores (B, H, Tq, F) and values (B, H, F, δ') of F additional keys. The score of a hidden key is
             -inf. The scores join the softmax after ``modify_scores``. Additional keys cannot be combined with
@@ -54,6 +59,9 @@ class AttentionSpec:
     scale: float | None = None
     table: Tensor | None = None
     score_scale: Tensor | None = None
+    key_bias: Tensor | None = None
+    query_bias: tuple[Tensor, Tensor] | None = None
+    value_bias: Tensor | None = None
     window: int | None = None
     first_keys: int = 0
     first_key: Tensor | None = None
@@ -65,13 +73,19 @@ class AttentionSpec:
     more_keys: tuple[Tensor, Tensor] | None = None
     neighbor_window: int | None = None
 
+    @property
+    def extent(self) -> int:
+        """Smallest distance from which on `query_bias` and `value_bias` are constant; 0 if there are none."""
+        curves = [] if self.query_bias is None else [self.query_bias[1].shape[1]]
+        return max([1, *curves, *([] if self.value_bias is None else [len(self.value_bias)])]) - 1
+
     def scale_of(self, q: Tensor) -> float:
         """Return the factor of q·k."""
         return q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     def block(self, rows: slice, columns: slice, seen: Tensor) -> QueryKeyBlock:
         """Return the block of the queries in ``rows`` and the keys in ``columns``, of which ``seen`` are visible."""
-        assert self.keys is not None, "modify_scores and add_to_output need the positions of the keys"
+        assert self.keys is not None, "this modification needs the positions of the keys"
         state = None if self.state is None else self.state[:, :, columns]
         return QueryKeyBlock(self.keys[rows], self.keys[columns], seen, state)
 
@@ -80,7 +94,8 @@ class AttentionSpec:
         sink = self.sink[:, :, queries] if self.sink is not None and self.sink.ndim == 3 else self.sink
         more_keys = None if self.more_keys is None else (self.more_keys[0][:, :, queries], self.more_keys[1])
         first_key = None if self.first_key is None else self.first_key[:, queries]
-        return replace(self, sink=sink, more_keys=more_keys, first_key=first_key)
+        query_bias = None if self.query_bias is None else (self.query_bias[0][:, :, queries], self.query_bias[1])
+        return replace(self, sink=sink, more_keys=more_keys, first_key=first_key, query_bias=query_bias)
 
 
 UNMODIFIED = AttentionSpec()
@@ -133,6 +148,20 @@ def scores(
     near, far = map(product, q.chunk(2, -1), k.chunk(2, -1))
     all_pairs = torch.ones(near.shape[-2:], dtype=torch.bool, device=q.device)
     return torch.where(all_pairs.tril(rows.start - columns.start - spec.neighbor_window), far, near)
+
+
+def add_output_terms(
+    out: Tensor, p: Tensor, v: Tensor, spec: AttentionSpec, rows: slice, columns: slice, seen: Tensor
+) -> Tensor:
+    """Add the terms of ``spec.value_bias`` and ``spec.add_to_output`` to the output of a block, in its dtype.
+
+    ``p`` are the probabilities (B, H, queries, keys), without those of additional keys, and ``v`` the values.
+    """
+    if spec.value_bias is not None:
+        out = (out + value_bias_term(p, spec.value_bias, spec.block(rows, columns, seen))).to(out.dtype)
+    if spec.add_to_output is not None:
+        out = (out + spec.add_to_output(p, v, spec.block(rows, columns, seen))).to(out.dtype)
+    return out
 
 
 def sink_of_queries(sink: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from kerple.positions.visibility import Visibility
 
 # hooks that accept changed distances, or use no distance to a key; all other hooks need the true distances
 DISTANCE_HOOKS = ("bias", "score_scale", "transform_qk", "sink_logit", "transform_output")
+# hooks whose effect on the first tokens is not computed separately from that on the keys in the window
+JOINT_HOOKS = ("key_bias", "query_bias", "value_bias", "modify_scores", "add_to_output")
 
 
 class FirstTokens:
@@ -92,7 +94,7 @@ class FirstTokens:
 
 def is_separable(position: Position, visibility: Visibility) -> bool:
     """Whether queries see first tokens in addition to a window, with scores that can be computed separately."""
-    joint = position.uses("modify_scores") or position.uses("add_to_output") or position.neighbor_window is not None
+    joint = any(map(position.uses, JOINT_HOOKS)) or position.neighbor_window is not None
     return visibility.window is not None and visibility.first_keys > 0 and not joint
 
 

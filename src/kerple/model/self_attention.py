@@ -184,5 +184,8 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
         modify_scores=position.apply_to_scores if pairwise or position.uses("modify_scores") else None,
         add_to_output=position.add_to_output if position.uses("add_to_output") else None,
         keys=keys,
+        key_bias=position.key_bias(state),
+        query_bias=position.query_bias(q, state, context.queries),
+        value_bias=position.value_bias(),
         state=state,
     )

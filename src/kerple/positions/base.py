@@ -74,9 +74,10 @@ class Position(Constrained, ABC):
     a line ``Parameters: `formula```, which the tests compare with the number of parameters. The formula may use D,
     H, δ, L (training length) and the options of the strategy.
 
-    Fused attention stores no scores. It supports all hooks except `score_scale`, `modify_scores`, `add_to_output`, and
-    `bias` for positions with gaps. With these hooks the scores of one block of queries at a time are stored as a tensor
-    (*explicit scores*), which is slower.
+    Fused attention stores no scores. It supports all hooks except `modify_scores`, `add_to_output`, and `bias` for
+    positions with gaps; on a GPU also except `key_bias` and `score_scale`. With these hooks the scores of one block of
+    queries at a time are stored as a tensor (*explicit scores*), which is slower. With `query_bias` and `value_bias`
+    this is done for near keys.
     """
 
     shift_invariant: bool | None = False
@@ -204,8 +205,35 @@ class Position(Constrained, ABC):
         """
         return None
 
+    def key_bias(self, state: Tensor | None) -> Tensor | None:
+        """Return a bias of each key, (B, H, Tk) fp32 or fp64, from the `token_state` of the keys.
+
+        The bias of a key minus that of the query's own key is added to the scaled score. A constant that is added to
+        all biases therefore has no effect. Use fp64 if the differences of biases are much smaller than the biases.
+        """
+        return None
+
+    def query_bias(self, q: Tensor, state: Tensor | None, positions: TokenPositions) -> tuple[Tensor, Tensor] | None:
+        """Return factors of an attention bias that depends on the query and on distance.
+
+        ``features[b, h, m] · curves[:, min(d, extent)]`` is added to the scaled score of query m.
+
+        Args:
+            q: Queries after `transform_qk`, (B, H, Tq, δ').
+            state: `token_state` of the keys, (B, H, Tk, c), or None. The queries belong to the last Tq keys.
+            positions: Positions of the queries.
+
+        Returns:
+            The features (B, H, Tq, r) and the curves (r, extent + 1), fp32 or fp64, or None.
+        """
+        return None
+
+    def value_bias(self) -> Tensor | None:
+        """Return vectors that are added to the values, (extent + 1, δ) fp32: the last from distance extent on."""
+        return None
+
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> ModifiedScores:
-        """Return the changed scores of a block of queries. Called after `score_scale` and `bias` were applied.
+        """Return the changed scores of a block of queries. Called after all biases and `score_scale` were applied.
 
         Args:
             s: Scaled scores, (B, H, Tq, Tk) fp32, 0 where `QueryKeyBlock.seen` is false.

@@ -24,12 +24,17 @@ from kerple.positions.token_positions import (
     QueriesAndKeys,
     QueryKeyBlock,
     TokenPositions,
+    add_key_bias,
+    add_query_bias,
 )
 from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
 
 SINGLE_WIDTH = (CoPE, PaTH, PoPE, RoPE, SelfExtend, Shaw, TransformerXL, XPos)
 """Strategies that accept only queries and keys of the head dimension δ. `PoPE` and `SelfExtend` return them with 2δ."""
+
+IN_TURN = ("key_bias", "query_bias", "modify_scores")
+"""Hooks that are applied in the order of the parts if a part has `modify_scores`."""
 
 
 class Combined(Position):
@@ -68,7 +73,9 @@ class Combined(Position):
         self._widths = [0] * len(self.parts)  # last dimension of the token_state of each part, 0 without a state
 
     def uses(self, hook: str) -> bool:
-        return any(part.uses(hook) for part in self.parts)
+        # if a part modifies scores, biases of keys and queries are added at the turn of their parts
+        in_turn = hook in ("key_bias", "query_bias") and self.uses("modify_scores")
+        return any(part.uses(hook) for part in self.parts) and not in_turn
 
     def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
         return reduce(lambda positions, part: part.remap_positions(positions, tokens), self.parts, positions)
@@ -102,15 +109,37 @@ class Combined(Position):
         heads = max(state.shape[1] for state in present)
         return torch.cat([state.expand(-1, heads, -1, -1) for state in present], -1)  # (B, H, T, Σ c)
 
+    def key_bias(self, state: Tensor | None) -> Tensor | None:
+        if not self.uses("key_bias"):
+            return None
+        return _reduce_present(torch.add, [part.key_bias(part_state) for part, part_state in self._with_states(state)])
+
+    def query_bias(self, q: Tensor, state: Tensor | None, positions: TokenPositions) -> tuple[Tensor, Tensor] | None:
+        if not self.uses("query_bias"):
+            return None
+        biases = [part.query_bias(q, part_state, positions) for part, part_state in self._with_states(state)]
+        features, curves = zip(*(bias for bias in biases if bias is not None), strict=True)
+        return torch.cat(features, -1), torch.cat(_same_length([x.mT for x in curves]), -1).mT
+
+    def value_bias(self) -> Tensor | None:
+        vectors = [part.value_bias() for part in self.parts if part.uses("value_bias")]
+        return torch.stack(_same_length([x for x in vectors if x is not None])).sum(0) if vectors else None
+
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> ModifiedScores:
         sinks: list[Tensor | None] = []
         result: Tensor | AttentionWeights = s
         for part, state in self._with_states(block.state):
-            if part.uses("modify_scores"):
+            if any(map(part.uses, IN_TURN)):
                 if isinstance(result, AttentionWeights):
                     given = f"{type(part).__name__} after a strategy that replaces the softmax, such as StickBreaking"
                     raise UserError(f"Combined: parts: got {given}; change their order, or leave one out")
-                modified = part.modify_scores(result.masked_fill(~block.seen, 0), q, k, replace(block, state=state))
+                scores = result.masked_fill(~block.seen, 0)
+                if (key_bias := part.key_bias(state)) is not None:
+                    scores = add_key_bias(scores, key_bias)
+                if (query_bias := part.query_bias(q, state, block.queries)) is not None:
+                    scores = add_query_bias(scores, *query_bias, block)
+                changes = part.uses("modify_scores")
+                modified = part.modify_scores(scores, q, k, replace(block, state=state)) if changes else scores
                 result, sink = modified if isinstance(modified, tuple) else (modified, None)
                 sinks.append(sink)
         sink = _reduce_present(torch.logaddexp, sinks)
@@ -139,6 +168,12 @@ def _reduce_present(operation: Callable[[Tensor, Tensor], Tensor], tensors: list
     return reduce(operation, present) if present else None
 
 
+def _same_length(tensors: list[Tensor]) -> list[Tensor]:
+    """Repeat the last row of tensors (rows, width), so that all have the same number of rows."""
+    rows = max(len(x) for x in tensors)
+    return [torch.cat([x, x[-1:].expand(rows - len(x), -1)]) for x in tensors]
+
+
 def _expand_sink(sink: Tensor | None, q: Tensor) -> Tensor | None:
     """Expand a sink (H,) to all queries, (B, H, T). Return None and a sink (B, H, T) unchanged."""
     return sink[:, None].expand(q.shape[:3]) if sink is not None and sink.ndim == 1 else sink
@@ -156,7 +191,7 @@ def check_combination(parts: Sequence[Position]) -> None:
         if _contains(part, PaTH):
             by_distance = [other for other in parts if other.uses("bias") or other.uses("score_scale")]
             _refuse(by_distance, "with PaTH, which replaces the scores; leave one out")
-            earlier = [other for other in parts[:i] if other.uses("modify_scores")]
+            earlier = [other for other in parts[:i] if any(map(other.uses, IN_TURN))]
             _refuse(earlier, "before PaTH, which replaces the scores; put PaTH first")
         if _contains(part, PoPE) or part.neighbor_window is not None:
             name = "PoPE" if _contains(part, PoPE) else type(part).__name__

@@ -7,7 +7,9 @@ from torch.nn import functional as F
 from kerple.positions.angles import exact_dtype
 from kerple.positions.base import Position, Shape
 from kerple.positions.fp32_matmul import product
-from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
+from kerple.positions.token_positions import TokenPositions
+
+FORGOTTEN = -1e4  # smallest logarithm of a gate; sums of -inf would have no differences
 
 
 class FoX(Position):
@@ -18,7 +20,8 @@ class FoX(Position):
     N(0, 0.02²).
 
     Parameters: `H * D + H`, one set per layer by default.
-    Cost: explicit scores, one cumulative sum over the keys, and two additions per score.
+    Cost: one cumulative sum over the keys, and one fp64 number per head and cached token. On a CPU, keys that are
+    forgotten so far that they change no result are skipped. Explicit scores on a GPU.
 
     Args:
         shape: Sizes of the model.
@@ -35,19 +38,15 @@ class FoX(Position):
         nn.init.constant_(self.gates.bias, start)
 
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor:
-        gates = F.logsigmoid(product(x, self.gates.weight.T) + self.gates.bias).mT  # (B, H, T)
+        gates = F.logsigmoid(product(x, self.gates.weight.T) + self.gates.bias).clamp(min=FORGOTTEN).mT  # (B, H, T)
         gates = gates.to(exact_dtype(x.device))  # fp64 for differences of large sums
         # torch 2.11 cannot compile the fp64 cumulative sum of 512 numbers for a GPU
         sums = (gates.cumsum(-1) if x.device.type == "cpu" else cumulative_sums(gates))[..., None]  # (B, H, T, 1)
         return sums if past is None else sums + past[:, :, -1:]
 
-    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
-        assert block.state is not None, "FoX's scores need the state of the keys"
-        sums, queries = block.state[..., 0], len(block.queries.rows)  # (B, H, Tk)
-        # after subtraction of the sum at the first query, sums near this query are small, and so are their fp32 errors
-        sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
-        # a + (-b): autograd sums the gradient of b over queries, then negates the sum; a - b would negate all (Tq, Tk)
-        return s + (sums[..., -queries:, None] + -sums[..., None, :])  # (B, H, Tq, Tk)
+    def key_bias(self, state: Tensor | None) -> Tensor:
+        assert state is not None, "FoX's bias needs the state of the keys"
+        return -state[..., 0]  # the difference of two sums is the sum over the tokens between query and key
 
 
 def cumulative_sums(x: Tensor, size: int = 128) -> Tensor:

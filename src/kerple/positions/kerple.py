@@ -170,7 +170,7 @@ class KerpleBias3(KerpleKernel):
 class KerpleWeight1(KerpleKernel):
     """Factor ``exp(-r1_h · d²)`` of the scaled score (1-para-wht in Chi et al.).
 
-    Parameters: `1 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table per forward pass.
+    Parameters: `1 * H`, shared by all layers. Cost: one (H, T) table per forward pass; explicit scores on a GPU.
 
     Args:
         shape: Sizes of the model.
@@ -191,7 +191,7 @@ class KerpleWeight1(KerpleKernel):
 class KerpleWeight2(KerpleKernel):
     """Factor ``exp(-r1_h · d^r2_h)`` of the scaled score (2-para-wht in Chi et al.).
 
-    Parameters: `2 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table per forward pass.
+    Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table per forward pass; explicit scores on a GPU.
 
     Args:
         shape: Sizes of the model.
@@ -214,7 +214,7 @@ class KerpleBiasWeight(KerpleKernel):
     """Bias ``-r1_h · d^r2_h``, and factor ``exp(-r3_h · d^r4_h)`` of the scaled score before the bias is added
     (bias+wht in Chi et al.).
 
-    Parameters: `4 * H`, shared by all layers. Cost: explicit scores, and two (H, T) tables per forward pass.
+    Parameters: `4 * H`, shared by all layers. Cost: two (H, T) tables per forward pass; explicit scores on a GPU.
 
     Args:
         shape: Sizes of the model.

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from kerple.positions.base import Position, Shape
 from kerple.positions.fp32_matmul import product
 from kerple.positions.temperature import Temperature
-from kerple.positions.token_positions import QueryKeyBlock, TokenPositions, shift_rows
+from kerple.positions.token_positions import QueriesAndKeys, TokenPositions
 
 
 class LearnedRelativeBias(Position):
@@ -16,11 +16,12 @@ class LearnedRelativeBias(Position):
 
     Source: published code of Inkling (Thinking Machines) and of x-transformers; there is no paper. x_m is the hidden
     state of token m after the block's norm. All heads share the curves P[r]; each head has its own matrix W_h. P and
-    W_h are initialised from N(0, 0.02²). With ``temperature_length`` the biased scores are multiplied by the factor
+    W_h are initialised from N(0, 0.02²). With ``temperature_length``, q·k and this bias are multiplied by the factor
     ``inkling`` of `Temperature`, as in the global layers of Inkling.
 
     Parameters: `(D * H + (extent or L)) * (rank or 8)`, one set per layer by default.
-    Cost: explicit scores, an inner product of ``rank`` numbers per score, and H · ``rank`` numbers per cached token.
+    Cost: explicit scores of keys at distances below ``extent``, an inner product of ``rank`` numbers for each of these
+    scores, and H · ``rank`` numbers per cached token. Attention to farther keys is fused.
 
     Args:
         shape: Sizes of the model.
@@ -56,17 +57,11 @@ class LearnedRelativeBias(Position):
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor:
         return product(x, self.weights.T).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, rank)
 
-    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
-        assert block.state is not None, "the bias needs the state of the queries"
-        queries, keys = s.shape[2:]
-        mixture = block.state[:, :, -queries:]  # (B, H, Tq, rank)
-        if block.keys.contiguous:
-            # keys before the last ``near`` ones are at distance ``extent`` or more from every query, and have no bias
-            near = min(keys, self.extent + queries - 1)
-            curves = F.pad(self.curves[:, :near].flip(-1), (near - min(near, self.extent), queries))
-            bias = shift_rows(product(mixture, curves))[..., :near]
-            s = torch.cat([s[..., :-near], s[..., -near:] + bias], -1) if near < keys else s + bias
-        else:
-            biases = product(mixture, F.pad(self.curves, (0, 1)))  # (B, H, Tq, extent + 1)
-            s = s + biases.gather(-1, block.clipped_distance(self.extent).expand_as(s))
-        return s if self.temperature is None else s * self.temperature.factor(block.queries, s.dtype)
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
+        return (q, k) if self.temperature is None else self.temperature.transform_qk(q, k, state, positions)
+
+    def query_bias(self, q: Tensor, state: Tensor | None, positions: TokenPositions) -> tuple[Tensor, Tensor]:
+        assert state is not None, "the bias needs the state of the queries"
+        mixture = state[:, :, -q.shape[2] :]  # (B, H, Tq, rank)
+        factor = 1.0 if self.temperature is None else self.temperature.factor(positions, mixture.dtype)
+        return mixture * factor, F.pad(self.curves, (0, 1))

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.fp32_matmul import precise, product
-from kerple.positions.token_positions import QueryKeyBlock
+from kerple.positions.fp32_matmul import precise
+from kerple.positions.token_positions import TokenPositions
 
 
 class Shaw(Position):
@@ -16,7 +16,8 @@ class Shaw(Position):
     initialised by `torch.nn.init.xavier_uniform_`.
 
     Parameters: `2 * (clip + 1) * δ`, shared by heads, one set per layer by default.
-    Cost: explicit scores, ``clip`` + 1 inner products per query, and a look-up among these products per score.
+    Cost: explicit scores of keys at distances below ``clip``, with ``clip`` + 1 inner products per query. Attention to
+    farther keys is fused.
 
     Args:
         shape: Sizes of the model.
@@ -38,11 +39,8 @@ class Shaw(Position):
         nn.init.xavier_uniform_(self.key_vectors)
         nn.init.xavier_uniform_(self.value_vectors)
 
-    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
-        products = product(q, self.key_vectors.T) * self.key_vectors.shape[-1] ** -0.5  # (B, H, Tq, clip + 1)
-        return s + products.gather(-1, block.clipped_distance(self.clip).expand_as(s))  # (B, H, Tq, Tk)
+    def query_bias(self, q: Tensor, state: Tensor | None, positions: TokenPositions) -> tuple[Tensor, Tensor]:
+        return precise(q), self.key_vectors.T * self.key_vectors.shape[-1] ** -0.5
 
-    def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
-        sums = precise(p.new_zeros(*p.shape[:3], self.clip + 1))  # total probability of each vector
-        sums = sums.scatter_add(-1, block.clipped_distance(self.clip).expand_as(p), precise(p))
-        return product(sums, self.value_vectors)  # (B, H, Tq, δ)
+    def value_bias(self) -> Tensor:
+        return self.value_vectors

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from kerple.positions.fp32_matmul import precise, product
 from kerple.positions.visibility import Visibility
 
 Result = TypeVar("Result")
@@ -184,6 +185,61 @@ def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
     """
     line = torch.cat([table[:, :keys].flip(-1), table[:, :1].expand(-1, queries - 1)], -1)  # largest distance first
     return line.unfold(-1, keys, 1).flip(-2)
+
+
+def add_key_bias(s: Tensor, key_bias: Tensor) -> Tensor:
+    """Add the bias of each key, minus that of the query's own key, to scores (B, H, Tq, Tk).
+
+    Args:
+        s: Scores of queries that belong to the last Tq keys.
+        key_bias: Bias of each key, (B, H, Tk) fp32 or fp64.
+    """
+    queries = s.shape[2]
+    # biases of keys near the first query become small, and so do their fp32 errors
+    bias = (key_bias - key_bias[..., -queries, None].detach()).to(s.dtype)
+    # a + (-b): autograd sums the gradient of b over keys, then negates the sum; a - b would negate all (Tq, Tk)
+    return s + (bias[..., None, :] + -bias[..., -queries:, None])
+
+
+def add_query_bias(s: Tensor, features: Tensor, curves: Tensor, block: QueryKeyBlock) -> Tensor:
+    """Add the biases ``features[b, h, m] · curves[:, min(d, extent)]`` of query m to scores (B, H, Tq, Tk).
+
+    Args:
+        s: Scores.
+        features: Features of each query, (B, H, Tq, r).
+        curves: A curve for each feature, (r, extent + 1). The last entry is used for all distances from extent on.
+        block: Positions of the queries and keys.
+    """
+    extent, (queries, keys) = curves.shape[-1] - 1, s.shape[2:]
+    if not block.keys.contiguous:
+        return s + product(features, curves).gather(-1, block.clipped_distance(extent).expand_as(s))
+    # keys before the last ``near`` ones are at distance ``extent`` or more from every query
+    near = min(keys, extent + queries - 1)
+    beyond, within, future = curves[:, extent:], curves[:, : min(near, extent)], curves[:, :1].expand(-1, queries)
+    line = torch.cat([beyond.expand(-1, near - within.shape[1]), within.flip(-1), future], -1)
+    bias = shift_rows(product(features, line))[..., :near]
+    if near == keys:
+        return s + bias
+    return torch.cat([s[..., :-near] + product(features, beyond), s[..., -near:] + bias], -1)
+
+
+def value_bias_term(p: Tensor, vectors: Tensor, block: QueryKeyBlock) -> Tensor:
+    """Return the sum over the keys of p · vectors[min(d, extent)], (B, H, Tq, δ) fp32 or fp64.
+
+    Args:
+        p: Probabilities (B, H, Tq, Tk), 0 for later keys.
+        vectors: A vector for each distance, (extent + 1, δ). The last is used for all distances from extent on.
+        block: Positions of the queries and keys.
+    """
+    extent, (queries, keys), p = len(vectors) - 1, p.shape[2:], precise(p)
+    if not block.keys.contiguous:
+        sums = p.new_zeros(*p.shape[:3], extent + 1)  # total probability of each vector
+        return product(sums.scatter_add(-1, block.clipped_distance(extent).expand_as(p), p), vectors)
+    row, distance = torch.arange(keys - queries, keys, device=p.device), torch.arange(extent, device=p.device)
+    column = row[:, None] - distance  # (Tq, extent)
+    within = p.gather(-1, column.clamp(min=0).expand(*p.shape[:2], -1, -1)) * (column >= 0)
+    beyond = p.sum(-1, keepdim=True) - within.sum(-1, keepdim=True)
+    return product(torch.cat([within, beyond], -1), vectors)
 
 
 def shift_rows(x: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ def captured(model: Any, mixers: set[nn.Module] | None = None, search: bool = Fa
         return record(layer, query, key, value, visible, *scores).transpose(1, 2).contiguous(), None
 
     def ours(layer: int, q: Tensor, k: Tensor, v: Tensor, spec: Any, *_: Any) -> Tensor:
-        bias = spec.table is not None or spec.modify_scores is not None
+        bias = any(x is not None for x in (spec.table, spec.key_bias, spec.query_bias, spec.modify_scores))
         return record(layer, q, k, v, None, spec.scale_of(q), None, spec.window, spec.sink is not None, bias)
 
     def count_calls(module: nn.Module, args: Any) -> None:

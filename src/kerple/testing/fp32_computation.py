@@ -141,8 +141,11 @@ def results_of_hooks(position: Position, length: int) -> dict[str, Tensor]:
     }
     state = results["token_state"] = position.token_state(x, positions, None)
     results["q"], results["k"] = q, transformed = position.transform_qk(k, k.flip(0), state, positions)
+    results["key_bias"], results["value_bias"] = position.key_bias(state), position.value_bias()
     q, seen = q[:, :, -5:], torch.ones(5, length, dtype=torch.bool).tril(length - 5)
     results["sink_logit"] = position.sink_logit(q, positions[-5:])
+    query_bias = position.query_bias(q, state, positions[-5:])
+    results["features"], results["curves"] = (None, None) if query_bias is None else query_bias
     block = QueryKeyBlock(positions[-5:], positions, seen, state)
     if position.uses("modify_scores"):
         scores = position.modify_scores(torch.randn(2, 4, 5, length).masked_fill(~seen, 0), q, transformed, block)
