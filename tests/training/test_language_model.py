@@ -83,6 +83,8 @@ def test_parameters_are_within_their_ranges_after_a_step(optimizer: str, tmp_pat
 def test_other_data_and_unsupported_training_are_refused(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(ValueError, match="vocabulary: got 13, expected the 11 tokens of the model"):
         trainer(tmp_path, max_steps=1).fit(small_model(), datamodule=ToyData(vocabulary=13))
+    with pytest.raises(ValueError, match=r"max_steps: got -1, .*; max_epochs 2 is 6 steps of this data"):
+        trainer(tmp_path, max_epochs=2, limit_train_batches=3).fit(small_model(), datamodule=ToyData())
     module = small_model()
     module.trainer = trainer(tmp_path, max_steps=1)
     monkeypatch.setattr(Trainer, "strategy", FSDPStrategy())  # which would round strategies to bf16
