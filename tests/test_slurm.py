@@ -64,11 +64,13 @@ def job(tmp_path):
 
 def test_a_comparison_on_two_nodes_is_requeued_and_finished(job, tmp_path):
     process = job()
-    for line in process.stdout:
-        if "the output of a run is in a file" in line:
-            break
+    output = ""
+    while "[0/2 done, " not in output:
+        line = process.stdout.readline()
+        assert line, output
+        output += line
     process.send_signal(signal.SIGUSR1)
-    output = process.communicate(timeout=300)[0]
+    output += process.communicate(timeout=300)[0]
     assert "to continue, run the command again" in output
     assert process.returncode == 130, output
     assert "requeue 7" in (tmp_path / "scontrol.log").read_text()

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ import yaml
 from kerple.base import ray_cluster
 from kerple.base.errors import UserError
 from kerple.cli import compare
-from kerple.compare import engines
 from kerple.data.prepare.workers import tokenise_on_ray
 from tests.cli.tiny import TINY
 from tests.compare.conftest import WHOLE_TABLE, fits, use_fake_runs, write_file
@@ -98,32 +96,25 @@ def test_a_comparison_of_two_strategies_and_three_seeds_equals_that_of_this_mach
 def test_runs_whose_nodes_and_workers_are_killed_ten_times_have_the_same_results(nodes, tmp_path, monkeypatch):
     use_fake_runs(monkeypatch.setattr, processes=True)
     monkeypatch.setenv("FAKE_STEP", "0.001")
-    seeds = {"seeds": [1, 2, 3, 4, 5]}
-    expected = results(write_file(tmp_path / "local", **seeds))
-    config, draw, kills = write_file(tmp_path / "ray", **seeds), random.Random(0), list[str]()
-    slow = [*engines.PROCESS[:1], f"import os; os.environ['FAKE_STEP'] = '1.5'; {engines.PROCESS[1]}"]
-    monkeypatch.setattr(engines, "PROCESS", slow)
-
-    def kill() -> None:
-        while len(kills) < 10:
-            time.sleep(draw.uniform(5, 15))
-            active = run_processes()
-            if draw.random() < 0.5:
-                nodes.replace(draw.randint(0, 1))
-                kills.append("node")
-            elif active:
-                worker = psutil.Process(draw.choice(active).pid).parent()
-                if worker is not None and worker.name().startswith("ray::"):
-                    worker.kill()
-                    kills.append("worker")
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    assert results(config, "--engine", "ray", "--address", nodes.address) == expected
-    killer.join(300)
+    expected = results(write_file(tmp_path / "local", seeds=[1, 2, 3]))
+    config, draw, kills = write_file(tmp_path / "ray", seeds=[1, 2, 3]), random.Random(0), list[str]()
+    process = start_command(config, nodes.address)
+    while len(kills) < 10:
+        time.sleep(draw.uniform(1, 10))
+        assert process.poll() is None, process.communicate()[0]
+        workers = [psutil.Process(parent) for parent in {run.ppid() for run in run_processes()} - {1}]
+        workers = [worker for worker in workers if worker.name().startswith("ray::")]
+        if len(kills) % 2 == 0:
+            nodes.replace(draw.randint(0, 1))
+            kills.append("node")
+        elif workers:
+            draw.choice(workers).kill()
+            kills.append("worker")
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    assert (config.parent / "report" / WHOLE_TABLE).read_bytes() == expected
     print(kills, fits(config))
-    assert len(kills) == 10
-    assert sum(fits(config).values()) > 10  # some fits were continued
+    assert sum(fits(config).values()) > 6  # some fits were continued
 
 
 def test_parts_are_tokenised_on_the_cluster_with_equal_shards(nodes, tmp_path):
@@ -154,7 +145,6 @@ COMMAND = """
 import os, sys
 from tests.compare.conftest import use_fake_runs
 use_fake_runs(setattr, processes=True)
-from kerple.compare import engines
 engines.PROCESS = [engines.PROCESS[0], "import os; os.environ['FAKE_STEP'] = '1'; " + engines.PROCESS[1]]
 from kerple.cli.main import main
 main(["compare", "--config", sys.argv[1], "--parallel", "2", "--engine", "ray", "--address", sys.argv[2]])
