@@ -226,7 +226,7 @@ def build_mask(length: int, window: int | None, device: torch.device, first_key:
 
     own, j = i[:, None], i  # the block that a list belongs to, and places in the list
     before, after = keys[..., None] - 1, whole_queries[..., None]
-    lists = (
+    lists = (  # of a query block's partly visible and whole key blocks, and of a key block's query blocks
         torch.where(j < before - whole_keys[..., None], own - before + j, own),
         own - whole_keys[..., None] + j,
         torch.where(j > 0, own + after + j, own),
@@ -237,19 +237,19 @@ def build_mask(length: int, window: int | None, device: torch.device, first_key:
     counts = torch.stack([x.to(torch.int32) for x in numbers])  # (4, B, blocks)
     indices = torch.stack(lists).clamp(0, blocks - 1).to(torch.int32)  # (4, B, blocks, blocks)
 
-    def with_head(x: Tensor, i: int) -> Tensor:
-        """Return x[i][:, None]. FlexAttention multiplies the batch index by the stride of this dimension of size 1.
+    def with_head(x: Tensor, kind: int) -> Tensor:
+        """Return x[kind][:, None]. FlexAttention multiplies the batch index by the stride of this dimension of size 1.
 
         Without `as_strided`, torch.compile may give it the stride 0. All sequences would have the lists of the first.
         """
         size = math.prod(x.shape[2:])
-        return x.as_strided((x.shape[1], 1, *x.shape[2:]), (size, size, *x.stride()[2:]), i * x.stride(0))
+        return x.as_strided((x.shape[1], 1, *x.shape[2:]), (size, size, *x.stride()[2:]), kind * x.stride(0))
 
     def visible(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
         seen = (m >= n) & (m - n < limit)
         return seen if first_key is None else seen & (n >= first_key[b, m])
 
     return BlockMask(
-        (length, length), *(with_head(x, i) for i in range(4) for x in (counts, indices)),
+        (length, length), *(with_head(x, kind) for kind in range(4) for x in (counts, indices)),
         BLOCK_SIZE=(MASK_BLOCK, MASK_BLOCK), mask_mod=visible,
     )  # fmt: skip
