@@ -145,6 +145,7 @@ COMMAND = """
 import os, sys
 from tests.compare.conftest import use_fake_runs
 use_fake_runs(setattr, processes=True)
+from kerple.compare import engines
 engines.PROCESS = [engines.PROCESS[0], "import os; os.environ['FAKE_STEP'] = '1'; " + engines.PROCESS[1]]
 from kerple.cli.main import main
 main(["compare", "--config", sys.argv[1], "--parallel", "2", "--engine", "ray", "--address", sys.argv[2]])
