@@ -52,7 +52,7 @@ class CorpusReader:
     Attributes:
         left_out (Counter[str]): Number of documents left out so far, for each reason.
         examples (dict[str, str]): For each reason except ``empty`` and ``duplicates``, a message about the first case.
-        dropped (list[str]): Names of the first `LONGEST_LIST` documents with these reasons, each with its reason.
+        dropped (list[str]): Names and reasons of the first `LONGEST_LIST` documents that `lost_bytes` counts.
         lost_bytes (int): Sum of `Fault.bytes` of all faults so far, except those with the reason ``empty``.
         used_bytes (int): Number of bytes of the documents that can be used, duplicates included.
         text (hashlib._Hash): Checksum of the documents of all splits, which becomes `Manifest.text`.
@@ -82,7 +82,7 @@ class CorpusReader:
                     first = ": ".join(filter(None, [document.name, document.details]))
                     self.examples.setdefault(document.reason, f"{document.reason} (first: {first})")
                     self.lost_bytes += document.bytes
-                    if len(self.dropped) < LONGEST_LIST:
+                    if document.bytes and len(self.dropped) < LONGEST_LIST:  # not generated files and metadata
                         self.dropped.append(f"{document.name}: {document.reason}")
                 continue
             content = document.text.encode()
