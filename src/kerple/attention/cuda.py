@@ -250,6 +250,7 @@ def build_mask(length: int, window: int | None, device: torch.device, first_key:
         return seen if first_key is None else seen & (n >= first_key[b, m])
 
     return BlockMask(
-        (length, length), *(with_head(x, kind) for kind in range(4) for x in (counts, indices)),
+        (length, length), with_head(counts, 0), with_head(indices, 0), with_head(counts, 1), with_head(indices, 1),
+        with_head(counts, 2), with_head(indices, 2), with_head(counts, 3), with_head(indices, 3),
         BLOCK_SIZE=(MASK_BLOCK, MASK_BLOCK), mask_mod=visible,
     )  # fmt: skip
