@@ -1,0 +1,121 @@
+"""Retrofitted models with checkpointing, compilation, several devices and processes, and transformers' Trainer."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+from kerple.base.errors import UserError
+from tests.hf.tiny import arguments, hf, text, tiny
+
+from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
+
+pytestmark = pytest.mark.slow
+Gradients = dict[str, torch.Tensor]
+
+
+def trained(model: Any, **options: Any) -> Gradients:
+    """Return the gradients of a loss by the names of the parameters."""
+    model.zero_grad()
+    model(text(2, 24), labels=text(2, 24), use_cache=False, **options).loss.backward()
+    names = [(name.removeprefix("module."), p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    return {name: g.full_tensor() if isinstance(g, DTensor) else g.clone() for name, g in names}
+
+
+def assert_same(gradients: Gradients, expected: Gradients) -> None:
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("strategy", ["KerpleLog", "SSMax"])
+def test_checkpointing_and_compilation_change_no_gradient(strategy: str) -> None:
+    model = retrofit(tiny("gemma3_text"), strategy).train()
+    mask = torch.ones(2, 24, dtype=torch.int64)
+    mask[0, :5] = 0
+    ids = torch.cat([torch.arange(9), torch.arange(15)])[None]
+    for options in ({}, {"attention_mask": mask}, {"position_ids": ids}):
+        expected = trained(model, **options)
+        model.gradient_checkpointing_enable()
+        assert_same(trained(model, **options), expected)
+        model.gradient_checkpointing_disable()
+        torch._dynamo.reset()
+        compiled = trained(torch.compile(model, backend="aot_eager"), **options)
+        assert_same({name.removeprefix("_orig_mod."): value for name, value in compiled.items()}, expected)
+
+
+def test_reentrant_checkpointing_is_an_error_of_one_line() -> None:
+    model = retrofit(tiny("llama"), "KerpleLog").train()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    with pytest.raises(UserError, match="use_reentrant: got true"):
+        trained(model)
+
+
+def test_a_model_on_several_devices_is_that_on_one(tmp_path: Path) -> None:
+    """Layers that are read from the disk when they are needed have another device than the others before."""
+    retrofit(tiny("llama"), "KerpleLog").save_pretrained(tmp_path / "model")
+    expected = from_pretrained(str(tmp_path / "model"))(text(2, 24)).logits
+    places = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "model.kerple", "lm_head"], "cpu")
+    places |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
+    options = {"device_map": places, "offload_folder": str(tmp_path / "offload")}
+    model = from_pretrained(str(tmp_path / "model"), **options)
+    torch.testing.assert_close(model(text(2, 24)).logits, expected)
+
+
+def in_process(rank: int, folder: str, way: str) -> None:
+    """Compare the gradients of one of two processes with those of one, and save the parameters after a step."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{way}", rank=rank, world_size=2)
+    model = retrofit(tiny("llama"), "KerpleLog").train()
+    expected = trained(model)
+    rates = model.model.kerple.positions[0].r2
+    with torch.no_grad():
+        rates.fill_(-0.04)
+    expected = trained(model)
+    model.zero_grad()
+    wrapped: Any = model
+    if way == "ddp":
+        wrapped = DistributedDataParallel(model)
+    else:
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    assert_same(trained(wrapped), expected)
+    torch.optim.SGD(wrapped.parameters(), lr=1e-9).step()
+    rates = model.model.kerple.positions[0].r2
+    assert float((rates.full_tensor() if isinstance(rates, DTensor) else rates).detach().min()) > 0
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_two_processes_have_the_gradients_of_one(tmp_path: Path, way: str) -> None:
+    function: Callable[..., None] = in_process
+    spawn(function, (str(tmp_path), way), nprocs=2)
+
+
+def test_the_trainer_of_transformers_trains_clamps_and_continues(tmp_path: Path) -> None:
+    rows = [{"input_ids": row, "labels": row} for row in text(12, 12)]
+    model = retrofit(tiny("llama"), "KerpleLog")
+    position = model.model.kerple.positions[0]
+    before = position.r1.detach().clone()
+    with torch.no_grad():
+        position.r2.fill_(-0.04)
+    options = arguments(tmp_path, max_steps=4, per_device_train_batch_size=2, learning_rate=1e-2)
+    options.save_strategy, options.save_steps = "steps", 2
+    hf.Trainer(model, options, train_dataset=rows).train()
+    assert float(position.r2.detach().min()) > 0
+    assert not torch.equal(position.r1, before)
+    again = retrofit(tiny("llama"), "KerpleLog")
+    hf.Trainer(again, options, train_dataset=rows).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    torch.testing.assert_close(again.model.kerple.positions[0].r1, position.r1)
+    stored = from_pretrained(str(tmp_path / "checkpoint-4"))
+    assert torch.equal(stored.model.kerple.positions[0].r1, position.r1)
