@@ -17,7 +17,8 @@ from benchmarks.measure import in_processes, ratio
 from kerple.attention import AttentionSpec, attend
 from kerple.positions import KerpleLog, Shape
 
-SIZES: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
+SIZES: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536}
+SIZES |= {"num_attention_heads": 9, "num_key_value_heads": 3}
 WAYS = ("retrofit", "rope", "mask")
 TRAININGS = ((4, 512), (1, 2048))
 
