@@ -1,6 +1,7 @@
 """Cost of a fit before it runs: its work, the memory of a device, and the hours on several kinds of devices."""
 
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,8 @@ import torch
 from jsonargparse import Namespace
 
 from kerple.base.errors import UserError, require
+from kerple.config.checkpoint_agreement import SAMPLES_PER_STEP
+from kerple.config.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
 from kerple.data.documents import mean_visible_keys
 from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder
@@ -15,6 +18,7 @@ from kerple.model.cost import Chip, count_parameters, flops, memory
 from kerple.training.feasibility import check_memory
 from kerple.training.fit_options import build_model
 from kerple.training.language_model import LanguageModel
+from kerple.training.stored_options import weights_file
 
 NODE = 8  # devices per node
 NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s for each device
@@ -68,6 +72,7 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
         **documents,
         "FLOPs a token": f"{work.training:,} = 3 × (linear layers {work.products:,} + attention {work.attention:,})",
         "FLOPs": f"{total:.3g}",
+        **_parent_rows(config.get("weights"), model, total),
     }
     precision = AUTOCAST.get(str(trainer.precision))
     if trainer.precision == "bf16-true":
@@ -83,6 +88,29 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
         _text(f"Memory of a device, {micro:,} tokens at once{sharding}", sizes),
         _hours(total / efficiency, needed, trainer.max_steps, chips, devices, overlap),
     ]
+
+
+def _parent_rows(weights: str | None, model: LanguageModel, stage: float) -> dict[str, str]:
+    """Return rows about the fits from which a second stage starts; none if ``weights`` is not of a fit.
+
+    Args:
+        weights: The option ``weights``: a run or a checkpoint. A parent may be a stage too.
+        model: The model, with as many parameters as those of the earlier fits.
+        stage: FLOPs of the stage.
+    """
+    tokens, work = 0, 0.0
+    while weights is not None and is_zipfile(path := weights_file(weights)):
+        content = load(path, "meta")
+        try:
+            length, weights = int(content["hyper_parameters"]["length"]), content[CONFIG].get("weights")
+            trained = int(content["global_step"] * content[SAMPLES_PER_STEP] * length)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise not_a_checkpoint(path, error) from error
+        tokens, work = tokens + trained, work + trained * flops(model.network, length).training
+    if not tokens:
+        return {}
+    both = f"{work + stage:.3g}, of which the stage is {stage / (work + stage):.1%}"
+    return {"parent's tokens": f"{tokens:,}", "parent's FLOPs": f"{work:.3g}, without masks", "FLOPs of both": both}
 
 
 def _visible_fraction(data: Namespace) -> tuple[float, dict[str, str]]:

@@ -63,5 +63,5 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
     add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
     trust = "Trusted packages and URLs: a,b,c. A checkpoint may use classes of the packages, and files below the URLs."
     parser.add_argument("--trust", default="", help=trust)
-    weights = "For fit: start from the weights of a checkpoint, a Hugging Face folder or name, or a GGUF file."
+    weights = "For fit: start from the weights of a run's folder, a checkpoint, a Hugging Face model, or a GGUF file."
     parser.add_argument("--weights", type=str | None, help=weights)

@@ -100,6 +100,12 @@ def _moved(node: Any, before: str, now: str) -> Any:
     return now + node[len(before.rstrip("/")) :] if is_below else node
 
 
+def weights_file(path: str) -> str:
+    """Return the last checkpoint of a run if ``path`` is the folder of one, else ``path``."""
+    last = Path(path, LAST)
+    return str(last) if last.is_file() else path
+
+
 @lru_cache(maxsize=1)  # a fit calls this function twice: for the options of the model, and later for the weights
 @name_in_errors("weights")
 def _read(path: str, trust: str) -> Any:
@@ -115,7 +121,7 @@ def insert_architecture(arguments: list[str], path: str, trust: str | None = Non
 
     Args:
         arguments: Arguments of ``fit``, without the command.
-        path: Path or name of the model, see `kerple.hf.pretrained_model_reader.read_stored_model`.
+        path: Folder of a run, or path or name of a model, see `kerple.hf.pretrained_model_reader.read_stored_model`.
         trust: Packages whose classes a checkpoint may use, separated by commas.
 
     Returns:
@@ -124,7 +130,9 @@ def insert_architecture(arguments: list[str], path: str, trust: str | None = Non
     Raises:
         UserError: If the model cannot be read.
     """
-    stored = {key: value for key, value in _read(path, trust or "").model.items() if key not in DATA_OPTIONS}
+    stored = {
+        key: value for key, value in _read(weights_file(path), trust or "").model.items() if key not in DATA_OPTIONS
+    }
     # a file such as configs/demo.yaml may set qk_norm, but a model whose options do not mention it has no such norms
     model = {"qk_norm": False} | stored
     files, flags = split_options(arguments)
@@ -138,13 +146,14 @@ def load_initial_weights(network: Transformer, data: LightningDataModule, path: 
     Args:
         network: The network to train.
         data: Data of the training. Its tokenizer must be that of the model.
-        path: Path or name of the model, see `kerple.hf.pretrained_model_reader.read_stored_model`.
+        path: Folder of a run, or path or name of a model, see `kerple.hf.pretrained_model_reader.read_stored_model`.
         trust: Packages whose classes a checkpoint may use, separated by commas.
 
     Raises:
         UserError: If a weight outside the strategy is missing, a weight has another shape, or the tokenizer of the data
             differs.
     """
+    path = weights_file(path)
     if isinstance(data, TokenShards) and is_zipfile(path):
         data.prepare_data()
         states = load(path)  # with a checksum of the tokenizer, which `load_state_dict` compares
