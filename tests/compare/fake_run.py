@@ -16,7 +16,8 @@ from pathlib import Path
 import yaml
 
 from kerple.base.run_progress import FILE, write_progress
-from kerple.compare import run_process
+from kerple.compare import committed_records, run_process
+from kerple.compare.planned_run import PlannedRun
 from kerple.measure import results_table
 from kerple.measure.results_table import Row
 
@@ -30,14 +31,21 @@ PROCESS = ["-c", CODE]
 def main(command: str, *flags: str) -> None:
     """Run one command."""
     options = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
-    options |= yaml.safe_load(options["config"]).get("flags", {})
+    config = yaml.safe_load(options["config"])
+    options |= config.get("flags", {}) | ({"weights": config["weights"]} if config.get("weights") else {})
     fit(options) if command == "fit" else test(options)
 
 
 def work() -> None:
     """Run the process of a run, with this file as the program."""
     run_process.PROGRAM, run_process.SHARED = Path(__file__), []
+    committed_records._parent_digest = parent_digest
     run_process.main()
+
+
+def parent_digest(run: PlannedRun) -> dict[str, str]:
+    """Replacement of `committed_records._parent_digest` for the checkpoints of `fit`."""
+    return {"parent": run.weights.read_text()} if run.weights and run.weights.is_file() else {}
 
 
 def forked(description: str, log: str, environment: dict[str, str]) -> None:
@@ -46,7 +54,7 @@ def forked(description: str, log: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 1)
     os.dup2(1, 2)
-    sys.stdin = StringIO(description)
+    sys.stdin, sys.argv = StringIO(description), sys.argv[:1]
     work()
 
 
@@ -62,9 +70,12 @@ def fit(options: dict[str, str]) -> None:
     else:
         checkpoint.parent.mkdir(parents=True)  # raises an error if the folder contains a run
         state = {"step": 0, "value": seed % 7, "position": strategy}
+        if "weights" in options:
+            state["value"] = json.loads(Path(options["weights"]).read_text())["value"]
         config = {"flags": {key: value for key, value in options.items() if key != "output"}, "seed_everything": seed}
         config |= {"model": {"position": {"class_path": strategy}}, "data": {"class_path": "none", "length": 64}}
-        (directory / "config.yaml").write_text(json.dumps(config | {"trainer": {"precision": "fake"}}))
+        config |= {"trainer": {"precision": "fake"}, "weights": options.get("weights")}
+        (directory / "config.yaml").write_text(json.dumps(config))
     while state["step"] < 20:
         time.sleep(float(os.environ.get("FAKE_STEP", "0.01")))
         state |= {"step": state["step"] + 1, "value": (state["value"] * 31 + state["step"]) % 1009}

@@ -25,7 +25,7 @@ import zstandard
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.run_folder import FIRST_FILES, RUN_FILE
+from kerple.base.run_folder import FIRST_FILES, LAST, RUN_FILE
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, recorded_runs
@@ -37,6 +37,7 @@ from kerple.measure import results_table
 
 PRECISION = "trainer.precision"
 OF_TEST = "test "  # prefix of the names of inputs that only the test reads
+PARENT = "parent"  # name of the input that consists of the weights of a run's parent
 MOST_ROWS = 10_000  # a record leaves out the table of an analysis if the table, after `condensed`, has more rows
 # errors on reading a record, which may be damaged or come from an untrusted person
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
@@ -110,14 +111,39 @@ def _changed_inputs(entry: dict[str, Any], run: PlannedRun, of_test: bool = Fals
 
 def current_inputs(run: PlannedRun) -> dict[str, str]:
     """Return the digests of the models and of the user's own classes that the configuration of a run names."""
-    models = {str(run.training[key]) for key in ("weights", "model.path") if run.training.get(key)}
+    options = flat(run.config or run.test_config)
+    models = {str(options[key]) for key in ("weights", "model.path") if options.get(key)}
     of_test = {f"{OF_TEST}{name}": digest for name, digest in source_digests(flat(run.test)).items()}
-    return {path: _digest(path) for path in models} | source_digests(run.training) | of_test
+    return {path: _digest(path) for path in models} | _parent_digest(run) | source_digests(run.training) | of_test
+
+
+def _parent_digest(run: PlannedRun) -> dict[str, str]:
+    """Return the digest of the weights of a run's parent; empty if there is no parent, or no readable checkpoint."""
+    if run.weights is None or not run.weights.is_file():
+        return {}
+    try:
+        return {PARENT: _weights_digest(run.weights, run.weights.stat().st_mtime_ns)}
+    except (UserError, LookupError, TypeError, AttributeError):  # the fit itself reports a damaged checkpoint
+        return {}
+
+
+@cache
+def _weights_digest(path: Path, modified: int) -> str:
+    """Return the sha256 of the weights in a checkpoint, without its other content, such as measured speeds."""
+    import torch  # takes seconds
+
+    from kerple.config.untrusted_checkpoints import load
+
+    digest = hashlib.sha256()
+    for name, weight in sorted(load(path)["state_dict"].items()):
+        digest.update(name.encode() + weight.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 @cache
 def _digest(path: str) -> str:
     """Return the sha256 of a checkpoint, or of a model that `kerple.hf.pretrained_files.find_model` finds."""
+    path = str(last) if (last := Path(path, LAST)).is_file() else path
     if is_zipfile(path):  # a checkpoint of `fit`
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -131,7 +157,10 @@ def changes(run: PlannedRun) -> list[str]:
     if entry := read_run_entry(run.test_folder):
         return changed_fit(entry, run)
     if (config := run.directory / "config.yaml").is_file():
-        return differences(flat(read_mapping(config)), run.training) + _changed_inputs(_begun(run), run)
+        written = flat(read_mapping(config))
+        if run.weights and written.get("weights") == str(run.weights):
+            written["weights"] = run.training["weights"]
+        return differences(written, run.training) + _changed_inputs(_begun(run), run)
     # a process that was stopped during its start leaves some of `FIRST_FILES`
     others = any(not path.name.startswith(FIRST_FILES) for path in run.directory.glob("*"))
     if run.config and others and not run.checkpoint.is_file():

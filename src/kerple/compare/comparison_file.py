@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,10 @@ class Strategy:
             `kerple.hf.pretrained_model_reader.read_network`, such as ``{scaling: yarn, factor: 2}``, and ``flags``
             those of `test`.
         seeds: Number n of seeds: the first n seeds of the comparison are used; null for all.
+        parent: Label of a strategy above this one. Each fit is then a second stage: it starts from the weights of the
+            parent's run with the same seed and part, or from the parent's model ``hf``. It has the flags of the parent,
+            replaced by ``stage`` of the comparison, if the parent is no stage, and by ``flags``. The strategy is that
+            of ``position``, not that of the parent.
     """
 
     position: str | None = None
@@ -44,6 +48,7 @@ class Strategy:
     flags: dict[str, Any] = field(default_factory=dict)
     hf: str | None = None
     seeds: int | None = None
+    parent: str | None = None
 
 
 @dataclass
@@ -58,6 +63,8 @@ class Comparison:
         seeds: Seeds of the initialisation and of the order of data.
         baseline: Label of the strategy with which the others are compared.
         flags: Flags of every fit. They replace options of ``base`` and flags of ``parts``.
+        stage: Flags of every fit with a ``parent``. A flag of ``seeded`` replaces the seed there. With another value of
+            ``data.seed``, a stage reads the text in another order than its parent.
         parts: Further flags of `fit` by the name of a part, such as a task or a corpus: ``{sort: {data.task: Sort}}``.
             Every strategy and seed has a run in each part. One report contains all parts.
         test: Flags of every test. They replace options of the checkpoint. The flag ``config`` is the path of a
@@ -84,6 +91,8 @@ class Comparison:
             - ``strategies``, ``seeds``, ``seeded`` or, for fits, ``base`` is empty,
             - a seed is repeated or out of range, or a strategy has more seeds than the comparison,
             - the baseline is not among the strategies,
+            - a parent is not above its stages, has fewer seeds, or has other options than ``hf``, or a pretrained model
+              has a parent,
             - a configuration does not exist,
             - a name cannot be the name of a folder, or ``runs`` is inside ``<output>/runs``, the folder of records,
             - flags set an option that the comparison sets.
@@ -95,6 +104,7 @@ class Comparison:
     seeds: list[int]
     baseline: str
     flags: dict[str, Any] = field(default_factory=dict)
+    stage: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     test: dict[str, Any] = field(default_factory=dict)
     test_folder: str = "test"
@@ -129,10 +139,27 @@ class Comparison:
             expected = f"a number from 1 to {len(self.seeds)}, the number of the comparison's seeds"
             valid = strategy.seeds is None or 1 <= strategy.seeds <= len(self.seeds)
             require(valid, f"compare: strategies: {label}: seeds", strategy.seeds, expected)
+        self._check_parents()
         expected = f"one of {', '.join(self.strategies)}"
         require(self.baseline in self.strategies, "compare: baseline", repr(self.baseline), expected)
         self._check_folders()
         self._check_flags()
+
+    def _check_parents(self) -> None:
+        """Raise a UserError if a run could not start from the run of its parent."""
+        above = dict[str, Strategy]()
+        for label, strategy in self._strategies.items():
+            option = f"compare: strategies: {label}"
+            if strategy.parent is not None:
+                expected = f"one of the strategies above: {', '.join(above) or 'none'}"
+                require(strategy.parent in above, f"{option}: parent", repr(strategy.parent), expected)
+                require(strategy.hf is None, f"{option}: hf", strategy.hf, "null, because a stage is fitted")
+                parent, most = above[strategy.parent], len(self.seeds)
+                expected = "null for the model of a parent, because a stage starts from the unchanged weights"
+                require(not (parent.hf and parent.options), f"{option}: parent: options", parent.options, expected)
+                seeds = (strategy.seeds or most, most if parent.hf else parent.seeds or most)
+                require(seeds[0] <= seeds[1], f"{option}: seeds", seeds[0], f"at most {seeds[1]}, those of its parent")
+            above[label] = strategy
 
     def _check_folders(self) -> None:
         """Raise a UserError if a name cannot be the name of a folder, or `runs_folder` is in the folder of records."""
@@ -149,11 +176,11 @@ class Comparison:
 
     def _check_flags(self) -> None:
         """Raise a UserError if flags set an option that the comparison sets, or a configuration does not exist."""
-        flags = {"test": self.test, "flags": self.flags}
+        flags = {"test": self.test, "flags": self.flags, "stage": self.stage}
         flags |= {f"parts: {name}": part for name, part in self.parts.items()}
         flags |= {f"strategies: {label}: flags": strategy.flags for label, strategy in self._strategies.items()}
         for where, values in flags.items():
-            advice = SET_BY_COMPARE | dict.fromkeys([] if where == "test" else self.seeded, "use seeds")
+            advice = SET_BY_COMPARE | dict.fromkeys([] if where in ("test", "stage") else self.seeded, "use seeds")
             for key, flag in product(values, advice):
                 # the entry model.position of `advice` also forbids model.position.floor and model.init_args.position
                 if f"{key.replace('.init_args.', '.')}.".startswith(f"{flag}."):
@@ -206,11 +233,27 @@ class Comparison:
             options = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
             return PlannedRun(*run, [*as_flags(options | strategy.flags), *test])
         fit = [f"--config={config_path(path)}" for path in self.base] + as_flags(self.parts.get(part, {}))
-        fit += as_flags(self.flags | strategy.flags)
+        fit += as_flags(self._flags(strategy))
         # the last value of a flag counts, so these values replace a seed in a configuration
         fit += as_flags(dict.fromkeys(self.seeded, seed))
+        fit += as_flags({flag: self.stage[flag] for flag in self.seeded if strategy.parent and flag in self.stage})
         options = {f"model.position.{key}": value for key, value in strategy.options.items()}
-        return PlannedRun(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
+        planned = PlannedRun(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
+        if strategy.parent is None:
+            return planned
+        if model := self._strategies[strategy.parent].hf:
+            return replace(planned, fit_flags=[*fit, f"--weights={model}"])
+        parent = replace(
+            planned, label=strategy.parent, directory=self.runs_folder / part / strategy.parent / f"seed-{seed}"
+        )
+        return replace(planned, parent=parent.name, weights=parent.checkpoint)
+
+    def _flags(self, strategy: Strategy) -> dict[str, Any]:
+        """The flags of the fits of a strategy, other than its position, its part and its seed."""
+        if strategy.parent is None:
+            return self.flags | ({} if strategy.hf else strategy.flags)
+        parent = self._strategies[strategy.parent]
+        return self._flags(parent) | ({} if parent.parent else self.stage) | strategy.flags
 
 
 def comparison_parser(about: str | None = None) -> ArgumentParser:

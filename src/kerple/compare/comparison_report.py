@@ -24,6 +24,7 @@ from kerple.compare.findings import findings, power_of_the_tests
 from kerple.compare.finished_runs import Runs
 from kerple.compare.inconsistencies import inconsistencies, only_positions_differ, public_configs
 from kerple.compare.measure_tables import analyses
+from kerple.compare.stages import stage_tables
 from kerple.compare.statistics import summarise
 from kerple.compare.table_markup import Table, without_tags
 
@@ -151,6 +152,7 @@ class Report:
                 details.append(tables.ratio_table(cells, trained, self.baseline))
         for own in (protocol for protocol in lengths if "far_own" in protocol):
             main += tables.difference_tables(blocks, strategies, own, lengths[own])
+        main += stage_tables(self.runs)
         main.append(tables.cost_table(self.runs.costs))
         details += analyses({name: of for name, of in self.runs.analyses.items() if name not in DRAWN_ANALYSES})
         return [table for table in main if table], [table for table in details if table]

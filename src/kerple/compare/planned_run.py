@@ -11,6 +11,8 @@ from kerple.base.run_folder import LAST
 from kerple.compare.finished_runs import FinishedRun
 from kerple.config.flat_configuration import flat
 
+PATHS = ("directory", "test_folder", "weights")  # fields that are paths
+
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
@@ -35,6 +37,7 @@ class PlannedRun:
         plan: Digests of the files of the comparison's plan, by path.
         parallel: Number of runs that are executed at a time.
         parent: Name of the run from which this run starts; None if it starts from none.
+        weights: Checkpoint of the parent, from whose weights the fit starts; None without a parent.
     """
 
     label: str
@@ -52,24 +55,29 @@ class PlannedRun:
     plan: dict[str, str] = field(default_factory=dict)
     parallel: int = 1
     parent: str | None = None
+    weights: Path | None = None
 
     @classmethod
     def read(cls, description: str) -> "PlannedRun":
         """Return the run with a `description`."""
         content = yaml.safe_load(description)
-        content |= {name: Path(content[name]) for name in ("directory", "test_folder")}
+        content |= {name: Path(content[name]) for name in PATHS if content.get(name)}
         return cls(**{name: value for name, value in content.items() if name in cls.__dataclass_fields__})
 
     def description(self) -> str:
         """The run as YAML, without flags. A process that executes the run reads it, and stores it in ``run.yaml``."""
         content = {name: value for name, value in asdict(self).items() if not name.endswith("_flags")}
-        content |= {"directory": str(self.directory), "test_folder": str(self.test_folder)}
+        content |= {name: str(content[name]) for name in PATHS if content[name]}
         return yaml.safe_dump(content, sort_keys=False)
 
     @cached_property
     def training(self) -> dict[str, Any]:
-        """Configuration of the fit, or of the test if the model is pretrained and has no fit, with dotted keys."""
-        return flat(self.config or self.test_config)
+        """Configuration of the fit, or of the test if the model is pretrained and has no fit, with dotted keys.
+
+        With a parent, ``weights`` is the parent's label, which does not depend on the folder of the runs.
+        """
+        stage = {"weights": self.weights.parents[2].name} if self.weights else {}
+        return flat(self.config or self.test_config) | stage
 
     @cached_property
     def test(self) -> dict[str, Any]:

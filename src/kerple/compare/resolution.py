@@ -41,7 +41,14 @@ def plan_runs(comparison: Comparison, parallel: int, report_only: bool) -> list[
         runs = [resolve(run) for run in comparison.planned_runs()]
         runs = [replace(run, inputs=committed_records.current_inputs(run)) for run in runs]
     checksums = _recorded_checksums(runs, comparison.records) if report_only else _prepared_checksums(runs)
-    return [replace(run, data=checksums.get(str(run.data_options)), plan=plan, parallel=parallel) for run in runs]
+    runs = [replace(run, data=checksums.get(str(run.data_options)), plan=plan, parallel=parallel) for run in runs]
+    # the weights of a parent that is still to be trained are not known
+    finished = {run.name for run in runs if committed_records.finished(run)}
+    lost = [{} if run.parent in finished else {committed_records.PARENT} for run in runs]
+    return [
+        replace(run, inputs={k: v for k, v in run.inputs.items() if k not in of})
+        for run, of in zip(runs, lost, strict=True)
+    ]
 
 
 def resolve(run: PlannedRun) -> PlannedRun:
@@ -159,7 +166,13 @@ def find_changed_runs(runs: list[PlannedRun], report_only: bool, rerun_changed: 
     Raises:
         UserError: If there are such runs, and neither ``report_only`` nor ``rerun_changed``.
     """
-    changed = {run: "; ".join(changes) for run in runs if (changes := committed_records.changes(run))}
+    changed: dict[PlannedRun, str] = {}
+    for run in runs:  # parents are before their stages
+        changes = committed_records.changes(run)
+        if run.parent in {other.name for other in changed} and run.directory.exists():
+            changes.append(f"{run.parent} has changed, from which it starts")
+        if changes:
+            changed[run] = "; ".join(changes)
     text = "\n".join(f"  {run.name}: {changes}" for run, changes in changed.items())
     if changed and report_only:
         print(f"warning: these runs have another configuration and are not in the report:\n{text}")
@@ -169,7 +182,9 @@ def find_changed_runs(runs: list[PlannedRun], report_only: bool, rerun_changed: 
     return changed
 
 
-def reuse_records(runs: Iterable[PlannedRun], comparison: Comparison, report_only: bool) -> dict[str, str]:
+def reuse_records(
+    runs: Iterable[PlannedRun], comparison: Comparison, report_only: bool, parents: Iterable[PlannedRun] = ()
+) -> dict[str, str]:
     """Copy the records of runs that are not started, write missing records, and print which were reused or refused.
 
     Args:
@@ -177,17 +192,23 @@ def reuse_records(runs: Iterable[PlannedRun], comparison: Comparison, report_onl
         comparison: The comparison.
         report_only: Whether a run with the precision ``auto`` accepts records of any precision. If runs are trained,
             ``auto`` is the precision of this machine, and the precision of a record must be the same.
+        parents: Runs that may be parents of ``runs``. The record of a stage is reused only if its parent is finished.
 
     Returns:
         The reason why the last record of a run was refused, by the name of the run.
     """
     folders, refused = comparison.records, dict[str, str]()
+    runs = list(runs)
+    by_name = {run.name: run for run in (*runs, *parents)}
     runs_by_outcome: dict[str, list[str]] = {}
     for run in runs:
         is_started = run.checkpoint.parent.exists() or committed_records.has_test_of_user(run.test_folder)
         for folder, report in folders.items() if not (is_started or committed_records.finished(run)) else ():
             if (record := run.record(folder)).is_dir():
-                objection = committed_records.reuse(run if report_only else with_precision(run), record)
+                if run.parent and not committed_records.finished(by_name[run.parent]):
+                    objection: str | None = f"{run.parent}, from which it starts, is not finished"
+                else:
+                    objection = committed_records.reuse(run if report_only else with_precision(run), record)
                 outcome = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
                 runs_by_outcome.setdefault(outcome, []).append(run.name)
                 if objection is None:

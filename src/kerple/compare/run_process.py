@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,14 @@ def main() -> None:
     with locked(run):
         # another comparison may have finished the run while this process waited for the lock
         if not committed_records.finished(run):
-            if changes := committed_records.changes(run):
-                sys.exit(f"another command has made this run with another configuration: {'; '.join(changes)}")
-            for name, digest in committed_records.current_inputs(run).items():
+            inputs = committed_records.current_inputs(run)
+            for name, digest in inputs.items():
                 if run.inputs.get(name, digest) != digest:
                     name = name.removeprefix(committed_records.OF_TEST)
                     sys.exit(f"{name} has changed since the comparison was started; run the command again")
+            run = replace(run, inputs=run.inputs | inputs)  # the parent may have been trained since
+            if changes := committed_records.changes(run):
+                sys.exit(f"another command has made this run with another configuration: {'; '.join(changes)}")
             _finish(run)
 
 
@@ -73,7 +76,9 @@ def _finish(run: PlannedRun) -> None:
     if run.config and not is_tested:
         # not --ckpt_path=last, which prefers the newest numbered sibling folder, such as seed-1_v1 of a user's own fit
         checkpoint = [f"--ckpt_path={run.checkpoint}"] if resumed else []
-        _call("fit", f"--output={run.directory}", *checkpoint, config=run.config)
+        weights = {"weights": str(run.weights)} if run.weights else {}
+        trust = trust_option(run.training) if run.weights and not run.config.get("trust") else []
+        _call("fit", f"--output={run.directory}", *trust, *checkpoint, config=run.config | weights)
     # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
     if committed_records.has_test_of_user(run.test_folder):
         run.test_folder.rename(f"{run.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")

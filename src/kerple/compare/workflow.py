@@ -63,8 +63,10 @@ def compare_strategies(
     changed = find_changed_runs(runs, report_only, rerun_changed)
     refused = {run.name: changes for run, changes in changed.items()}
     kept = runs if report_only else [run for run in runs if run not in changed]
-    refused |= reuse_records(kept, comparison, report_only)
+    refused |= reuse_records(kept, comparison, report_only, runs)
     missing = [run for run in runs if not committed_records.finished(run)]
+    without_weights = [] if report_only else parents_without_weights(missing, runs, changed)
+    missing = [*without_weights, *missing]
     to_do = [] if report_only else missing
     if to_do:
         check_writable("runs", comparison.runs_folder)
@@ -83,12 +85,34 @@ def compare_strategies(
     if changed and not report_only:  # deleted only after the question
         for run in changed:
             delete_run(run)
-        refused |= reuse_records(changed, comparison, report_only)
-        to_do = [run for run in to_do if not committed_records.finished(run)]
+        refused |= reuse_records(changed, comparison, report_only, runs)
+    for run in without_weights:
+        delete_run(run)
+    to_do = [run for run in to_do if not committed_records.finished(run)]
     if to_do:
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
         _execute(comparison, to_do, len(runs), engine(parallel))
     _report_comparison(comparison, runs, refused, printed)
+
+
+def parents_without_weights(
+    missing: Iterable[PlannedRun], runs: Iterable[PlannedRun], changed: Collection[PlannedRun]
+) -> list[PlannedRun]:
+    """Return finished runs from which missing runs start, and of which only a record is here. They are trained again.
+
+    Args:
+        missing: The missing runs.
+        runs: All runs.
+        changed: Runs that start again, because their configuration has changed.
+    """
+    by_name, found = {run.name: run for run in runs}, dict[PlannedRun, None]()
+    for child in missing:
+        parent = by_name.get(child.parent or "")
+        while parent and (child in changed or not child.checkpoint.is_file()) and not parent.checkpoint.is_file():
+            if committed_records.finished(parent):
+                found[parent] = None
+            child, parent = parent, by_name.get(parent.parent or "")
+    return list(found)
 
 
 def remaining_fits(runs: Iterable[PlannedRun], changed: Collection[PlannedRun]) -> Iterator[dict[str, Any]]:
