@@ -219,6 +219,22 @@ def test_the_scaling_that_transformers_ignores_in_a_gguf_file_is_a_fault(tmp_pat
     assert "without yarn" in probe_model(unscaled, config).faults[0]
 
 
+def test_a_model_without_attention_does_not_pass():
+    model = small(hf.MambaConfig, state_size=4, pad_token_id=0)
+    report = probe_model(model, model.config, invariances=False)
+    assert report.outcome == "nothing could be measured; 0 of 2 layers measured"
+    assert [layer.expected for layer in report.layers] == ["state-space layer"] * 2
+
+
+def test_logits_of_another_shape_are_not_compared():
+    model = build("llama")
+    model.base_model.register_forward_hook(  # as a family that adds prompt tokens to every input
+        lambda m, a, output: output.__class__(last_hidden_state=output[0].repeat(1, output[0].shape[1], 1))
+    )
+    report = probe_model(model, model.config, layers=False)
+    assert {i.verdict for i in report.invariances if "cached" in i.name} == {"not tested"}
+
+
 LONGER_WINDOW = {"sliding_window": 2 * LENGTH}  # than the longest input, as in Phi-3.5
 
 

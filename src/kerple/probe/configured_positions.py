@@ -22,10 +22,12 @@ KNOWN = {
     *("olmo", "olmo2", "olmo3", "smollm3", "cohere", "phi", "phi3", "gpt_neox", "gpt2", "opt", "bloom", "granite"),
     *("stablelm", "starcoder2", "ministral", "ministral3", "llama4_text", "gpt_oss", "glm", "glm4", "nemotron"),
     *(NO_ROPE_IN_FULL_LAYERS | NO_ROPE_WITH_WINDOWS),
-    *("deepseek_v2", "deepseek_v3", "qwen3_next", "falcon_h1", "granitemoehybrid", "phimoe", "hunyuan_v1_dense"),
+    *("deepseek_v2", "deepseek_v3", "qwen3_next", "falcon_h1", "granitemoehybrid", "phimoe"),
 }
 """Families (``model_type``) whose code was compared with `configured_layers`. In other families, a forward pass that
 differs from `configured_layers` is not called a fault."""
+SINKS = {"gpt_oss", "flint", "granite_swa", "granitemoe_swa"}
+"""Families with a sink in the softmax of every layer."""
 UNSCALED = {"opt", "gemma3n_text", "gemma4_text"}
 """Families whose attention functions receive a softmax scale of 1, because queries are scaled or normalised before."""
 
@@ -137,15 +139,20 @@ def _layer(config: Any, i: int, kind: str) -> Layer:
     parameters = layer_rope(config, i, kind)
     rope, temperature = _rope(parameters, config), _temperature(parameters, config)
     is_verified = config.model_type in KNOWN and (rope is not None or "rope_theta" not in parameters)
-    sinks = config.model_type == "gpt_oss" or (config.model_type == "mimo_v2_flash" and window is not None)
+    sinks = config.model_type in SINKS or (config.model_type == "mimo_v2_flash" and window is not None)
     latent = config.qk_rope_head_dim if getattr(config, "kv_lora_rank", None) else 0
     scale, softcap = _scale(config, parameters, i), getattr(config, "attn_logit_softcapping", None)
     alibi = has_alibi(config)
     return Layer(rope, window, chunk, temperature, scale, softcap, sinks, alibi, latent, is_verified)
 
 
-def _scale(config: Any, parameters: Mapping[str, Any], i: int) -> float:
-    """Return the softmax scale of layer ``i``: δ^(-1/2), or what the configuration states in its place."""
+def _scale(config: Any, parameters: Mapping[str, Any], i: int) -> float | None:
+    """Return the softmax scale of layer ``i``: δ^(-1/2), or the scale that the configuration states.
+
+    None if the configuration has no attention heads, as that of Mamba.
+    """
+    if not getattr(config, "num_attention_heads", None):
+        return None
     if config.model_type in UNSCALED:
         return 1.0
     if multiplier := getattr(config, "attention_multiplier", None):  # Granite

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerple.base.errors import UserError, describe
+from kerple.base.errors import UserError, describe, require
 from kerple.hf.position_limit import learned_positions, longest_input
 from kerple.model import Transformer
 from kerple.probe.capture import find_mixers
@@ -97,7 +97,9 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
 
 def _test(name: str, run: Callable[[], Tensor], expected: Tensor, by_design: str | None, allowed: float) -> Invariance:
     try:
-        difference = float((run().double() - expected.double()).abs().max())
+        logits = run()
+        require(logits.shape == expected.shape, "model", f"logits of shape {[*logits.shape]}", f"{[*expected.shape]}")
+        difference = float((logits.double() - expected.double()).abs().max())
     except UserError as error:
         cause = error.__cause__ or error
         # with the other classes, models fail, for example because shapes do not fit
