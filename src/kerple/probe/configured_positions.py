@@ -174,13 +174,15 @@ def _head_dim(config: Any) -> int:
 def _rope(parameters: Mapping[str, Any], config: Any) -> RoPE | None:
     """Return the RoPE of ``rope_parameters``; None if they are empty or of a type that this project lacks."""
     longest = getattr(config, "max_position_embeddings", None) or 0
+    if "rope_theta" not in parameters:
+        return None
     head_dim = config.qk_rope_head_dim if getattr(config, "kv_lora_rank", None) else _head_dim(config)
     # read_rope rejects or ignores these entries; they are applied here
     known = {name: value for name, value in parameters.items() if name not in ("truncate", "mscale", "mscale_all_dim")}
     if parameters.get("alpha") and parameters.get("rope_type") == "dynamic":  # HunYuan: θ·α^(δ/(δ - 2)) at all lengths
         theta = parameters["rope_theta"] * parameters["alpha"] ** (head_dim / (head_dim - 2))
         known |= {"rope_type": "default", "rope_theta": theta}
-    if "rope_theta" not in parameters or (options := read_rope(known, True, longest)) is None:
+    if (options := read_rope(known, True, longest)) is None:
         return None
     length = longest if options.get("scaling") == "dynamic_ntk" else original_length(config)
     rope = RoPE(Shape(head_dim, 1, length or longest), **options)

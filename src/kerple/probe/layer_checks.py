@@ -197,6 +197,11 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
         else:
             verdict.unknown = "hidden states of a repeated token differ, so that the rotation cannot be measured"
         verdict.differences = verdict.differences or [f"{message} ({trace.label})" for message in differences]
+    if verdict.differences and not layer.is_verified:
+        first = "; ".join(verdict.differences[:2])
+        reason = "probe does not know this family, type of RoPE or strategy"
+        verdict.unknown = f"not verified, because {reason}; first differences: {first}"
+        verdict.differences = []
     if verdict.unknown and not notes:
         return verdict
     for trace in traces:
@@ -210,11 +215,6 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
     notes += [f"softmax scale {calls[0].scale:.4g}"] + [f"soft cap {cap:g}" for cap in [calls[0].softcap] if cap]
     notes += [name for name in ("sinks", "bias") if any(getattr(call, name) for call in calls)]
     verdict.measured = ", ".join(notes)
-    if verdict.differences and not layer.is_verified:
-        first = "; ".join(verdict.differences[:2])
-        reason = "probe does not know this family, type of RoPE or strategy"
-        verdict.unknown = f"not verified, because {reason}; first differences: {first}"
-        verdict.differences = []
     return verdict
 
 
