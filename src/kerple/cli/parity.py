@@ -71,6 +71,7 @@ def main(arguments: list[str]) -> None:
     require(len(files) < 2, "B", "a file, as in A", "a model on one side")
     if files:
         ((name, outputs),) = files.items()
+        assert outputs.tokens is not None  # `read_outputs` sets them
         tokens, known = outputs.tokens, len(outputs.tokens)
         require((options.length or known) <= known, name, f"{known} positions", f"--length {options.length}")
         tokens = tokens[: options.length]
@@ -81,7 +82,7 @@ def main(arguments: list[str]) -> None:
         if side.is_model:
             vocabulary, largest = side.source.get_input_embeddings().num_embeddings, int(tokens.max())
             require(largest < vocabulary, name, f"a vocabulary of {vocabulary} tokens", f"more than id {largest}")
-    result = parity(*sides.values(), tokens)
+    result = parity(sides["A"], sides["B"], tokens)
     folder = Path(options.output or f"logs/parity/{'-'.join(map(model_name, paths.values()))}")
     result.write(folder)
     print(result.summary())
@@ -134,9 +135,10 @@ def _tokens(paths: dict[str, str], model: Any, corpus: str | None, length: int) 
         return torch.randint(model.get_input_embeddings().num_embeddings, (length,), generator=generator)
     require(None not in sources, "text", corpus, "random for a checkpoint")
     ids: list[list[int]] = [[], []]
+    readers = [read_tokenizer(source) for source in sources if source]
     for document in find_corpus(corpus).documents():
-        for found, source in zip(ids, sources, strict=True):
-            found += read_tokenizer(source).encode(document.text).ids if isinstance(document, Document) else []
+        for found, reader in zip(ids, readers, strict=True):
+            found += reader.encode(document.text).ids if isinstance(document, Document) else []
         if min(map(len, ids)) >= length:
             break
     a, b = (torch.tensor(found[:length]) for found in ids)
