@@ -60,6 +60,7 @@ class LastCheckpoint(Checkpoint):
         self.path: Path | None = None
         self._between_batches = False  # whether the checkpoint is saved because the next batch cannot be read
         self._stop = False  # whether another callback ends the fit after this step
+        self._saved_step, self._saved_at = 0, time.monotonic()
         self._signals = Signals()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -101,9 +102,9 @@ class LastCheckpoint(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._signals.restore()
-        between_steps = trainer.training and trainer.global_step > self._saved_step and not inside_step(trainer)
-        # with several processes, the others wait inside their next step, and cannot save
-        if isinstance(exception, UnreachableShards) and between_steps and trainer.world_size == 1:
+        if not isinstance(exception, UnreachableShards) or trainer.world_size > 1:
+            return  # with several processes, the others wait inside their next step, and cannot save
+        if trainer.training and trainer.global_step > self._saved_step and not inside_step(trainer):
             self._between_batches = True
             self.save(trainer)
 
