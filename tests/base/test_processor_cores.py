@@ -2,6 +2,7 @@
 
 import os
 
+import psutil
 import pytest
 
 from kerple.base import processor_cores
@@ -23,7 +24,7 @@ def test_free_cores_are_those_that_other_processes_do_not_use(percent, own, expe
     clock, used = 10.0, 3.0
     monkeypatch.setattr(processor_cores.time, "monotonic", lambda: clock)
     monkeypatch.setattr(processor_cores.time, "process_time", lambda: used)
-    monkeypatch.setattr(processor_cores.psutil, "cpu_percent", lambda percpu: [100.0, *percent, 100.0])
+    monkeypatch.setattr(psutil, "cpu_percent", lambda percpu: [100.0, *percent, 100.0])
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 3, 4}, raising=False)  # of six cores
     monkeypatch.setattr(processor_cores, "_start", None)
     assert free_cores() == cores() == 4

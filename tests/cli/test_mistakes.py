@@ -220,7 +220,7 @@ def test_a_missing_package_is_reported_with_its_install_command(monkeypatch, cap
     monkeypatch.setitem(sys.modules, "pandas", None)
     for module in ("kerple.cli.plan", "kerple.training.fit_cost"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    assert complaint(capsys, "plan").endswith("pip install pandas")
+    assert complaint(capsys, "plan").endswith("pip install '.[train]' in the folder of the project")
 
 
 @pytest.mark.slow
