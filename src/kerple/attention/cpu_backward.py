@@ -21,8 +21,9 @@ from torch import Tensor
 
 from kerple.positions.token_positions import shift_rows
 
-NO_EFFECT = -50  # e^-50 changes no sum; products of smaller probabilities and small gradients underflow, which is slow
-MIN_EXPONENT = -80  # smaller exponents are clamped: exp is many times slower near underflow, and e^-80 changes no sum
+# Smaller exponents are clamped. e^-50 changes no sum; products of smaller probabilities and small gradients underflow,
+# which takes many times as long.
+MIN_EXPONENT = -50
 
 
 class TiledBackward:
@@ -66,7 +67,6 @@ class TiledBackward:
         self.dq, self.dk, self.dv = (x.new_zeros(x.shape, dtype=table.dtype) for x in tensors[:3])
         self.dtable = torch.zeros_like(table)
         self.key_bias = key_bias
-        self.min_exponent = MIN_EXPONENT if key_bias is None and score_scale is None else NO_EFFECT
         self.negligible = -math.inf if key_bias is None else negligible_bias(self.q, self.k, table, score_scale, scale)
         # 0 entries without key bias or score scale
         self.dkey_bias = table.new_zeros(0 if key_bias is None else key_bias.shape)
@@ -153,7 +153,7 @@ class TiledBackward:
         else:
             torch.bmm(q.to(p.dtype) * self.scale, k.to(p.dtype).mT, out=scores[0].flatten(0, 1))
             p_by_head.addcmul_(scores[0], score_scale)
-        p.clamp_(min=self.min_exponent).exp_()
+        p.clamp_(min=MIN_EXPONENT).exp_()
         self.hide(p, rows.start - keys.start)
         if self.first_key is not None:
             hidden = torch.arange(keys.start, keys.stop) < self.first_key[batch, None, queries, None]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kerple.attention.cpu_backward import (
-    NO_EFFECT,
+    MIN_EXPONENT,
     bias_line,
     choose_tile_shape,
     key_bias_terms,
@@ -85,7 +85,7 @@ class TiledForward:
                 continue
             largest = torch.maximum(maximum, s.amax(-1, keepdim=True))
             # hidden keys get a probability that changes no sum
-            s.sub_(largest).clamp_(min=NO_EFFECT).exp_()
+            s.sub_(largest).clamp_(min=MIN_EXPONENT).exp_()
             decay = (maximum - largest).exp_()
             total.mul_(decay).add_(s.sum(-1, keepdim=True))
             sums.mul_(decay).baddbmm_(s, self.v[batch, heads, keys].flatten(0, 1).to(s.dtype))
