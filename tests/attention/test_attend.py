@@ -170,7 +170,7 @@ def test_biases_of_keys_and_factors_in_tiles_are_those_of_explicit_attention(
 @pytest.mark.parametrize("extent", [0, 5])
 @pytest.mark.parametrize("names", [[], ["table", "score_scale", "sink"]])
 @pytest.mark.parametrize("starts", [None, [[0, 7, 60], [0, 80]]])
-@pytest.mark.parametrize(("queries", "window"), [(90, None), (90, 40), (20, None)])
+@pytest.mark.parametrize(("queries", "window"), [(90, None), (90, 50), (20, None)])
 def test_near_keys_and_far_keys_together_are_explicit_attention(
     queries: int, window: int | None, starts: list[list[int]] | None, names: list[str], extent: int
 ) -> None:

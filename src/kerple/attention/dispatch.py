@@ -23,6 +23,7 @@ BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]] =
     "reference": attend_reference,
 }
 """Implementations by the names of `kerple.attention.backend_selection.AttentionBackend`."""
+FEW_EXTENTS = 8  # up to this length, in extents, near keys are most of the work, and far keys get no kernel of their own
 
 
 def attend(
@@ -96,9 +97,9 @@ def select_backend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, option:
     """Return the name of the implementation for these arguments of `attend`, after `normalise`."""
     queries, length = q.shape[2], k.shape[2]
     extent = None if spec.query_bias is None and spec.value_bias is None else spec.extent
-    # explicit attention to near keys computes most scores of a short input; with gaps, rows are no distances
+    # for few far keys, the second pass costs more than it saves; with gaps, rows are no distances
     gaps = spec.keys is not None and not spec.keys.contiguous
-    near_is_all = extent is not None and (gaps or 2 * extent >= min(length, spec.window or length))
+    near_is_all = extent is not None and (gaps or FEW_EXTENTS * extent >= min(length, spec.window or length))
     unfused = any(x is not None for x in (spec.more_keys, spec.modify_scores, spec.add_to_output))
     unfused |= q.device.type != "cpu" and (spec.key_bias is not None or spec.score_scale is not None)
     exclusive = [x is not None for x in (extent, spec.key_bias, spec.neighbor_window)]
