@@ -23,7 +23,7 @@ BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]] =
     "reference": attend_reference,
 }
 """Implementations by the names of `kerple.attention.backend_selection.AttentionBackend`."""
-FEW_EXTENTS = 8  # up to this length, in extents, near keys are most of the work, and far keys get no kernel of their own
+FEW_EXTENTS = 8  # up to this length, in extents, near keys are most of the work, and far keys get no own kernel
 
 
 def attend(
