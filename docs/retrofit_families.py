@@ -1,6 +1,5 @@
-"""Writes the table of docs/how-to/retrofit.md from tiny random models: ``python -m docs.retrofit_families``."""
+"""Writes results/families/retrofit.md from tiny random models: ``python -m docs.retrofit_families``."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from kerple.hf.windowed_attention import attention_replaced, decoder, layer_kind
 from kerple.positions import KerpleLog
 from tests.hf.tiny import CONFIGS, GROUPED, LENGTH, hf, text, tiny
 
-PAGE = Path(__file__).parent / "how-to" / "retrofit.md"
+PAGE = Path(__file__).parents[1] / "results/families/retrofit.md"
 MOE = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
 MOE |= {"moe_intermediate_size": 16}
 MORE = {
@@ -103,7 +102,7 @@ def row(family: str) -> list[str]:
 
 
 def main() -> None:
-    """Write the table between the two marks in the page."""
+    """Write the table of the page. The text above the table is kept."""
     lines = ["| model | works | error | cached | padded | kinds of layers, or reason |", "|---|---|---:|---:|---:|---|"]
     for family in [*CONFIGS, *MORE]:
         try:
@@ -112,9 +111,8 @@ def main() -> None:
             cells = [family, "not tested", "", "", "", f"{type(error).__name__}: {str(error).splitlines()[0]:.90}"]
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
-    marks = "<!-- families -->", "<!-- end of families -->"
-    table = "\n".join([marks[0], "", *lines, "", marks[1]])
-    page = re.sub(f"{marks[0]}.*{marks[1]}", lambda _: table, PAGE.read_text("utf-8"), flags=re.DOTALL)
+    text_above = PAGE.read_text("utf-8").partition("\n| ")[0]
+    page = "\n".join([text_above, *lines, ""])
     PAGE.write_text(page, "utf-8")
 
 

@@ -15,6 +15,10 @@ DOCS, SITE = ROOT / "docs", ROOT / "site-src"
 PACKAGES = sorted(path.parent for path in (ROOT / "src/kerple").glob("*/__init__.py") if path.parent.name != "cli")
 OTHER_PAGES = {  # pages outside docs/ that are not tables, and their paths in site-src/
     "results/models/README.md": "results/models.md",
+    "results/families/converted.md": "results/families-converted.md",
+    "results/families/retrofit.md": "results/families-retrofit.md",
+    "results/probe/families.md": "results/families-probe.md",
+    "results/probe/faults.md": "results/faults-probe.md",
     "benchmarks/gpu/README.md": "gpu-measurements.md",
 }
 REEXPORTS = ("data", "tasks")  # packages whose __init__.py imports names that their modules document

@@ -24,7 +24,7 @@ from tests.hf.tiny import hf, small
 from tests.probe.models import FAMILIES, LENGTH, build
 
 RANDOM_POSITIONS = {"class_path": "RandomizedPositions", "init_args": {"position": "RoPE"}}
-PAGE = Path(__file__).parents[2] / "docs/concepts/probe.md"
+PAGE = Path(__file__).parents[2] / "results/probe/faults.md"
 
 
 def table_rows() -> list[list[str]]:
