@@ -176,16 +176,19 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
     if first_key is not None and len(keys.rows) < len(context.positions.rows):  # the first keys have left the cache
         first_key = (first_key - keys.rows[0]).clamp(min=0)
     pairwise = not keys.contiguous and (position.uses("bias") or position.uses("score_scale"))
+    modifies = pairwise or position.uses("modify_scores")
+    # for keys with gaps, `Position.apply_to_scores` adds all biases, after the factor of the scores
+    biases_apart = keys.contiguous or not modifies
     return replace(
         context.spec,
         scale=v.shape[-1] ** -0.5,  # the scale for δ, although `Position.transform_qk` may change the head dimension
         first_key=first_key,
         sink=position.sink_logit(q, context.queries),
-        modify_scores=position.apply_to_scores if pairwise or position.uses("modify_scores") else None,
+        modify_scores=position.apply_to_scores if modifies else None,
         add_to_output=position.add_to_output if position.uses("add_to_output") else None,
         keys=keys,
-        key_bias=position.key_bias(state),
-        query_bias=position.query_bias(q, state, context.queries),
+        key_bias=position.key_bias(state) if biases_apart else None,
+        query_bias=position.query_bias(q, state, context.queries) if biases_apart else None,
         value_bias=position.value_bias(),
         state=state,
     )

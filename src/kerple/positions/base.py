@@ -18,7 +18,14 @@ from torch import Tensor
 
 from kerple.base.errors import require
 from kerple.positions.constrained_parameters import Constrained
-from kerple.positions.token_positions import ModifiedScores, QueriesAndKeys, QueryKeyBlock, TokenPositions
+from kerple.positions.token_positions import (
+    ModifiedScores,
+    QueriesAndKeys,
+    QueryKeyBlock,
+    TokenPositions,
+    add_key_bias,
+    add_query_bias,
+)
 
 
 @dataclass(frozen=True)
@@ -126,16 +133,26 @@ class Position(Constrained, ABC):
         require(valid, f"{type(self).__name__}: {option}", value, expected)
 
     def apply_to_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> ModifiedScores:
-        """Apply `score_scale` and `bias` of pairs without a table, and `modify_scores`, to the scores of a block.
+        """Apply `modify_scores` to the scores of a block; for positions with gaps, apply first all biases and
+        `score_scale`.
 
         Arguments and result are those of `modify_scores`, but ``s`` may be overwritten.
         """
-        if not block.keys.contiguous:  # for contiguous keys, attention has applied the tables of both hooks
+        if not block.keys.contiguous:  # for contiguous keys, attention has applied these hooks
             if self.uses("score_scale"):
                 s = s * block.evaluate(self.score_scale)
             if self.uses("bias"):
                 s = s + block.evaluate(self.bias)
+            s = self.add_token_biases(s, q, block)
         return self.modify_scores(s.masked_fill_(~block.seen, 0), q, k, block) if self.uses("modify_scores") else s
+
+    def add_token_biases(self, s: Tensor, q: Tensor, block: QueryKeyBlock) -> Tensor:
+        """Add `key_bias` and `query_bias` to the scores of a block; the arguments are those of `modify_scores`."""
+        if (key_bias := self.key_bias(block.state)) is not None:
+            s = add_key_bias(s, key_bias)
+        if (query_bias := self.query_bias(q, block.state, block.queries)) is not None:
+            s = add_query_bias(s, *query_bias, block)
+        return s
 
     # called once per forward pass
 
@@ -255,7 +272,7 @@ class Position(Constrained, ABC):
         raise AssertionError(f"{type(self).__name__} does not override add_to_output")
 
 
-_OTHER_METHODS = ("__init__", "uses", "require", "apply_to_scores")
+_OTHER_METHODS = ("__init__", "uses", "require", "apply_to_scores", "add_token_biases")
 HOOKS = tuple(name for name, value in vars(Position).items() if isfunction(value) and name not in _OTHER_METHODS)
 """Names of all hooks."""
 

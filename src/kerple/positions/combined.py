@@ -24,8 +24,6 @@ from kerple.positions.token_positions import (
     QueriesAndKeys,
     QueryKeyBlock,
     TokenPositions,
-    add_key_bias,
-    add_query_bias,
 )
 from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
@@ -133,13 +131,9 @@ class Combined(Position):
                 if isinstance(result, AttentionWeights):
                     given = f"{type(part).__name__} after a strategy that replaces the softmax, such as StickBreaking"
                     raise UserError(f"Combined: parts: got {given}; change their order, or leave one out")
-                scores = result.masked_fill(~block.seen, 0)
-                if (key_bias := part.key_bias(state)) is not None:
-                    scores = add_key_bias(scores, key_bias)
-                if (query_bias := part.query_bias(q, state, block.queries)) is not None:
-                    scores = add_query_bias(scores, *query_bias, block)
-                changes = part.uses("modify_scores")
-                modified = part.modify_scores(scores, q, k, replace(block, state=state)) if changes else scores
+                own_block = replace(block, state=state)
+                scores = part.add_token_biases(result.masked_fill(~block.seen, 0), q, own_block)
+                modified = part.modify_scores(scores, q, k, own_block) if part.uses("modify_scores") else scores
                 result, sink = modified if isinstance(modified, tuple) else (modified, None)
                 sinks.append(sink)
         sink = _reduce_present(torch.logaddexp, sinks)
