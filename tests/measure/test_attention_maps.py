@@ -12,6 +12,8 @@ from kerple.positions.visibility import EVERYTHING, Visibility
 CASES = [(name, (EVERYTHING, Visibility(5))[i % 2]) for i, name in enumerate(positions.names())]
 CASES += [("RoPE", Visibility(5, 2, "capped")), ("KerpleLog", Visibility(5, 2, "cache"))]
 
+DISTANCE = (torch.arange(20)[:, None] - torch.arange(20)).clamp(min=0)  # of 20 queries and 20 keys
+
 
 def probabilities_of(network, tokens: Tensor, visibility: Visibility = EVERYTHING) -> list[Tensor]:
     """Return the attention probabilities of each layer."""
@@ -42,6 +44,8 @@ def test_probabilities_reproduce_the_output_of_attention(name: str, visibility: 
                 torch.testing.assert_close(p.sum(-1), torch.ones(2, 4, 20))
             assert not p.triu(1).any()
             mixed, position = p @ v, network.positions[min(i, len(network.positions) - 1)]
+            if (vectors := position.value_bias()) is not None:
+                mixed = mixed + torch.einsum("bhmn,mnd->bhmd", p, vectors[DISTANCE.clamp(max=len(vectors) - 1)])
             if position.uses("add_to_output"):
                 visible = torch.ones(20, 20, dtype=torch.bool).tril().triu(1 - (visibility.window or 20))
                 token_positions = TokenPositions.arange(20)
