@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kerple import positions
+from kerple.attention import AttentionSpec, attend
 from kerple.positions import Learned, Position, QueryKeyBlock, Shape, Sinusoidal, Temperature, TokenPositions
 from kerple.positions.t5 import t5_bucket
 
@@ -84,7 +85,9 @@ def added_scores(position: Position, q: Tensor, k: Tensor, state: Tensor | None 
     tokens, seen = TokenPositions.arange(keys), torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     s = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(~seen, 0)
     block = QueryKeyBlock(tokens[-queries:], tokens, seen, state)
-    return (cast(Tensor, position.modify_scores(s, q, k, block)) - s) * seen
+    biased = position.add_token_biases(s, q, block)
+    modified = position.modify_scores(biased, q, k, block) if position.uses("modify_scores") else biased
+    return (cast(Tensor, modified) - s) * seen
 
 
 @pytest.mark.parametrize("rows", [4, 64])
@@ -117,6 +120,12 @@ def test_fox_keeps_near_gates_precise_after_a_long_past() -> None:
     expected = gates.flip(-1).cumsum(-1).flip(-1)  # of keys 51 to 2 before the end
     bias = added_scores(ours, q, k, state)[0, :, 0, -51:-1]
     torch.testing.assert_close(bias.double(), expected, atol=1e-5, rtol=1e-6)
+    # scores of 0: the output is a mean of the values; keys 200 or more before the queries have no influence
+    v = torch.randn(1, HEADS, 100_000, 8)
+    out = attend(torch.zeros(1, HEADS, 20, 8), k, v, AttentionSpec(key_bias=ours.key_bias(state)))
+    sums = torch.nn.functional.logsigmoid(ours.gates(x[0, -220:]).double()).T.cumsum(-1)  # (H, 220)
+    scores = (sums[:, -20:, None] - sums[:, None]).masked_fill(~torch.ones(20, 220).bool().tril(200), -math.inf)
+    close(out[0].double(), scores.softmax(-1) @ v[0, :, -220:].double(), 1e-5)
 
 
 def test_transformer_xl_has_the_probabilities_of_xlnet() -> None:
@@ -191,7 +200,11 @@ def test_the_learned_relative_bias_is_inklings(kind: str) -> None:
     ours = positions.LearnedRelativeBias(SHAPE, 5, extent, temperature_length)
     ours.weights.data, ours.curves.data = attention.r_proj.weight.data, attention.rel_logits_proj.proj.data
     s = theirs["query"] @ theirs["key"].mT
-    # their queries are already multiplied by the temperature, ours is a factor of the scores
+    # their queries are already multiplied by the temperature
     tau = 1.0 if temperature_length is None else 1 + 0.1 * ((TOKENS.rows + 1) / 11).clamp(min=1).log()[:, None]
-    block = QueryKeyBlock(TOKENS, TOKENS, SEEN, ours.token_state(x, TOKENS, None))
-    close(ours.modify_scores(s / tau, s, s, block).tril(), (s + theirs["position_bias"]).tril(), 1e-5)
+    state = ours.token_state(x, TOKENS, None)
+    q, k = ours.transform_qk(theirs["query"] / tau, theirs["key"], state, TOKENS)
+    close(q, theirs["query"], 1e-6)
+    assert k is theirs["key"]
+    biased = ours.add_token_biases(s, q, QueryKeyBlock(TOKENS, TOKENS, SEEN, state))
+    close(biased.tril(), (s + theirs["position_bias"]).tril(), 1e-5)
