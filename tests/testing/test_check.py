@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kerple.attention import query_block_attention
+from kerple.attention import cpu, cpu_forward, query_block_attention
 from kerple.cli.main import main
 from kerple.model import Transformer
-from kerple.positions import FoX, Position, QueryKeyBlock, Shape
+from kerple.positions import CoPE, FoX, LearnedRelativeBias, Position, QueryKeyBlock, Shape, Shaw
 from kerple.testing import PROPERTIES, Property, Subject, check, forward_pass, fp32_computation, parameters
 from tests.pages import put
 
@@ -95,6 +95,11 @@ class Sketch(Position):
             self.parameter = nn.Parameter(torch.zeros(self.size(shape)))
 
 
+def first_features(self: Position, x: Tensor, positions: Any, past: Tensor | None) -> Tensor:
+    """Return a state of each token, (B, 4, T, 1): the first features of its hidden state."""
+    return x[..., :4].float().mT[..., None]
+
+
 def sketch(**members: Any) -> type[Position]:
     """Return a strategy with these hooks and other members."""
     return type("Sketched", (Sketch,), members)
@@ -165,6 +170,24 @@ Ends = sketch(embed=lambda self, x, positions: x + torch.arange(x.shape[-1]) * l
 Explodes = sketch(bias=lambda self, distance: (2.0**distance).expand(4, -1))
 # its bias is bf16
 Halved = sketch(bias=lambda self, distance: (-distance).bfloat16().expand(4, -1))
+# the biases of keys, the features of queries, and the vectors that are added to values are bf16
+HalvedKeys = sketch(token_state=first_features, key_bias=lambda self, state: state[..., 0].bfloat16())
+HalvedQueries = sketch(query_bias=lambda self, q, state, positions: (q.bfloat16(), torch.ones(8, 4)))
+HalvedValues = sketch(value_bias=lambda self: torch.ones(4, 8, dtype=torch.bfloat16))
+# the same three hooks with a product that TF32 may round
+RoundedKeys = sketch(token_state=first_features, key_bias=lambda self, state: (state @ torch.ones(1, 1))[..., 0])
+RoundedQueries = sketch(query_bias=lambda self, q, state, positions: (q @ torch.ones(8, 2), torch.ones(2, 4)))
+RoundedValues = sketch(value_bias=lambda self: torch.ones(4, 2) @ torch.ones(2, 8))
+# the biases of keys, or the features of queries, read later tokens
+FutureKeys = sketch(
+    token_state=first_features, key_bias=lambda self, state: state[..., 0] * state.sum((2, 3))[..., None]
+)
+FutureQueries = sketch(
+    token_state=first_features,
+    query_bias=lambda self, q, state, positions: (q.float() * state[:, :, -1:], torch.arange(32).view(8, 4) / 32),
+)
+# correct; multiplies scores by 1
+Weighted = sketch(score_scale=lambda self, distance: torch.ones(4, len(distance)))
 # adds its bias only if positions are contiguous
 Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance if block.keys.contiguous else s)
 
@@ -192,6 +215,17 @@ Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance i
         (Ends, forward_pass.prefix_consistency, "first 17 of 30"),
         (Explodes, parameters.finite_logits_at_64_times_the_training_length, "not finite"),
         (Halved, fp32_computation.hooks_in_fp32, r"bias is torch\.bfloat16"),
+        (HalvedKeys, fp32_computation.hooks_in_fp32, r"key_bias is torch\.bfloat16"),
+        (HalvedQueries, fp32_computation.hooks_in_fp32, r"features is torch\.bfloat16"),
+        (HalvedValues, fp32_computation.hooks_in_fp32, r"value_bias is torch\.bfloat16"),
+        *(
+            (x, fp32_computation.no_rounded_products, "may round it")
+            for x in (RoundedKeys, RoundedQueries, RoundedValues)
+        ),
+        *(
+            (x, forward_pass.no_dependence_on_later_tokens, "before a changed token")
+            for x in (FutureKeys, FutureQueries)
+        ),
         (Doubled, fp32_computation.hooks_in_fp32, "modifies distance in place"),
         (Gapless, forward_pass.distances_of_pairs, "marked as not contiguous"),
         (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),
@@ -202,10 +236,34 @@ def test_a_wrong_strategy_is_detected(wrong, test: Property, message: str) -> No
         test(Subject(wrong))
 
 
-def test_rounded_scores_are_detected(monkeypatch) -> None:
-    """Scores q·k are rounded to bf16 and cast to fp32."""
-    fp32_computation.error_in_bf16(Subject(FoX))
-    products = query_block_attention._products
-    monkeypatch.setattr(query_block_attention, "_products", lambda *args: products(*args).bfloat16().float())
-    with pytest.raises(AssertionError, match=r"relative error in bf16 0.00\d+, of fused attention 0.00\d+"):
-        fp32_computation.error_in_bf16(Subject(FoX))
+def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with its result rounded to bf16 and cast back."""
+
+    def round_result(*args: Any, **options: Any) -> Any:
+        result = function(*args, **options)
+        return None if result is None else result.copy_(result.bfloat16())
+
+    return round_result
+
+
+def with_rounded_bias(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with its last argument, the bias of each key, rounded to bf16 and cast back."""
+    return lambda *args: function(*args[:-1], args[-1].bfloat16().to(args[-1].dtype))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "module", "name", "rounding"),
+    [
+        (CoPE, query_block_attention, "_products", rounded),
+        (LearnedRelativeBias, query_block_attention, "add_query_bias", rounded),
+        (Shaw, query_block_attention, "add_query_bias", rounded),
+        (FoX, cpu, "attend_key_bias", with_rounded_bias),
+        (Weighted, cpu_forward.TiledForward, "scores", rounded),
+    ],
+)
+def test_rounded_scores_are_detected(strategy, module: Any, name: str, rounding: Callable, monkeypatch) -> None:
+    """Scores or biases are rounded to bf16 and cast back, in attention in blocks of queries and in fused attention."""
+    fp32_computation.error_in_bf16(Subject(strategy))
+    monkeypatch.setattr(module, name, rounding(getattr(module, name)))
+    with pytest.raises(AssertionError, match=r"relative error in bf16 0\.0\d+, of fused attention 0.00\d+"):
+        fp32_computation.error_in_bf16(Subject(strategy))
