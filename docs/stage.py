@@ -15,6 +15,7 @@ DOCS, SITE = ROOT / "docs", ROOT / "site-src"
 PACKAGES = sorted(path.parent for path in (ROOT / "src/kerple").glob("*/__init__.py") if path.parent.name != "cli")
 OTHER_PAGES = {  # pages outside docs/ that are not tables, and their paths in site-src/
     "results/models/README.md": "results/models.md",
+    "results/earlier/README.md": "results/earlier.md",
     "results/families/converted.md": "results/families-converted.md",
     "results/families/retrofit.md": "results/families-retrofit.md",
     "results/probe/families.md": "results/families-probe.md",
