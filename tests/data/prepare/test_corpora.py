@@ -22,7 +22,7 @@ from kerple.base.errors import UserError
 from kerple.data.file_opening import decompress
 from kerple.data.prepare.build import prepare
 from kerple.data.prepare.corpora import find_corpus, library_modules, standard_library
-from kerple.data.prepare.readers import Document, Fault, read_lines
+from kerple.data.prepare.readers import Document, Fault, as_ids, read_lines
 from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder, TokenStream
 from tests.data.conftest import small_build
@@ -335,3 +335,18 @@ def test_token_ids_in_a_tar_file_are_used_as_they_are(prepared, tmp_path):
         UserError, match=r"got a tokenizer that is trained, but .*a.npy has token ids, expected the tok"
     ):
         small_build(tmp_path / "bpe", tmp_path / "a.tar")
+
+
+def test_a_file_of_token_ids_with_a_damaged_header_is_a_fault():
+    good = io.BytesIO()
+    np.save(good, np.arange(30))
+    header, archive = good.getvalue()[:128], io.BytesIO()
+    np.savez(archive, np.arange(30))
+    damaged = [archive.getvalue(), b"PK\3\4", header.replace(b"(30,)", b"(30,("), header.replace(b"<i8", b"i,,")]
+    damaged += [header.replace(b"(30,)", b"(%d,)" % size).replace(b" " * 30, b"", 1) for size in (10**15, 10**24)]
+    for content in damaged:
+        if content.startswith(b"\x93NUMPY"):  # with the right length of the header
+            content = content[:8] + (len(content) - 10).to_bytes(2, "little") + content[10:]
+        assert isinstance(fault := as_ids(content, "a.npy"), Fault)
+        assert (fault.reason, fault.bytes) == ("damaged file", len(content))
+    assert as_ids(good.getvalue(), "a.npy") == Document("a.npy", "", ids=tuple(range(30)))
