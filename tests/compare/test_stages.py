@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kerple.compare.comparison_file import Comparison, Strategy
 from kerple.compare.finished_runs import FinishedRun, Runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.stages import stage_tables
+from kerple.compare.table_markup import NOTHING
 from tests.cli.tiny import TINY, complaint
 from tests.compare import fake_run
 from tests.compare.conftest import change, fits, run
@@ -117,28 +119,33 @@ def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(
     assert fits(config) == {"a seed-1": 1, "b seed-1": 2, "c seed-1": 2, "parent seed-1": 2}
 
 
-def test_the_table_of_stages_has_changes_against_parent_and_control_gains_and_tokens() -> None:
-    """Expected values are computed from the losses by hand."""
+def stage_runs(missing: tuple[tuple[str, int], ...] = ()) -> Runs:
+    """Runs of a parent, a control and a longer stage with three seeds each, without the missing ones."""
     lengths = {"parent": 64, "control": 64, "long": 128}
     loss = {("parent", 64): 3.0, ("parent", 128): 4.0, ("control", 64): 3.03, ("control", 128): 3.9}
     loss |= {("long", 64): 3.012, ("long", 128): 2.8}
     near = {("long", 128): 2.9, ("control", 128): 3.7, ("parent", 128): 3.5}
     rows, configs, costs = [], {}, []
-    for label, length in lengths.items():
-        for seed in (1, 2, 3):
-            for protocol, values in (("full", loss), ("windowed64", near)):
-                for (name, at), value in values.items():
-                    for block in range(4 if name == label else 0):
-                        shift = seed / 100 + block / 10  # of all strategies, so that it cancels
-                        rows.append((label, seed, "ppl", protocol, at, block, 50 * (value + shift - 0.27), 50))
-            position = "kerple.positions.RoPE" if label != "long" else "kerple.positions.NoPE"
-            config = {"model.position.class_path": position, "data.init_args.length": length}
-            config |= {"data.init_args.batch_size": 2, "weights": None if label == "parent" else "parent"}
-            configs[FinishedRun(label, seed, Path(label))] = config
-            costs.append({"strategy": label, "seed": seed, "steps": 1000 if label == "parent" else 100})
+    for label, seed in product(lengths, (1, 2, 3)):
+        if (label, seed) in missing:
+            continue
+        for protocol, values in (("full", loss), ("windowed64", near)):
+            for (name, at), value in values.items():
+                for block in range(4 if name == label else 0):
+                    shift = seed / 100 + block / 10  # of all strategies, so that it cancels
+                    rows.append((label, seed, "ppl", protocol, at, block, 50 * (value + shift - 0.27), 50))
+        position = "kerple.positions.RoPE" if label != "long" else "kerple.positions.NoPE"
+        config = {"model.position.class_path": position, "data.init_args.length": lengths[label]}
+        config |= {"data.init_args.batch_size": 2, "weights": None if label == "parent" else "parent"}
+        configs[FinishedRun(label, seed, Path(label))] = config
+        costs.append({"strategy": label, "seed": seed, "steps": 1000 if label == "parent" else 100})
     columns = ["strategy", "seed", "metric", "protocol", "length", "block", "sum", "count"]
-    runs = Runs(pd.DataFrame(), pd.DataFrame(rows, columns=columns), pd.DataFrame(costs), configs=configs)
-    (table,) = stage_tables(runs)
+    return Runs(pd.DataFrame(), pd.DataFrame(rows, columns=columns), pd.DataFrame(costs), configs=configs)
+
+
+def test_the_table_of_stages_has_changes_against_parent_and_control_gains_and_tokens() -> None:
+    """Expected values are computed from the losses by hand."""
+    (table,) = stage_tables(stage_runs())
     assert list(table.body.index) == ["parent", "control", "long"]
     cells = {key: {name: cell.text for name, cell in row.items()} for key, row in table.body.T.items()}
     mean = 3.0 + 0.02 + 0.15 - 0.27  # of the parent at 64
@@ -152,6 +159,21 @@ def test_the_table_of_stages_has_changes_against_parent_and_control_gains_and_to
     assert against_control == "loss at 128 minus control"
     assert cells["long"][gain].startswith("+0.1000 [")
     assert [cells[key][gain][:7] for key in cells] == ["-0.5000", "-0.2000", "+0.1000"]
+
+
+def test_a_stage_is_not_compared_with_a_control_that_lacks_its_seeds() -> None:
+    (table,) = stage_tables(stage_runs(missing=(("control", 2), ("control", 3))))
+    assert table.body["loss at 128 minus control"]["long"] == NOTHING
+    assert table.body["loss at 128 minus parent"]["control"].text.startswith("-0.1000")
+
+
+def test_a_pretrained_parent_without_seeds_is_compared_with_all_seeds_of_its_stages() -> None:
+    runs = stage_runs(missing=(("parent", 2), ("parent", 3)))
+    for run_, config in runs.configs.items():
+        config.update({"model.path": "a/model"} if run_.strategy == "parent" else {"weights": "a/model"})
+    (table,) = stage_tables(runs)
+    # the mean of three seeds is 0.01 above the first seed, the only one of the parent
+    assert table.body["loss at 128 minus parent"]["control"].text.startswith("-0.0900 [")
 
 
 @pytest.mark.slow

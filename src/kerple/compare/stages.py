@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,13 +58,14 @@ def _table(
         return None
     longest = int(losses["length"].max())
     gains = {name: loss_differences(runs.blocks, *pair) for name, pair in _gain_protocols(runs, part).items()}
+    against = partial(_against, of, pretrained=parent if pretrained else None)
     rows = {}
     for label in (parent, *stages):
         rows[label] = {
             "training tokens": Cell(_tokens(runs, part, label, configs)),
-            f"loss at {short}, % against {parent}": _against(of, label, parent, short, relative=True),
-            f"loss at {longest} minus {parent}": _against(of, label, parent, longest),
-            **{f"loss at {longest} minus {c}": _against(of, label, c, longest) for c in controls[:1]},
+            f"loss at {short}, % against {parent}": against(label, parent, short, relative=True),
+            f"loss at {longest} minus {parent}": against(label, parent, longest),
+            **{f"loss at {longest} minus {c}": against(label, c, longest) for c in controls[:1]},
             **{f"{name} at {longest}": _gain(of_name.get((label, longest))) for name, of_name in gains.items()},
         }
     note = (
@@ -93,22 +95,30 @@ def _gain_protocols(runs: Runs, part: str) -> dict[str, tuple[str, str]]:
     return gains
 
 
-def _against(of: dict[Any, pd.DataFrame], label: str, other: str, length: int | None, relative: bool = False) -> Cell:
+def _against(
+    of: dict[Any, pd.DataFrame],
+    label: str,
+    other: str,
+    length: int | None,
+    pretrained: str | None = None,
+    relative: bool = False,
+) -> Cell:
     """Return the loss of a strategy minus that of another one at a length, over the seeds of the first one.
 
     Args:
         of: Sums of losses by block, by strategy and length.
         label: The strategy.
-        other: The other strategy, which has the same seeds.
+        other: The other strategy, which has the same seeds, or is pretrained.
         length: The length.
+        pretrained: Label of the pretrained model, which has one seed; None if there is none.
         relative: Whether to divide the difference by the loss of the other strategy; the result is in percent.
     """
     if label == other or (label, length) not in of or (other, length) not in of:
         return NOTHING
     seeds = sorted(set(of[label, length]["seed"]))
     ours, theirs = by_block(of[label, length], seeds), by_block(of[other, length], seeds)
-    if len(set(of[other, length]["seed"])) == 1 and (one := by_block(of[other, length])) is not None:
-        theirs = np.repeat(one[0], len(seeds), 0), np.repeat(one[1], len(seeds), 0)  # a model without seeds
+    if other == pretrained and (one := by_block(of[other, length])) is not None:
+        theirs = np.repeat(one[0], len(seeds), 0), np.repeat(one[1], len(seeds), 0)
     change = difference(ours, theirs, same_runs=True)
     if theirs is None or change is None:
         return NOTHING
