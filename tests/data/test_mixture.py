@@ -2,12 +2,14 @@
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from kerple.data import TokenShards
+from kerple.data.loader import TrainingLoader
 from kerple.data.mixture import Mixture, SelectedDocuments
 from kerple.data.order import Order
 from kerple.data.shards import Folder, TokenStream
@@ -31,6 +33,14 @@ def second(prepared, documents, tmp_path_factory) -> Path:
 def module(directory: Path, **options: object) -> TokenShards:
     settings = {"directory": str(directory), "vocabulary": 300, "length": LENGTH, "batch_size": 8, "samples": 80}
     return TokenShards(None, **settings | options)  # type: ignore[arg-type]
+
+
+def rank_loader(data: TokenShards, rank: int, ranks: int) -> TrainingLoader:
+    """The loader of one of several ranks, which divide each batch of the data."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=ranks, max_steps=-1, strategy=strategy)  # type: ignore
+    data.batch_size //= ranks
+    return data.train_dataloader()
 
 
 def nothing(places):
@@ -82,6 +92,11 @@ def test_samples_are_those_of_the_parts_for_any_number_of_ranks(prepared, second
     data.setup("fit")
     batches = list(data.train_dataloader())
     assert len(batches) == 10
+    for ranks in (2, 4):  # each batch is divided between the ranks
+        loaders = [rank_loader(module(prepared, mixture=mixture, **options), rank, ranks) for rank in range(ranks)]
+        for batch, parts in zip(batches, zip(*loaders, strict=True), strict=True):
+            for name, values in batch.items():
+                assert torch.equal(torch.cat([part[name] for part in parts]), values)
     alone = [data._samples(number, part) for number, part in enumerate(data.parts)]
     expected = [read(order.starts(np.arange(60))) for read, order in alone]
     rows = torch.cat([batch["tokens"] for batch in batches])
