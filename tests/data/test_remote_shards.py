@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from kerple.base.errors import UserError
 from kerple.data.manifest import SPLITS
@@ -137,6 +138,19 @@ def test_the_cache_is_bounded_and_keeps_the_files_in_use(server, cache, prepared
     del used, stream
     with pytest.raises(UserError, match=r"data.cache_gb: got .* more, because the other files in .* are in use"):
         tokens(Folder(server.url, cache, limit))
+
+
+def test_a_file_that_another_process_is_fetching_is_not_deleted_to_make_room(server, cache, prepared):
+    part = Path(cache, "shards", "0-train-00000.tar.temp1")
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(1 << 20))
+    part.with_name("1-train-00001.tar").symlink_to("missing")  # like a file that is deleted after it was listed
+    stream = TokenStream(Folder(server.url, cache, 1e-3), "train")
+    with FileLock(part.with_name(".0.lock")), pytest.raises(UserError, match=r"data.cache_gb: got .* are in use"):
+        stream.shard(0)
+    assert part.exists()
+    assert stream.shard(0).tolist() == TokenStream(Folder(prepared), "train").shard(0).tolist()
+    assert not part.exists()  # its process was killed
 
 
 KILLED = """

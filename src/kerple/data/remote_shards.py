@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from kerple.base.atomic import note_path, write
 from kerple.base.errors import UserError, machine_error, require
@@ -104,16 +104,13 @@ class RemoteFiles:
         self.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
             os.utime(lock)  # the time of the last use; a change of the copy would change its ctime
-            while True:
-                if not copy.exists():
-                    self._fetch(name, copy, sha256, size, attempts)
-                with suppress(FileNotFoundError):  # another process has deleted the copy to make room
-                    if not is_intact(copy, sha256):
-                        copy.unlink()  # damaged on this machine
-                    file = copy.open("rb")
-                    fcntl.flock(file, fcntl.LOCK_SH)
-                    if os.fstat(file.fileno()).st_nlink:  # not deleted before it was locked
-                        return file
+            if copy.exists() and not is_intact(copy, sha256):
+                copy.unlink()  # damaged on this machine
+            if not copy.exists():
+                self._fetch(name, copy, sha256, size, attempts)
+            file = copy.open("rb")
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return file
 
     def _fetch(self, name: str, copy: Path, sha256: str, size: int, attempts: int) -> None:
         """Write the copy of a file. See `open` for the arguments and errors."""
@@ -164,17 +161,23 @@ class RemoteFiles:
         raise self._unreachable(name, errors[-1])
 
     def _make_room(self, size: int) -> None:
-        """Delete copies that no process has open until a file of ``size`` bytes fits into the cache."""
+        """Delete files that no process has open or fetches until a file of ``size`` bytes fits into the cache."""
         with FileLock(self.directory / ".room.lock"):
-            sizes = {path: path.stat().st_size for path in self.directory.glob("[!.]*")}
+            sizes = dict[Path, int]()
+            for path in self.directory.glob("[!.]*"):
+                with suppress(FileNotFoundError):  # a process has just renamed or deleted it
+                    sizes[path] = path.stat().st_size
             excess = sum(sizes.values()) + size - self.gigabytes * 1e9
 
+            def lock(path: Path) -> Path:
+                return path.with_name(f".{path.name.partition('-')[0]}.lock")
+
             def last_use(path: Path) -> float:
-                lock = path.with_name(f".{path.name.partition('-')[0]}.lock")
-                return lock.stat().st_mtime if lock.exists() else 0.0
+                return lock(path).stat().st_mtime if lock(path).exists() else 0.0
 
             for path in sorted(sizes, key=last_use) if excess > 0 else ():
-                with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+                busy = (FileNotFoundError, BlockingIOError, Timeout)
+                with suppress(*busy), FileLock(lock(path), timeout=0), path.open("rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink()
                     excess -= sizes[path]
