@@ -3,6 +3,7 @@
 import json
 from copy import deepcopy
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.cli.main import main
-from kerple.probe.parity import InFp64, Side, parity, read_outputs
+from kerple.probe.parity import InFp64, Outputs, Side, parity, read_outputs
 from kerple.probe.reading import Reading
 from tests.cli.tiny import complaint, fit
 from tests.hf.test_modeling import random_kerple
@@ -138,8 +139,48 @@ def test_the_command_writes_a_page_and_an_exit_status_and_refuses_wrong_sides(tm
         np.savez(tmp_path / "e.npz", **arrays)
         options = ["--length", "32"] if "--length" in expected else []
         assert expected in complaint(capsys, "parity", a, tmp_path / "e.npz", *options)
-    (tmp_path / "e.npz").write_bytes(b"PK")
-    assert "could not be read" in complaint(capsys, "parity", a, tmp_path / "e.npz")
+    np.savez(tmp_path / "e.npz", tokens=tokens, target_log_probs=np.zeros(7, "f4"))
+    for length in ("0", "-5", "1"):
+        message = f"error: length: got {length}, expected 2 or more"
+        assert message in complaint(capsys, "parity", a, tmp_path / "e.npz", "--length", length)
+
+
+def test_a_file_that_is_no_table_of_log_probabilities_is_an_error_of_one_line(tmp_path):
+    path, tokens = tmp_path / "engine.npz", np.arange(8)
+    np.savez(path, tokens=tokens, target_log_probs=-np.ones(7, "f4"))
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    changed[whole.index(tokens.tobytes())] ^= 1
+    np.save(tmp_path / "array.npy", tokens)
+    for content in (b"PK", whole[:200], bytes(changed), (tmp_path / "array.npy").read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"B: .* could not be read .* expected an .npz file"):
+            read_outputs(str(path), "B")
+    for name in ("tokens", "log_probs"):  # a member that is no array
+        with ZipFile(path, "w") as file:
+            file.writestr("tokens" if name == "tokens" else "log_probs", "text")
+            other = "log_probs" if name == "tokens" else "tokens"
+            np.save(tmp_path / "array.npy", -np.ones((8, 3), "f4") if name == "tokens" else tokens)
+            file.write(tmp_path / "array.npy", f"{other}.npy")
+        with pytest.raises(UserError, match=f"B: got {name} of shape"):
+            read_outputs(str(path), "B")
+    np.savez(path, tokens=tokens, top_ids=np.zeros((8, 0), int), top_log_probs=np.zeros((8, 0)))
+    with pytest.raises(UserError, match=r"top_log_probs of shape \(8, 0\)"):
+        read_outputs(str(path), "B")
+
+
+def test_outputs_with_other_ids_or_with_layers_are_compared_with_a_model():
+    model = build("llama")
+    ids, log_probs = torch.full((48, 2), 999), -torch.ones(48, 2)
+    with pytest.raises(UserError, match="B: got the id 999, expected ids below 96, the vocabulary of A"):
+        compare(model, Outputs(log_probs, ids))
+    with pytest.raises(UserError, match="B: got 40 positions, expected 48"):
+        compare(model, Outputs(log_probs[:40], ids[:40]))
+    outputs = Side(model, "A").outputs(TOKENS[:48])
+    outputs.layers[1] += 1
+    found = compare(model, outputs)
+    assert found.first_layer == 1
+    assert [line.split(":")[0] for line in found.words] == ["probe of layer 1 of A"]
 
 
 @pytest.mark.slow

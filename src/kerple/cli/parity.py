@@ -59,6 +59,7 @@ def main(arguments: list[str]) -> None:
     add_switch(parser, "trust_remote_code", False, "run code in the model's folder")
     add_trust_argument(parser)
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
+    require(options.length is None or options.length > 1, "length", options.length, "2 or more tokens")
     from kerple.hf.pretrained_files import model_name
     from kerple.probe.parity import Outputs, parity
     from kerple.training.torch_settings import configure_torch

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from kerple.base.atomic import write
-from kerple.base.errors import UserError, require
+from kerple.base.errors import require
 from kerple.base.templates import render_template
+from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.position_limit import decoder_layers
 from kerple.probe.layer_checks import measure_layers
 from kerple.probe.probe_model import embedded
@@ -221,8 +222,8 @@ def parity(a: Side, b: Side, tokens: Tensor) -> Parity:
         tokens: The tokens, (T,) int64.
 
     Raises:
-        UserError: If no side is a model, the vocabularies or the numbers of positions differ, a side cannot read the
-            tokens, or its log-probabilities are not finite.
+        UserError: If no side is a model, the vocabularies or the numbers of positions differ, an id is outside of the
+            vocabulary, a side cannot read the tokens, or its log-probabilities are not finite.
     """
     sides = (a, b)
     expected = "a model, whose rounding is measured; at most one side may be a file or a function"
@@ -230,6 +231,13 @@ def parity(a: Side, b: Side, tokens: Tensor) -> Parity:
     measured = [side.outputs(tokens) for side in sides]
     sizes = [x.log_probs.shape[1] for x in measured if x.ids is None]
     require(len({*sizes}) < 2, b.name, f"a vocabulary of {sizes[-1]} tokens", f"{sizes[0]}, as in {a.name}")
+    for side, outputs, other in zip(sides, measured, reversed(sides), strict=True):
+        rows, expected = len(outputs.log_probs), f"{len(tokens)}, one for each token"
+        valid = rows in (len(tokens), len(tokens) - (outputs.ids is not None))  # the last token has no target
+        require(valid, side.name, f"{rows} positions", expected)
+        largest = -1 if outputs.ids is None else int(outputs.ids.max())
+        expected = f"ids below {sizes[0]}, the vocabulary of {other.name}"
+        require(largest < sizes[0], side.name, f"the id {largest}", expected)
     difference, kl, layers = _differences(*measured)
     bands, kl_bands, layer_bands = [], [], []
     exact: dict[Any, Outputs] = {}  # sides that differ only by their dtype have the same forward pass in fp64
@@ -247,7 +255,7 @@ def parity(a: Side, b: Side, tokens: Tensor) -> Parity:
     kl_band = None if kl is None else torch.stack(kl_bands).amax(0)
     result = Parity((a.name, b.name), difference, torch.stack(bands).amax(0), kl, kl_band, layers, layer_band)
     if (i := result.first_layer) is not None:
-        for side in sides:
+        for side in (side for side in sides if side.is_model):
             verdict = measure_layers(side.source, side.config or side.source.config.get_text_config())[i]
             found = "; ".join([verdict.measured, *verdict.differences, *([verdict.unknown] if verdict.unknown else [])])
             result.words.append(f"probe of layer {i} of {side.name}: {verdict.verdict}, {found}")
@@ -268,11 +276,9 @@ def read_outputs(path: str, name: str) -> Outputs:
         UserError: If the file cannot be read, lacks an array, or an array has another shape or a value that is not
             finite.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{name}: {path} could not be read ({error}); expected an .npz file with {ARRAYS}") from error
+    failure, advice = f"{name}: {path} could not be read", f"expected an .npz file with {ARRAYS}"
+    with foreign_errors(failure, advice), np.load(path, allow_pickle=False) as file:
+        arrays = {key: np.asarray(file[key]) for key in file.files}  # a member that is not an array is read as bytes
     kinds = [key for key in ("log_probs", "target_log_probs", "top_log_probs") if key in arrays]
     valid = "tokens" in arrays and len(kinds) == 1 and ("top_ids" in arrays) == (kinds == ["top_log_probs"])
     require(valid, name, f"a file with {', '.join(sorted(arrays)) or 'no arrays'}", ARRAYS)
@@ -285,7 +291,8 @@ def read_outputs(path: str, name: str) -> Outputs:
     values = values[:, None] if kinds == ["target_log_probs"] and values.ndim == 1 else values
     rows = len(tokens) - (kinds == ["target_log_probs"])
     given = f"{kinds[0]} of shape {arrays[kinds[0]].shape}"
-    require(values.ndim == 2 and len(values) == rows, name, given, f"{rows} rows, one for each position")
+    valid = values.ndim == 2 and len(values) == rows and values.size > 0
+    require(valid, name, given, f"{rows} rows, one for each position")
     finite = np.issubdtype(values.dtype, np.floating) and bool(np.isfinite(values).all())
     require(finite, name, f"{kinds[0]} that are not finite numbers", "finite log-probabilities; check them for NaN")
     ids = tokens[1:, None] if kinds == ["target_log_probs"] else arrays.get("top_ids")
