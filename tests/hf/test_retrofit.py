@@ -1,6 +1,7 @@
 """`retrofit` puts strategies into models of transformers. The oracle is the same model as our own `Transformer`."""
 
 from copy import deepcopy
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -230,6 +231,39 @@ def test_wrong_input_is_one_line(case: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         wrong(case)
     assert "\n" not in str(error.value)
+
+
+def test_a_model_that_is_refused_is_unchanged(monkeypatch: Any) -> None:
+    tokens, model, gpt2 = text(1, 9), tiny("llama"), tiny("gpt2")
+    expected, before = model(tokens).logits, gpt2(tokens).logits
+    last, first = model.model.layers[-1].self_attn, gpt2.transformer.h[0].attn
+    with monkeypatch.context() as changed:
+        changed.setattr(last, "forward", lambda hidden_states, **options: (hidden_states, None))
+        with pytest.raises(UserError, match=r"RoPE cannot be left out of layer \[1\]"):
+            retrofit(model, KerpleLog)
+        changed.setattr(first, "forward", lambda: None)
+        with pytest.raises(UserError, match="cannot run with a strategy"):
+            retrofit(gpt2, KerpleLog)
+    assert gpt2.transformer.wpe.weight.requires_grad
+    for refused, logits in ((model, expected), (gpt2, before)):
+        assert torch.equal(refused(tokens).logits, logits)
+
+
+@torch.no_grad()
+def test_threads_read_different_texts_with_one_model(llama: Any) -> None:
+    first, second = text(1, 9), text(2, 14, seed=2)
+    expected, found, inner = llama(first).logits, [], llama.base_model.layers[0]
+
+    def other_thread(*_: Any) -> None:
+        if not found:
+            found.append(None)  # this thread reads the second text while the first one is being read
+            thread = Thread(target=lambda: found.append(llama(second).logits))
+            thread.start()
+            thread.join()
+
+    with inner.register_forward_pre_hook(other_thread):
+        torch.testing.assert_close(llama(first, use_cache=True).logits, expected)
+    torch.testing.assert_close(found[1], llama(second).logits)
 
 
 def test_masks_that_attention_cannot_express_are_refused(llama: Any) -> None:

@@ -6,6 +6,7 @@ of the strategies to this forward pass. Models hand it to each layer as an argum
 gradient checkpointing runs again.
 """
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -28,8 +29,18 @@ from kerple.positions.visibility import EVERYTHING, Visibility
 NAME = "kerple"
 """Name of the strategies in a base model, and of the functions in the registries of transformers."""
 
-running: list["LayerStrategies"] = []
-"""Strategies of the model whose forward pass is running; empty outside of forward passes."""
+
+class Running(threading.local):
+    """The forward passes of base models that run in this thread, as their strategies and tokens, the innermost last.
+
+    Each thread has its own, because `torch.nn.DataParallel` runs copies of a model in threads.
+    """
+
+    def __init__(self) -> None:
+        self.passes: list[tuple[LayerStrategies, TokenLayout]] = []
+
+
+running = Running()
 
 
 class LayerStrategies(nn.Module):
@@ -52,8 +63,6 @@ class LayerStrategies(nn.Module):
         self.prefix_consistent = all(position.prefix_consistent for position in positions)
         self.visibility = EVERYTHING
         """Keys that a query sees in every layer; a layer's narrower window takes precedence."""
-        self.layout: TokenLayout | None = None
-        """Tokens of the forward pass that is running."""
 
     def constrain_(self) -> None:
         """Project the parameters of the strategies into their ranges, in place."""
@@ -74,10 +83,9 @@ class LayerStrategies(nn.Module):
         finally:
             self.visibility = EVERYTHING
 
-    def contexts(self, window: int | None) -> "LayerContexts":
-        """Return the contribution of each strategy to the forward pass that is running, for layers with a window."""
-        assert self.layout is not None
-        positions, (batch, new) = self.layout.positions, self.layout.ids.shape
+    def contexts(self, layout: TokenLayout, window: int | None) -> "LayerContexts":
+        """Return the contribution of each strategy to the forward pass of tokens, for layers with a window."""
+        positions, (batch, new) = layout.positions, layout.ids.shape
         tokens = positions.rows.expand(batch, -1)  # strategies that need the tokens are not accepted
         visibility, cached = self.visibility.narrow(window), len(positions.rows) - new or None
         contexts = [PositionContext(p, positions, tokens, visibility, cached=cached) for p in self.strategies]
@@ -170,11 +178,12 @@ def make_mask(
 
     Outside of a forward pass, `generate` prepares masks for a static cache. The result is then the given mask.
     """
-    if not running:
+    if not running.passes:
         return attention_mask
     causal = not use_vmap and "allow_is_bidirectional_skip" not in options
     require(causal, "model", "a mask that shows later tokens", "causal attention")
-    return running[-1].contexts(local_size or None)  # Qwen2-MoE without a window has the window 0
+    strategies, layout = running.passes[-1]
+    return strategies.contexts(layout, local_size or None)  # Qwen2-MoE without a window has the window 0
 
 
 @torch.compiler.disable
@@ -189,8 +198,9 @@ def begin_forward(base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     expected = f"{NAME}, which retrofit has set; load the model again to use another function"
     require(implementation.startswith(NAME), "attn_implementation", implementation, expected)
     require(len(args) <= 1, "inputs", f"{len(args)} without names", "names of all inputs but the first")
-    inputs = args[0] if args else kwargs.get("input_ids")
-    inputs = kwargs["inputs_embeds"] if inputs is None else inputs
+    inputs: Any = args[0] if args else kwargs.get("input_ids")
+    inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
+    require(inputs is not None, "inputs", "neither input_ids nor inputs_embeds", "one of them")
     if isinstance(mask := kwargs.get("attention_mask"), dict):
         # for a static cache, `generate` calls `make_mask` for each kind of layer, which returns the given mask
         mask = kwargs["attention_mask"] = next(iter(mask.values()))
@@ -200,21 +210,18 @@ def begin_forward(base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         require(cache is None, "use_cache", given, "false")
         kwargs["use_cache"] = False
     constrain_after_steps(base, NAME)  # in each forward pass, because the model may be a copy
-    strategies.layout = read_layout(inputs, mask, kwargs.get("position_ids"), cache)
-    running.append(strategies)
+    running.passes.append((strategies, read_layout(inputs, mask, kwargs.get("position_ids"), cache)))
     return args, kwargs
 
 
 @torch.compiler.disable
 def end_forward(base: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     """Store the positions of the tokens in the cache after a forward pass of a base model; a forward hook."""
-    strategies: LayerStrategies = base.kerple
-    if strategies in running:
-        running.remove(strategies)
+    if not running.passes or running.passes[-1][0] is not base.kerple:
+        return  # `begin_forward` has raised an error
+    _, layout = running.passes.pop()
     if output is not None and (cache := _cache(kwargs) or getattr(output, "cache", None)) is not None:
-        assert strategies.layout is not None
-        strategies.layout.store(cache)
-    strategies.layout = None
+        layout.store(cache)
 
 
 def _cache(kwargs: dict[str, Any]) -> Any:

@@ -145,6 +145,8 @@ def connect(model: Any) -> None:
         for hook in hooks:
             hook.remove()
         raise
+    if not keep_rope and (table := learned_positions(model)) is not None:
+        table.weight.requires_grad_(False)
     for part in {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values():
         part._attn_implementation = NAME
     model.config.use_cache = bool(getattr(config, "use_cache", True)) and base.kerple.prefix_consistent
@@ -157,21 +159,17 @@ def _leave_out_positions(model: Any) -> list[RemovableHandle]:
     """Leave out the rotations of the layers with a strategy, and learned positions; return the hooks that do so."""
     base = decoder(model)
     config, name = model.config.get_text_config(), type(model).__name__
-    layers, hooks, rotated = base.kerple.layers, [], set()
-    for module in base.modules():
-        takes_rotation = "position_embeddings" in inspect.signature(module.forward).parameters
-        if takes_rotation and (layer := getattr(module, "layer_idx", None)) in layers:
-            hooks.append(module.register_forward_pre_hook(without_rotation, with_kwargs=True))
-            rotated.add(layer)
-    missing = [i for i in layers if i not in rotated] if getattr(config, "rope_parameters", None) else []
-    given = f"{name}, whose RoPE cannot be left out of layer {missing[:1]}"
+    layers, table = base.kerple.layers, learned_positions(model)
+    attentions = [m for m in base.modules() if getattr(m, "layer_idx", None) in layers]
+    attentions = [m for m in attentions if "position_embeddings" in inspect.signature(m.forward).parameters]
+    missing = {*layers} - {m.layer_idx for m in attentions} if getattr(config, "rope_parameters", None) else set()
+    given = f"{name}, whose RoPE cannot be left out of layer {sorted(missing)[:1]}"
     require(not missing, "model", given, "a model that hands rotations to its layers; or use keep_rope=True")
-    if (table := learned_positions(model)) is not None:
-        given = f"{len(layers)} of {config.num_hidden_layers} for {name}, which has learned positions"
-        require(len(layers) == config.num_hidden_layers, "layers", given, "all layers; or use keep_rope=True")
-        hooks.append(table.register_forward_hook(_zeros))
-        table.weight.requires_grad_(False)
-    return hooks
+    given = f"{len(layers)} of {config.num_hidden_layers} for {name}, which has learned positions"
+    valid = table is None or len(layers) == config.num_hidden_layers
+    require(valid, "layers", given, "all layers; or use keep_rope=True")
+    hooks = [m.register_forward_pre_hook(without_rotation, with_kwargs=True) for m in attentions]
+    return hooks if table is None else [*hooks, table.register_forward_hook(_zeros)]
 
 
 def _zeros(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
