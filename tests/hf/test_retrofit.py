@@ -1,5 +1,6 @@
 """`retrofit` puts strategies into models of transformers. The oracle is the same model as our own `Transformer`."""
 
+import json
 from copy import deepcopy
 from threading import Thread
 from typing import Any
@@ -11,12 +12,19 @@ from kerple.base.errors import UserError
 from kerple.hf.translation_from_transformers import read_family
 from kerple.model.stored_model import build_transformer, copy_weights
 from kerple.positions import Combined, KerpleLog, Shape, SSMax, strategies
-from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, hf, small, text, tiny
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, configuration, hf, small, text, tiny
 
 from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
 
 NEEDS_MORE = {"FoX", "PaTH", "LearnedRelativeBias", "OutputGate", "Abacus", "Coupled", "Learned", "Sinusoidal"}
 PADDING = 5
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
 
 
 def disturbed(model: Any) -> Any:
@@ -196,6 +204,13 @@ def test_a_strategy_of_the_user_is_read_only_if_it_is_given(tmp_path: Any) -> No
     ):
         from_pretrained(tmp_path)
     assert isinstance(from_pretrained(tmp_path, strategy=Mine).base_model.kerple.positions[0], Mine)
+    read = from_pretrained(tmp_path.parent, strategy=Mine, subfolder=tmp_path.name)  # as other options of a hub's model
+    assert isinstance(read.base_model.kerple.positions[0], Mine)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["model"]["kerple_retrofit"]["strategy"]["class_path"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"for kerple_retrofit in config.json, expected a class_path and init_args"):
+        from_pretrained(tmp_path)
 
 
 def wrong(case: str) -> Any:
@@ -207,6 +222,10 @@ def wrong(case: str) -> Any:
         return retrofit(small(hf.Gemma2Config, num_key_value_heads=2, head_dim=8, intermediate_size=32), "ALiBi")
     if case == "registry":
         return retrofit(tiny("bloom", max_position_embeddings=LENGTH), "ALiBi")
+    if case == "images":
+        return retrofit(small(hf.Gemma3Config, text_config=configuration("gemma3_text"), vision_config=VISION), "ALiBi")
+    if case == "no model":
+        return retrofit("gpt2", "ALiBi")
     arguments = {"name": ("Kerple",), "option": (KerpleLog,), "instance": (KerpleLog(Shape(32, 4, 32)),)}
     arguments |= {"layer": (KerpleLog,), "width": (lambda shape: KerpleLog(Shape(32, 2, 32)),)}
     options = {"option": {"radius": 1}, "layer": {"layers": [5]}}
@@ -219,6 +238,8 @@ def wrong(case: str) -> Any:
         ("twice", "which already has the strategy ALiBi"),
         ("encoder", "model: got T5ForConditionalGeneration, which has an encoder"),
         ("soft caps", "softcap"),
+        ("images", "model: got Gemma3ForConditionalGeneration, which reads more than text, expected a model of text"),
+        ("no model", "model: got a str, expected a PreTrainedModel"),
         ("registry", "registry"),
         ("name", "strategy: got Kerple, did you mean"),
         ("option", "options: got radius, expected one of"),

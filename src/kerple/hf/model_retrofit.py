@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from kerple.base.errors import UserError, describe, require, unknown
@@ -51,8 +51,8 @@ def retrofit(
     a document. Positions with gaps make attention slower, because a bias is then computed for each pair of tokens.
 
     Args:
-        model: A `transformers.PreTrainedModel` whose attention is causal and uses transformers' registry of attention
-            functions.
+        model: A `transformers.PreTrainedModel` that reads only text, and whose attention is causal and uses
+            transformers' registry of attention functions.
         strategy: A class of `kerple.positions`, its name, or a function that builds a strategy from a
             `kerple.positions.Shape`. The strategy may need queries, keys and positions, but neither hidden states nor
             embeddings.
@@ -65,8 +65,14 @@ def retrofit(
     Raises:
         UserError: If the model, the strategy, a layer or an option is not supported. The model is then unchanged.
     """
+    require(
+        isinstance(model, PreTrainedModel), "model", f"a {type(model).__name__}", "a PreTrainedModel of transformers"
+    )
     given = f"{type(model).__name__}, which has an encoder"
     require(not getattr(model.config, "is_encoder_decoder", False), "model", given, "a causal language model")
+    given = f"{type(model).__name__}, which reads more than text"
+    text_only = model.config.get_text_config() is model.config
+    require(text_only, "model", given, "a model of text, such as the language model inside of it")
     base = decoder(model)
     given = f"{type(model).__name__}, which already has the strategy {getattr(getattr(base, NAME, None), 'name', '')}"
     require(not hasattr(base, NAME), "model", given, "a model without a strategy; load it again")

@@ -94,6 +94,7 @@ def read_strategy(description: Any, strategy: StrategyBuilder | None = None) -> 
         UserError: If the description has another form, or its strategy is not in `kerple.positions`.
     """
     valid = isinstance(description, dict) and isinstance(description.get("init_args"), dict)
+    valid = valid and "class_path" in description
     require(valid, "model", f"{description!r:.60} for kerple_retrofit in config.json", "a class_path and init_args")
     path = description["class_path"]
     name = str(path).removeprefix(PREFIX)

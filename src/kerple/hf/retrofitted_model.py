@@ -21,12 +21,12 @@ def from_pretrained(folder: str, strategy: StrategyBuilder | None = None, **opti
     Args:
         folder: Folder that `save_pretrained` has written, or the name of a model on the Hugging Face hub.
         strategy: Your own class, if the strategy is not in `kerple.positions`.
-        **options: Options of transformers' `from_pretrained`, such as ``dtype`` and ``device_map``.
+        **options: Options of transformers' `from_pretrained`, such as ``dtype``, ``device_map`` and ``revision``.
 
     Raises:
         UserError: If the folder has no such model, or its strategy is not known.
     """
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, **options)  # for options such as ``revision`` and ``token``
     expected = "kerple_retrofit; read other models by AutoModelForCausalLM.from_pretrained"
     require(isinstance(config, KerpleRetrofitConfig), "model", f"{config.model_type} in {folder}", expected)
     return RetrofittedForCausalLM.from_pretrained(folder, config=config, strategy=strategy, **options)
