@@ -45,6 +45,13 @@ def test_a_run_waits_for_its_parent_and_fails_with_it(tmp_path: Path, monkeypatc
     assert {run.label for run, _ in ended} == {run.label for run in runs}
 
 
+def test_a_run_without_a_log_on_this_machine_is_one_line(tmp_path: Path) -> None:
+    """As after a run on another machine that does not share the folders of the runs."""
+    run = PlannedRun("RoPE", 1, "", tmp_path / "RoPE/seed-1", tmp_path / "RoPE/seed-1/test")
+    error = f"RoPE seed 1: ended with status 0, but {run.sidecar('.log')} is missing; keep the runs on a shared disk"
+    assert engines.ended_run(run, 0) == (run, error)
+
+
 @pytest.mark.slow
 def test_a_fit_on_two_devices_is_executed_and_tested(tmp_path: Path) -> None:
     """Lightning starts the second rank with the command line of the first."""

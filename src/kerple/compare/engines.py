@@ -49,7 +49,7 @@ class Engine(ABC, Generic[Handle]):
 
     @abstractmethod
     def poll(self, run: PlannedRun, handle: Handle) -> Ended | None:
-        """The run and its error message when it has ended; None while it is active."""
+        """Return the run and its error message when it has ended; None while it is active."""
 
     @abstractmethod
     def stop(self, handles: list[Handle]) -> None:
@@ -161,6 +161,8 @@ def ended_run(run: PlannedRun, status: int) -> Ended:
     if status == 0 and committed_records.finished(run):
         return run, None
     log = run.sidecar(".log")
+    if not log.exists():
+        return run, f"{run.name}: ended with status {status}, but {log} is missing; keep the runs on a shared disk"
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
     return run, f"{run.name}: ended with status {status}, see {log}:\n{tail}"
 
