@@ -7,13 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from jsonargparse import Namespace
 
 from kerple.data import TokenShards
 from kerple.data.loader import TrainingLoader
-from kerple.data.mixture import Mixture, SelectedDocuments
+from kerple.data.mixture import Mixture, Part, SelectedDocuments
 from kerple.data.order import Order
+from kerple.data.shard_options import CACHE, CACHE_GB
 from kerple.data.shards import Folder, TokenStream
 from kerple.positions import NoPE
+from kerple.training.fit_cost import _visible_fraction
 from kerple.training.language_model import LanguageModel
 from tests.data.conftest import small_build, write_lines
 from tests.toy import trainer
@@ -189,3 +192,18 @@ def test_a_fit_logs_the_validation_loss_of_each_part_and_their_weighted_mean(pre
         assert logged[f"val/loss/{folder}"] == pytest.approx(loss, abs=1e-5)
     mean = sum(weight * logged[f"val/loss/{folder}"] for folder, weight in mixture.items())
     assert logged["val/loss"] == pytest.approx(mean, abs=1e-6)
+
+
+def test_the_cost_of_a_fit_counts_the_visible_keys_of_each_part(prepared, second):
+    mixture = {f"{prepared}[:40]": 0.25, str(second): 0.75}
+    options = {"corpus": None, "directory": str(prepared), "length": LENGTH, "packing": "best_fit", "mixture": mixture}
+    keys = 0.0
+    for name, weight in mixture.items():
+        part = Part.open(name, CACHE, CACHE_GB)
+        stream = part.stream("train")
+        counts = np.diff([*part.begins(stream), len(stream)]).tolist()  # tokens of each document
+        seen = [token % LENGTH + 1 for count in counts for token in range(count)]
+        keys += weight * float(np.mean(seen))
+    fraction, rows = _visible_fraction(Namespace(mask_documents=True, **options))
+    assert fraction == pytest.approx(keys / ((LENGTH + 1) / 2))
+    assert rows["keys a query"].startswith(f"{keys:.1f} on average")

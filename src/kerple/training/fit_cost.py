@@ -12,8 +12,8 @@ from kerple.base.errors import UserError, require
 from kerple.config.checkpoint_agreement import SAMPLES_PER_STEP
 from kerple.config.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
 from kerple.data.documents import mean_visible_keys
+from kerple.data.mixture import Part
 from kerple.data.shard_options import ShardOptions
-from kerple.data.shards import Folder
 from kerple.model.cost import Chip, count_parameters, flops, memory
 from kerple.training.feasibility import check_memory
 from kerple.training.fit_options import build_model
@@ -118,13 +118,15 @@ def _visible_fraction(data: Namespace) -> tuple[float, dict[str, str]]:
     if not data.get("mask_documents"):
         return 1.0, {}
     options = ShardOptions(**data.as_dict())
-    try:
-        folder = Folder(options.location, options.cache, options.cache_gb)
-    except UserError:
-        return 1.0, {"keys a query": f"as in one document a sample, because {options.location} is not prepared"}
-    tokens = folder.manifest.splits["train"].tokens
-    lengths = np.diff(folder.documents("train"), append=tokens)
-    keys, most = mean_visible_keys(lengths, data.length, options.packing == "best_fit"), (data.length + 1) / 2
+    keys, most = 0.0, (data.length + 1) / 2
+    for name, weight in (options.mixture or {options.location: 1.0}).items():
+        try:
+            part = Part.open(name, options.cache, options.cache_gb)
+        except UserError:
+            return 1.0, {"keys a query": f"as in one document a sample, because {name} is not prepared"}
+        stream = part.stream("train")
+        lengths = np.diff(part.begins(stream), append=len(stream))
+        keys += weight * mean_visible_keys(lengths, data.length, options.packing == "best_fit")
     return keys / most, {"keys a query": f"{keys:,.1f} on average within documents, of {most:,.1f} without masks"}
 
 
