@@ -143,6 +143,7 @@ def test_the_command_writes_a_page_and_an_exit_status_and_refuses_wrong_sides(tm
     for length in ("0", "-5", "1"):
         message = f"error: length: got {length}, expected 2 or more"
         assert message in complaint(capsys, "parity", a, tmp_path / "e.npz", "--length", length)
+    assert "expected null, because the tokens are" in complaint(capsys, "parity", a, tmp_path / "e.npz", *text[:2])
 
 
 def test_a_file_that_is_no_table_of_log_probabilities_is_an_error_of_one_line(tmp_path):

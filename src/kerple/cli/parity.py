@@ -72,6 +72,7 @@ def main(arguments: list[str]) -> None:
     require(len(files) < 2, "B", "a file, as in A", "a model on one side")
     if files:
         ((name, outputs),) = files.items()
+        require(options.text is None, "text", options.text, f"null, because the tokens are those of {paths[name]}")
         assert outputs.tokens is not None  # `read_outputs` sets them
         tokens, known = outputs.tokens, len(outputs.tokens)
         require((options.length or known) <= known, name, f"{known} positions", f"--length {options.length}")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
+from kerple.base.errors import require
 from kerple.config.options import MODEL_FORMS, add_switch, add_trust_argument, command_parser, rename_options
 from kerple.config.parsing import parse
 from kerple.data.tokenizer import MODEL_PREFIX
@@ -39,6 +40,8 @@ def main(arguments: list[str]) -> None:
     add_trust_argument(parser)
     rename_options(parser, to="output", window="far_context")
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
+    used = options.length is None or options.far_context
+    require(used, "length", f"{options.length} without far_context", "--far_context true, or no length")
     from kerple.hf.pretrained_files import model_name
     from kerple.hf.pretrained_model_reader import read_fp32_model
     from kerple.probe.probe_model import probe_model

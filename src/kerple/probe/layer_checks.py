@@ -257,7 +257,7 @@ def _score_differences(layer: Layer, call: Call) -> list[str]:
 def _describe_mixers(model: Any, mixers: set[nn.Module], verdicts: list[Verdict]) -> None:
     """Name the mixers of each layer in its verdict, and report those whose output depends on the cache as faults."""
     names = {module: re.search(r"\.(\d+)\.", name) for name, module in model.named_modules() if module in mixers}
-    differences = _cached_differences(model, mixers)
+    differences = _cached_differences(model, mixers) if mixers else {}
     for module, index in names.items():
         if index is None or int(index[1]) >= len(verdicts):
             continue
