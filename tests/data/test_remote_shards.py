@@ -162,6 +162,14 @@ for number in range(len(stream.shards)):
 """
 
 
+def test_a_url_with_a_query_is_refused_without_printing_it(server, cache):
+    message = rf"^data.directory: got {server.url}/a with a query, expected a URL without one; .* environment$"
+    for end in ("/a?key=secret", "/a#b"):
+        with pytest.raises(UserError, match=message):
+            Folder(f"{server.url}{end}", cache, GB)
+    assert not server.handler.requests
+
+
 @pytest.mark.slow
 def test_readers_that_are_killed_at_any_moment_leave_a_cache_that_others_can_use(server, cache, prepared):
     expected = [str(sum(map(int, TokenStream(Folder(prepared), "train").shard(n)))) for n in range(5)]

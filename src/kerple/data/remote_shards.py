@@ -69,9 +69,15 @@ class RemoteFiles:
         cache: Folder of the cache.
         gigabytes: Size of the cache in 10⁹ bytes, above which the copies that were not used for the longest time are
             deleted. Files that several processes fetch at the same moment may exceed it.
+
+    Raises:
+        UserError: The URL has a query or a fragment, after which no name of a file can be appended.
     """
 
     def __init__(self, url: str, cache: str, gigabytes: float) -> None:
+        given = f"{without_query(url)} with a query"  # which may be a secret
+        expected = "a URL without one; give credentials by the environment"
+        require(without_query(url) == url, "data.directory", given, expected)
         self.url, self.directory, self.gigabytes = url.rstrip("/"), Path(cache, "shards"), gigabytes
 
     def read(self, name: str) -> bytes:
@@ -126,7 +132,7 @@ class RemoteFiles:
         def is_intact_copy(path: str) -> bool:
             if not is_intact(Path(path), sha256):
                 os.unlink(path)
-                given = f"{self._address(name)}: its sha256 differs from the manifest"
+                given = f"{self.url}/{name}: its sha256 differs from the manifest"
                 raise UserError(f"{given}; upload the folder again, or start again if it was just replaced")
             return True  # for other values, FileCache starts a program that describes the file
 
@@ -140,7 +146,7 @@ class RemoteFiles:
                 or "Credentials" in type(error).__name__
             ):
                 raise error
-            print(f"{self._address(name)}: {_describe(error)}; trying again", file=sys.stderr, flush=True)
+            print(f"{self.url}/{name}: {_describe(error)}; trying again", file=sys.stderr, flush=True)
             errors.append(error)
             return True
 
@@ -187,14 +193,11 @@ class RemoteFiles:
             advice = "increase it, or set data.sections, with which fewer shards are in use"
             require(excess <= 0, "data.cache_gb", self.gigabytes, f"{expected}; {advice}")
 
-    def _address(self, name: str) -> str:
-        return f"{without_query(self.url)}/{name}"
-
     def _unreachable(self, name: str, error: Exception) -> UserError:
         if isinstance(error, UserError):
             return error
         advice = "check the address, the server and your credentials, then run the same command again"
-        return UnreachableShards(f"data.directory: {self._address(name)} cannot be read ({_describe(error)}); {advice}")
+        return UnreachableShards(f"data.directory: {self.url}/{name} cannot be read ({_describe(error)}); {advice}")
 
 
 def _describe(error: Exception) -> str:
