@@ -227,8 +227,8 @@ def wrong(case: str) -> Any:
     if case == "no model":
         return retrofit("gpt2", "ALiBi")
     arguments = {"name": ("Kerple",), "option": (KerpleLog,), "instance": (KerpleLog(Shape(32, 4, 32)),)}
-    arguments |= {"layer": (KerpleLog,), "width": (lambda shape: KerpleLog(Shape(32, 2, 32)),)}
-    options = {"option": {"radius": 1}, "layer": {"layers": [5]}}
+    arguments |= {"layer": (KerpleLog,), "all": (KerpleLog,), "width": (lambda shape: KerpleLog(Shape(32, 2, 32)),)}
+    options = {"option": {"radius": 1}, "layer": {"layers": [5]}, "all": {"layers": True}}
     return retrofit(tiny("llama"), *arguments[case], **options.get(case, {}))
 
 
@@ -245,6 +245,7 @@ def wrong(case: str) -> Any:
         ("option", "options: got radius, expected one of"),
         ("instance", "strategy: got a KerpleLog, expected a class"),
         ("layer", "layers: got 5, expected 0 to 1"),
+        ("all", "layers: got True, expected 0 to 1"),
         ("width", r"KerpleLog.bias: got shape \(2, 3\)"),
     ],
 )

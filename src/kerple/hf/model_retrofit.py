@@ -216,7 +216,8 @@ def list_layers(config: Any, layers: str | int | Iterable[str | int] | None) -> 
     selected = KINDS if layers is None else (layers,) if isinstance(layers, str | int) else tuple(layers)
     for choice in selected if layers is not None else ():
         expected = f"0 to {len(kinds) - 1} or {' or '.join(dict.fromkeys(kinds))}"
-        require(choice in kinds or choice in range(len(kinds)), "layers", repr(choice), expected)
+        valid = choice in kinds or (choice in range(len(kinds)) and not isinstance(choice, bool))
+        require(valid, "layers", repr(choice), expected)
     indices = [i for i, kind in enumerate(kinds) if i in selected or kind in selected]
     require(bool(indices), "layers", f"{layers}", "at least one layer with attention")
     return indices
