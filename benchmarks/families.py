@@ -101,7 +101,6 @@ def tiny(family: str) -> Any:
 
 def row(family: str) -> tuple[str, str]:
     """Return the verdict about a family, and its details."""
-    signal.alarm(SECONDS)
     try:
         model = tiny(family)
         with torch.inference_mode():
@@ -114,8 +113,6 @@ def row(family: str) -> tuple[str, str]:
         return "not built", f"{error!s:.100}"
     except Exception as error:  # a bug of probe, which the table shows
         return "probe failed", f"{describe(error):.200}"
-    finally:
-        signal.alarm(0)
     return verdict(report), details(report, family)
 
 
@@ -145,7 +142,9 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     signal.signal(signal.SIGALRM, stop)
     for family in sys.argv[1:] or sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - ENCODERS):
+        signal.alarm(SECONDS)
         found = row(family)
+        signal.alarm(0)
         print(family, *found, sep=" | ", flush=True)
         earlier = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
         cells = [line.strip("| ").split(" | ") for line in earlier if line.startswith("| ")][1:]
