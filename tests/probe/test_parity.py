@@ -53,6 +53,8 @@ def test_all_readings_of_a_correct_model_are_equal_within_rounding(name):
     for reading in READINGS:
         if name == "gpt2" and reading.padding == "left":
             continue  # which shifts its absolute positions
+        if name == "qwen3_next" and reading.packed:
+            continue  # its recurrent state continues from one document to the next
         assert not compare(model, model, reading).differs, reading
     assert not compare(model, model, Reading(), dtype=torch.bfloat16).differs
     assert not compare(model, lambda tokens: model(tokens).logits).differs

@@ -257,7 +257,7 @@ def parity(a: Side, b: Side, tokens: Tensor) -> Parity:
     if (i := result.first_layer) is not None:
         for side in (side for side in sides if side.is_model):
             verdict = measure_layers(side.source, side.config or side.source.config.get_text_config())[i]
-            found = "; ".join([verdict.measured, *verdict.differences, *([verdict.unknown] if verdict.unknown else [])])
+            found = "; ".join(filter(None, [verdict.measured, *verdict.differences, verdict.unknown]))
             result.words.append(f"probe of layer {i} of {side.name}: {verdict.verdict}, {found}")
     return result
 
