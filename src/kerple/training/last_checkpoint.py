@@ -104,16 +104,17 @@ class LastCheckpoint(Checkpoint):
         self._signals.restore()
         if not isinstance(exception, UnreachableShards) or trainer.world_size > 1:
             return  # with several processes, the others wait inside their next step, and cannot save
-        if trainer.training and trainer.global_step > self._saved_step and not inside_step(trainer):
+        reads_batches = trainer.training or (trainer.validating and trainer.state.fn == TrainerFn.FITTING)
+        if reads_batches and trainer.global_step > self._saved_step and not inside_step(trainer):
             self._between_batches = True
             self.save(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[ACCUMULATION] = accumulation_option(trainer)
         checkpoint[INSIDE_STEP] = trainer.state.fn == TrainerFn.FITTING and inside_step(trainer)
-        if self._between_batches:
+        if self._between_batches and trainer.training:
             _repeat_batch_end(checkpoint["loops"]["fit_loop"])
-        if validation_ahead(trainer):
+        if validation_ahead(trainer) or (self._between_batches and trainer.validating):
             _expect_validation(checkpoint["loops"]["fit_loop"])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
