@@ -126,7 +126,8 @@ class OwnServer(Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         data = trainer.datamodule
         data.location, data.cache = self.urls[trainer.global_rank], f"{self.folder}/node-{trainer.global_rank}"
-        data.__dict__.pop("folder", None)
+        for name in ("folder", "parts", "_texts"):  # computed from the location and cache before
+            data.__dict__.pop(name, None)
 
 
 @pytest.mark.slow

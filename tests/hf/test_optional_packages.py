@@ -98,7 +98,9 @@ from importlib import import_module
 import kerple
 from kerple.cli.main import TRAIN, main
 
-optional = ("kerple.hf.modeling", "kerple.hf.exporter", "kerple.attention.cuda", "kerple.attention.cuda_table_gradient")
+optional = ["kerple.attention.cuda", "kerple.attention.cuda_table_gradient"]
+names = ("modeling", "exporter", "layer_strategies", "model_retrofit", "retrofit_config", "retrofitted_model")
+optional += [f"kerple.hf.{name}" for name in (*names, "token_layout")]
 for module in pkgutil.walk_packages(kerple.__path__, "kerple."):
     if module.name not in (*optional, "kerple.__main__"):  # the last one runs
         import_module(module.name)

@@ -171,11 +171,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "wrong softmax scale": ([n for n in FAMILIES if n != "bloom"], scale_scores),
     "soft cap left out": (["gemma2"], partial(drop_attribute, "attn_logit_softcapping")),
     "sinks left out": (["gpt_oss"], partial(drop_attribute, "sinks")),
-    "packed documents not separated": (
-        [n for n in FAMILIES if n not in ("bloom", *RECURRENT)],
-        build,
-        without_documents,
-    ),
+    "packed documents not separated": (SEPARATED, build, without_documents),
     "state of linear layers lost while decoding": (RECURRENT, forget_state),
     "positions restarted after a cache": (RESTARTED, partial(change_positions, lambda ids: ids - ids[..., :1])),
     "RoPE in layers without positions": (PATTERNS, partial(change_pattern, lambda p: [1] * len(p))),
