@@ -273,12 +273,17 @@ def document_lengths(shards: Iterable[Tokens], end_of_text: int) -> NDArray[np.u
     return np.concatenate(lengths)
 
 
-def token_checksum(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> str:
-    """Return the `Split.sha256` of a split, computed from its files."""
+def checksum_and_lengths(shards: Iterable[Tokens], end_of_text: int) -> tuple[str, NDArray[np.uint32]]:
+    """Return the `Split.sha256` of a split and its `document_lengths`. Each of its shards is read once."""
     digest = hashlib.sha256()
-    for tokens in read_shards(directory, split, shards, dtype):
-        digest.update(tokens.data)
-    return digest.hexdigest()
+
+    def digested() -> Iterator[Tokens]:
+        for tokens in shards:
+            digest.update(tokens.data)
+            yield tokens
+
+    lengths = document_lengths(digested(), end_of_text)
+    return digest.hexdigest(), lengths
 
 
 def verify(folder: Folder) -> None:
@@ -291,9 +296,9 @@ def verify(folder: Folder) -> None:
     folder.tokenizer()
     folder.test_documents()
     for name, split in folder.manifest.splits.items():
-        stream, digest = TokenStream(folder, name, open_shards=1), hashlib.sha256()
+        stream = TokenStream(folder, name, open_shards=1)
 
-        def checked_shards(stream: TokenStream = stream, digest: Any = digest) -> Iterator[Tokens]:
+        def checked_shards(stream: TokenStream = stream) -> Iterator[Tokens]:
             for number, shard in enumerate(stream.shards):
                 if shard.tokens:
                     with folder.shard(stream.split, number, recheck=True) as file:
@@ -301,11 +306,10 @@ def verify(folder: Folder) -> None:
                     if (largest := int(tokens.max())) >= folder.manifest.vocabulary:
                         expected = f"below {folder.manifest.vocabulary}; prepare or copy the folder again"
                         raise UserError(f"{file.name}: got the token id {largest}, expected ids {expected}")
-                    digest.update(tokens.data)
                     yield tokens
 
-        lengths = document_lengths(checked_shards(), folder.manifest.end_of_text)
+        checksum, lengths = checksum_and_lengths(checked_shards(), folder.manifest.end_of_text)
         begins = lengths.cumsum(dtype=np.int64) - lengths
-        same = (digest.hexdigest(), len(begins)) == (split.sha256, split.documents)
+        same = (checksum, len(begins)) == (split.sha256, split.documents)
         if not same or (begins != folder.documents(name)).any():
             raise UserError(f"{folder.location}: the tokens of {name} differ from the manifest; prepare them again")

@@ -185,7 +185,7 @@ def test_nothing_of_a_rejected_or_replaced_tokenizer_is_kept(json_lines, documen
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(build, "token_checksum", full)  # all parts are finished before
+    monkeypatch.setattr(build, "checksum_and_lengths", full)  # all parts are finished before
     with pytest.raises(OSError, match="No space"):
         small_build(directory, json_lines, tokenizer=str(tmp_path))
     monkeypatch.undo()
@@ -200,7 +200,7 @@ def test_links_in_an_unfinished_folder_are_refused(json_lines, tmp_path, monkeyp
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(build, "token_checksum", full)
+    monkeypatch.setattr(build, "checksum_and_lengths", full)
     with pytest.raises(OSError, match="No space"):
         small_build(tmp_path / "out", json_lines)
     monkeypatch.undo()

@@ -33,7 +33,7 @@ from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.workers import Encoder, tokenise_parts
 from kerple.data.shard_options import HUB, ShardOptions
-from kerple.data.shards import Folder, document_lengths, lengths_file, read_shards, token_checksum, write_shard
+from kerple.data.shards import Folder, checksum_and_lengths, lengths_file, read_shards, write_shard
 from kerple.data.tokenizer import (
     TRAINED_HERE,
     end_of_text,
@@ -92,10 +92,9 @@ def prepare(options: ShardOptions, tokenise_all: Callable[..., Any] = tokenise_p
         for name in SPLITS:
             shards = tuple(Shard(part[name]["tokens"], part[name]["sha256"]) for part in parts)
             documents, size = (sum(part[name][key] for part in parts) for key in ("documents", "bytes"))
-            checksum = token_checksum(directory, name, shards, encoder.dtype)
-            lengths = document_lengths(read_shards(directory, name, shards, encoder.dtype), end).tobytes()
-            write(directory / lengths_file(name), lengths)
-            splits[name] = Split(shards, documents, size, checksum, hashlib.sha256(lengths).hexdigest())
+            checksum, lengths = checksum_and_lengths(read_shards(directory, name, shards, encoder.dtype), end)
+            write(directory / lengths_file(name), lengths.tobytes())
+            splits[name] = Split(shards, documents, size, checksum, hashlib.sha256(lengths.tobytes()).hexdigest())
         manifest = Manifest(
             vocabulary,
             end,
