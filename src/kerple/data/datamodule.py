@@ -20,7 +20,7 @@ from kerple.data.order import Order, SectionOrder
 from kerple.data.packing import PackedSamples
 from kerple.data.prepare.build import check_prepared, prepare
 from kerple.data.shard_options import ShardOptions
-from kerple.data.shards import Folder, ShardFetcher
+from kerple.data.shards import Folder, ShardFetcher, TokenStream
 
 
 class TokenShards(ShardOptions, LightningDataModule):
@@ -182,7 +182,8 @@ class TokenShards(ShardOptions, LightningDataModule):
 
         def batches(part: Part, blocks: TextBlocks) -> BlockBatches:
             size = min(self.batch_size, len(blocks))
-            return BlockBatches(blocks, size, rank, world_size, self._documents(part, "validation"))
+            assert isinstance(blocks.stream, TokenStream)  # of a split
+            return BlockBatches(blocks, size, rank, world_size, self._documents(part, blocks.stream))
 
         if self.mixture is not None:
             return [batches(part, part.validation_blocks(self.length, self.validation_segments)) for part in self.parts]
@@ -213,11 +214,11 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Return the string of token ids; an end-of-text token becomes its name."""
         return self.text("train").decode(tokens)
 
-    def _documents(self, part: Part, split: str) -> Documents | None:
-        """Return the documents of a split of a part, or None if training and validation do not use them."""
+    def _documents(self, part: Part, stream: TokenStream) -> Documents | None:
+        """Return the documents of a stream of a part, or None if training and validation do not use them."""
         if not self.mask_documents and self.score_first_targets:
             return None
-        return Documents(part.begins(part.stream(split)), self.mask_documents, self.score_first_targets)
+        return Documents(part.begins(stream), self.mask_documents, self.score_first_targets)
 
     def _samples(self, number: int, part: Part) -> Samples:
         """Return the function that reads training samples of a part from their places, and their order.
@@ -235,7 +236,7 @@ class TokenShards(ShardOptions, LightningDataModule):
             if rank_and_world_size(self)[0] == 0:
                 print(f"{part.name or self.location}: {packed.summary}", file=sys.stderr)
             return packed.read, Order(packed.samples + 1, 1, self.seed, number)  # a sample in place of a token
-        read = partial(read_samples, stream, self.length, self._documents(part, "train"))
+        read = partial(read_samples, stream, self.length, self._documents(part, stream))
         if self.sections is None:
             return read, Order(len(stream), self.length, self.seed, number)
         if isinstance(stream, SelectedDocuments):
