@@ -32,6 +32,12 @@ def last_checkpoint(preferred: Path) -> Path | None:
     return next(filter(Path.is_file, (path / LAST for path in reversed(versions(preferred)))), None)
 
 
+def weights_file(path: str) -> str:
+    """Return the last checkpoint of a run if ``path`` is the folder of one, else ``path``."""
+    last = Path(path, LAST)
+    return str(last) if last.is_file() else path
+
+
 def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
     """Choose and lock the folder that a fit writes to.
 

@@ -25,7 +25,7 @@ import zstandard
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.run_folder import FIRST_FILES, LAST, RUN_FILE
+from kerple.base.run_folder import FIRST_FILES, RUN_FILE, weights_file
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, recorded_runs
@@ -143,7 +143,7 @@ def _weights_digest(path: Path, modified: int) -> str:
 @cache
 def _digest(path: str) -> str:
     """Return the sha256 of a checkpoint, or of a model that `kerple.hf.pretrained_files.find_model` finds."""
-    path = str(last) if (last := Path(path, LAST)).is_file() else path
+    path = weights_file(path)
     if is_zipfile(path):  # a checkpoint of `fit`
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

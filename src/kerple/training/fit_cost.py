@@ -9,6 +9,7 @@ import torch
 from jsonargparse import Namespace
 
 from kerple.base.errors import UserError, require
+from kerple.base.run_folder import weights_file
 from kerple.config.checkpoint_agreement import SAMPLES_PER_STEP
 from kerple.config.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
 from kerple.data.documents import mean_visible_keys
@@ -18,7 +19,6 @@ from kerple.model.cost import Chip, count_parameters, flops, memory
 from kerple.training.feasibility import check_memory
 from kerple.training.fit_options import build_model
 from kerple.training.language_model import LanguageModel
-from kerple.training.stored_options import weights_file
 
 NODE = 8  # devices per node
 NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s for each device

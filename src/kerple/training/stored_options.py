@@ -10,7 +10,7 @@ import yaml
 from pytorch_lightning import LightningDataModule
 
 from kerple.base.errors import require
-from kerple.base.run_folder import LAST
+from kerple.base.run_folder import LAST, weights_file
 from kerple.config.auto_precision import SAFE, emulated
 from kerple.config.files import read_mapping
 from kerple.config.flat_configuration import flat
@@ -98,12 +98,6 @@ def _moved(node: Any, before: str, now: str) -> Any:
         return [_moved(value, before, now) for value in node]
     is_below = isinstance(node, str) and f"{node}/".startswith(f"{before.rstrip('/')}/")
     return now + node[len(before.rstrip("/")) :] if is_below else node
-
-
-def weights_file(path: str) -> str:
-    """Return the last checkpoint of a run if ``path`` is the folder of one, else ``path``."""
-    last = Path(path, LAST)
-    return str(last) if last.is_file() else path
 
 
 @lru_cache(maxsize=1)  # a fit calls this function twice: for the options of the model, and later for the weights
