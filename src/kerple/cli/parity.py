@@ -6,6 +6,7 @@ from typing import Any, Literal
 from zipfile import is_zipfile
 
 from kerple.base.errors import UserError, require
+from kerple.cli.probe import checkpoint_classes
 from kerple.config.options import MODEL_FORMS, add_switch, add_trust_argument, command_parser
 from kerple.config.parsing import parse
 
@@ -105,11 +106,7 @@ def _side(name: str, path: str, options: Any, models: dict[Any, Any]) -> Any:
     if path.endswith(".npz"):
         return Side(read_outputs(path, name), f"{name} ({path})")
     chosen = options[name.lower()]
-    classes = None
-    if is_zipfile(path):
-        from kerple.training.allowed_classes import allowed_classes  # imports Lightning, which other models do not need
-
-        classes = allowed_classes(options.trust)
+    classes = checkpoint_classes(path, options.trust)
     key = path, chosen.scaling, chosen.factor
     with name_in_errors(name):
         if key not in models:

@@ -1,13 +1,16 @@
 """`python run.py probe MODEL`: checks the position encoding of a model, and writes the results as a page and JSON."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
 
 from kerple.base.errors import require
 from kerple.config.options import MODEL_FORMS, add_switch, add_trust_argument, command_parser, rename_options
 from kerple.config.parsing import parse
 from kerple.data.tokenizer import MODEL_PREFIX
+
+if TYPE_CHECKING:
+    from kerple.config.untrusted_checkpoints import Classes
 
 
 def main(arguments: list[str]) -> None:
@@ -48,11 +51,7 @@ def main(arguments: list[str]) -> None:
     from kerple.training.torch_settings import configure_torch
 
     configure_torch()
-    classes = None
-    if is_zipfile(options.model):
-        from kerple.training.allowed_classes import allowed_classes  # imports Lightning, which other models do not need
-
-        classes = allowed_classes(options.trust)
+    classes = checkpoint_classes(options.model, options.trust)
     model, config = read_fp32_model(options.model, classes, options.trust_remote_code)
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
     if parts := [name for name in ("gap", "far_context") if options[name]]:
@@ -67,6 +66,20 @@ def main(arguments: list[str]) -> None:
     print(f"written to {folder}/probe.html and probe.json")
     if report.faults or report.inconclusive:
         raise SystemExit(1 if report.faults else 2)
+
+
+def checkpoint_classes(path: str, trust: str) -> "Classes | None":
+    """Return the classes that a checkpoint may use; None if ``path`` is not a checkpoint.
+
+    Args:
+        path: Path or name of a model.
+        trust: Packages whose classes a checkpoint may use, separated by commas.
+    """
+    if not is_zipfile(path):
+        return None
+    from kerple.training.allowed_classes import allowed_classes  # imports Lightning, which other models do not need
+
+    return allowed_classes(trust)
 
 
 def network_and_text(model: Any, path: str, corpus: str, trust: str = "") -> tuple[Any, Any]:
