@@ -112,9 +112,7 @@ class LocalProcesses(Engine["subprocess.Popen[bytes]"]):
                 pass
         except UserError as busy:
             print(f"{run.name} waits: {busy}", flush=True)
-        environment = os.environ.copy()
-        if "OMP_NUM_THREADS" not in environment:
-            environment |= {"OMP_NUM_THREADS": str(self.threads), CHOSEN: "1"}
+        environment = os.environ | thread_variables(self.threads)
         return start_process(PROCESS, run.description(), run.sidecar(".log"), environment)
 
     def poll(self, run: PlannedRun, handle: "subprocess.Popen[bytes]") -> Ended | None:
@@ -124,6 +122,12 @@ class LocalProcesses(Engine["subprocess.Popen[bytes]"]):
     def stop(self, handles: "list[subprocess.Popen[bytes]]") -> None:
         """See `stop_processes`."""
         stop_processes(handles)
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Return OMP_NUM_THREADS of the user, or ``threads``, which is then recorded as chosen by `compare`."""
+    given = os.environ.get("OMP_NUM_THREADS")
+    return {"OMP_NUM_THREADS": str(threads), CHOSEN: "1"} if given is None else {"OMP_NUM_THREADS": given}
 
 
 def start_process(

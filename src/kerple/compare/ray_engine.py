@@ -7,10 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from kerple.base.errors import UserError, require
-from kerple.base.processor_cores import CHOSEN
 from kerple.base.ray_cluster import Cluster
 from kerple.compare import engines
-from kerple.compare.engines import STOP_TIMEOUT, TICK, Ended, Engine, ended_run, signals, start_process, stop_processes
+from kerple.compare.engines import (
+    STOP_TIMEOUT,
+    TICK,
+    Ended,
+    Engine,
+    ended_run,
+    signals,
+    start_process,
+    stop_processes,
+    thread_variables,
+)
 from kerple.compare.planned_run import PlannedRun
 
 
@@ -42,9 +51,7 @@ class RayRuns(Engine[Any]):
     def start(self, run: PlannedRun) -> Any:
         """Submit a run to the cluster. Return a reference to its task."""
         run.directory.parent.mkdir(parents=True, exist_ok=True)
-        threads = {"OMP_NUM_THREADS": str(self.cpus), CHOSEN: "1"}
-        if given := os.environ.get("OMP_NUM_THREADS"):
-            threads = {"OMP_NUM_THREADS": given}
+        threads = thread_variables(self.cpus)
         return self._execute(engines.PROCESS, run.description(), str(run.sidecar(".log")), threads)
 
     def poll(self, run: PlannedRun, handle: Any) -> Ended | None:
