@@ -105,8 +105,7 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
         UserError: If the model has layers with a window or chunks, but not the attributes ``layers`` and
             ``rotary_emb``, through which their positions can be set.
     """
-    base = getattr(model, "model", model.base_model)
-    config = model.config.get_text_config()
+    base, config = decoder(model), model.config.get_text_config()
     window = getattr(config, "sliding_window", None) or 0
     longest = getattr(config, "max_position_embeddings", None) or math.inf
     # the window of Phi-3.5 is longer than its longest input
