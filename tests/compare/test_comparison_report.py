@@ -124,6 +124,9 @@ def test_the_page_has_curves_of_the_training_and_the_report_their_table(tmp_path
                 writer.add_scalar("train/loss", 8 - step + offset + 9 * (steps == (1, 2, 3) and step == 3), step)
             writer.add_scalar("val/loss", 5 + offset, steps[-1])
             writer.close()
+        # names are ordered by second, host, process and a counter without leading zeros: not always by time
+        for file in run.folder.parent.glob("events.out.tfevents.*"):
+            file.rename(file.with_name(f"events.out.tfevents.{9 - int(file.name[-2])}"))
     page, text = report_texts(runs, tmp_path)
     assert "training" not in text.lower().replace("training length", "").replace("cost of training", "")
     table = pd.read_csv(tmp_path / "report" / "training.csv").set_index(["seed", "step"])

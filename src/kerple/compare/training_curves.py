@@ -26,6 +26,10 @@ def training_curves(folder: Path) -> pd.DataFrame | None:
 
     # 0: all values are read; of images and histograms, which may be large, only one is kept
     events = EventAccumulator(str(folder), {"scalars": 0, "images": 1, "histograms": 1}).Reload()
-    logged = [tag for tag in TAGS if tag in events.Tags()["scalars"]]
-    series = {TAGS[tag]: pd.Series({event.step: event.value for event in events.Scalars(tag)}) for tag in logged}
+    logged = {tag: events.Scalars(tag) for tag in TAGS if tag in events.Tags()["scalars"]}
+    # by time, because names of files that were begun in the same second are in another order
+    series = {
+        TAGS[tag]: pd.Series({event.step: event.value for event in sorted(found, key=lambda event: event.wall_time)})
+        for tag, found in logged.items()
+    }
     return pd.DataFrame(series).rename_axis("step").reset_index() if series else None
