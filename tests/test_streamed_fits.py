@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import webdataset.cache
 from pytorch_lightning import Callback
 
+from kerple.data import remote_shards
 from kerple.data.manifest import read_manifest
 from tests.data.conftest import small_build, write_lines
 from tests.disturbed import Fit, assert_same_state, interruption
@@ -25,7 +25,7 @@ class Impatient(Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        webdataset.cache.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 1000))
+        remote_shards.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 1000))
 
 
 def gone(after: int) -> Any:

@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -64,6 +64,19 @@ def truncate(handler: Handler, number: int) -> bool:
     handler.send_header("Content-Length", str(len(content)))
     handler.end_headers()
     handler.wfile.write(content[: len(content) // 2])
+    return True
+
+
+def send_slowly(handler: Handler, number: int, pauses: Sequence[float]) -> bool:
+    """Send a file in as many parts as there are pauses, with a pause in seconds before each part."""
+    content = Path(handler.translate_path(handler.path)).read_bytes()
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    for part, pause in enumerate(pauses):
+        time.sleep(pause)
+        with suppress(ConnectionError):  # the client has given up
+            handler.wfile.write(content[part * len(content) // len(pauses) : (part + 1) * len(content) // len(pauses)])
     return True
 
 

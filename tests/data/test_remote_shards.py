@@ -1,18 +1,24 @@
 """Shards at a URL: copied once, compared with their checksums, and read like local ones."""
 
+import errno
+import resource
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import fsspec
 import pytest
 from filelock import FileLock
 
 from kerple.base.errors import UserError
+from kerple.data import remote_shards
 from kerple.data.manifest import SPLITS
 from kerple.data.shards import Folder, TokenStream, verify
-from tests.web_server import answer, serving, truncate
+from tests.web_server import answer, send_slowly, serving, truncate
 
 GB = 1.0
 
@@ -25,7 +31,7 @@ def server(prepared, tmp_path):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("webdataset.cache.time.sleep", lambda seconds: None)  # between two attempts
+    monkeypatch.setattr(remote_shards, "time", SimpleNamespace(sleep=lambda seconds: None))  # between two attempts
     return str(tmp_path / "cache")
 
 
@@ -95,6 +101,46 @@ def test_a_redirect_within_the_server_is_followed(server, cache, prepared):
     shutil.move(server.folder / "train-00000.tar", moved / "shard.tar")
     server.handler.fault = answer(302, {"Location": "/moved/shard.tar"}, "train-00000")
     assert tokens(folder) == tokens(Folder(prepared))
+
+
+@pytest.mark.parametrize("error", [TimeoutError(errno.ETIMEDOUT, "timed out"), ConnectionResetError()])
+def test_an_error_of_the_network_is_repeated(server, cache, prepared, monkeypatch, error):
+    folder, errors = Folder(server.url, cache, GB), [error]
+    read = fsspec.filesystem("http").cat_file
+    answers = SimpleNamespace(cat_file=lambda url: read(url) if not errors else throw(errors.pop()))
+    monkeypatch.setattr(remote_shards, "filesystem", lambda url, *_, **__: (answers, url))
+    assert tokens(folder) == tokens(Folder(prepared))
+
+
+def throw(error: Exception) -> None:
+    raise error
+
+
+def test_a_server_that_sends_nothing_is_given_up_and_one_that_is_slow_is_not(server, cache, prepared, monkeypatch):
+    monkeypatch.setattr(remote_shards, "TIMEOUT", 0.3)  # seconds without a byte
+    fsspec.get_filesystem_class("http").clear_instance_cache()  # connections have the timeout of their start
+    folder = Folder(server.url, cache, GB)
+    server.handler.fault = partial(send_slowly, pauses=[0.1] * 6)
+    assert TokenStream(folder, "train").shard(0).tolist() == TokenStream(Folder(prepared), "train").shard(0).tolist()
+    server.handler.requests.clear()
+    server.handler.fault = partial(send_slowly, pauses=[60])
+    with pytest.raises(UserError, match=r"train-00001.tar cannot be read \(.*Timeout.*; check the address, the server"):
+        folder.shard("train", 1, attempts=2)
+    assert len(server.handler.requests) == 2
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+def test_a_full_disk_is_an_error_of_the_cache(server, cache):
+    folder = Folder(server.url, cache, GB)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # the kernel refuses longer files
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*/cache/shards/.*-train-00000.tar'"):
+            folder.shard("train", 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert copies(cache) == {}
+    folder.shard("train", 0).close()
 
 
 def test_without_a_server_or_a_manifest_the_message_is_one_line(tmp_path, cache):

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import sys
+import time
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from kerple.base.atomic import note_path, write
-from kerple.base.errors import UserError, machine_error, require
+from kerple.base.errors import UserError, require
 from kerple.data.file_opening import filesystem, without_query
 
 SCHEME = "fsspec"  # webdataset opens the URL fsspec:URL with `_open_url`
@@ -86,10 +87,7 @@ class RemoteFiles:
         Raises:
             UserError: The file cannot be read.
         """
-        try:
-            return _open_url(f"{self.url}/{name}").read()
-        except Exception as error:  # each file system raises other errors
-            raise self._unreachable(name, error) from error
+        return _open_url(f"{self.url}/{name}").read()
 
     def open(self, name: str, sha256: str, size: int = 0, attempts: int = 10) -> BinaryIO:
         """Open the copy of a file, after fetching it if it is missing. Other processes wait for it.
@@ -123,12 +121,6 @@ class RemoteFiles:
         from webdataset.cache import FileCache  # imports torch, which takes seconds
         from webdataset.gopen import gopen_schemes
 
-        gopen_schemes[SCHEME] = lambda url, *_: _open_url(url.removeprefix(f"{SCHEME}:"))
-        for part in self.directory.glob(f"{copy.name}.temp*"):
-            part.unlink()  # of a process that was killed
-        self._make_room(size)
-        errors = list[Exception]()
-
         def is_intact_copy(path: str) -> bool:
             if not is_intact(Path(path), sha256):
                 os.unlink(path)
@@ -136,35 +128,29 @@ class RemoteFiles:
                 raise UserError(f"{given}; upload the folder again, or start again if it was just replaced")
             return True  # for other values, FileCache starts a program that describes the file
 
-        def may_pass(error: Exception) -> bool:
-            status = getattr(error, "status", 0)
-            final = isinstance(error, UserError | FileNotFoundError | PermissionError) or machine_error(error)
-            if (
-                final
-                or attempts == 1
-                or (400 <= status < 500 and status not in PASSING)
-                or "Credentials" in type(error).__name__
-            ):
-                raise error
-            print(f"{self.url}/{name}: {_describe(error)}; trying again", file=sys.stderr, flush=True)
-            errors.append(error)
-            return True
-
-        cache = FileCache(
-            str(self.directory), url_to_name=lambda _: copy.name, validator=is_intact_copy, handler=may_pass
-        )
-        try:
-            for opened in cache([f"{SCHEME}:{self.url}/{name}"]):
-                opened["stream"].close()
+        self._remove_parts(copy)  # of a process that was killed
+        self._make_room(size)
+        gopen_schemes[SCHEME] = lambda url, *_: _open_url(url.removeprefix(f"{SCHEME}:"))
+        cache = FileCache(str(self.directory), url_to_name=lambda _: copy.name, validator=is_intact_copy)
+        for attempt in range(1, attempts + 1):
+            try:
+                cache.get_file(f"{SCHEME}:{self.url}/{name}")
                 return
-        except Exception as error:
-            if isinstance(error, UserError) or (isinstance(error, OSError) and error.filename and machine_error(error)):
+            except UnreachableShards as error:
+                if attempt == attempts or not _may_pass(error.__cause__):
+                    raise
+                print(f"{self.url}/{name}: {_describe(error.__cause__)}; trying again", file=sys.stderr, flush=True)
+                time.sleep(1.5 ** (attempt - 1))
+            except OSError as error:
+                error.filename = error.filename or str(copy)  # missing if a write fails, for example on a full disk
                 raise
-            raise self._unreachable(name, error) from error
-        finally:
-            for part in self.directory.glob(f"{copy.name}.temp*"):
-                part.unlink()
-        raise self._unreachable(name, errors[-1])
+            finally:
+                self._remove_parts(copy)
+
+    def _remove_parts(self, copy: Path) -> None:
+        """Delete the incomplete files of a copy."""
+        for part in self.directory.glob(f"{copy.name}.temp*"):
+            part.unlink()
 
     def _make_room(self, size: int) -> None:
         """Delete files that no process has open or fetches until a file of ``size`` bytes fits into the cache."""
@@ -193,22 +179,35 @@ class RemoteFiles:
             advice = "increase it, or set data.sections, with which fewer shards are in use"
             require(excess <= 0, "data.cache_gb", self.gigabytes, f"{expected}; {advice}")
 
-    def _unreachable(self, name: str, error: Exception) -> UserError:
-        if isinstance(error, UserError):
-            return error
-        advice = "check the address, the server and your credentials, then run the same command again"
-        return UnreachableShards(f"data.directory: {self.url}/{name} cannot be read ({_describe(error)}); {advice}")
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Return whether a request that raised this error may succeed when it is repeated."""
+    status = getattr(error, "status", 0)
+    refused = 400 <= status < 500 and status not in PASSING
+    missing = isinstance(error, FileNotFoundError | PermissionError)
+    return not (refused or missing or "Credentials" in type(error).__name__)
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")[:300]
 
 
 def _open_url(url: str) -> BytesIO:
-    """Return the content of the file at a URL, which is read by one request."""
+    """Return the content of the file at a URL, which is read by one request.
+
+    Raises:
+        UserError: The URL has another protocol than `PROTOCOLS`, needs a package, or redirects to another server.
+        UnreachableShards: The file cannot be read. The cause is the error of fsspec.
+    """
     options = {"get_client": _http_client} if url.startswith(("http://", "https://")) else {}
-    system, path = filesystem(url, "data.directory", **options)
-    return BytesIO(system.cat_file(path))
+    try:
+        system, path = filesystem(url, "data.directory", **options)
+        return BytesIO(system.cat_file(path))
+    except UserError:
+        raise
+    except Exception as error:  # each file system raises other errors
+        advice = "check the address, the server and your credentials, then run the same command again"
+        raise UnreachableShards(f"data.directory: {url} cannot be read ({_describe(error)}); {advice}") from error
 
 
 async def _http_client(**options: Any) -> Any:
