@@ -14,7 +14,7 @@ from kerple.data.loader import TrainingLoader
 from kerple.data.mixture import Mixture, Part, SelectedDocuments
 from kerple.data.order import Order
 from kerple.data.shard_options import CACHE, CACHE_GB
-from kerple.data.shards import Folder, TokenStream
+from kerple.data.shards import Folder, ShardFetcher, TokenStream
 from kerple.positions import NoPE
 from kerple.training.fit_cost import _visible_fraction
 from kerple.training.language_model import LanguageModel
@@ -46,10 +46,6 @@ def rank_loader(data: TokenShards, rank: int, ranks: int) -> TrainingLoader:
     return data.train_dataloader()
 
 
-def nothing(places):
-    raise AssertionError
-
-
 @pytest.mark.parametrize(
     ("weights", "size"),
     [
@@ -60,7 +56,8 @@ def nothing(places):
     ],
 )
 def test_every_round_has_exactly_the_weights(weights, size):
-    parts = [(nothing, Order(10_000_000 + i, LENGTH, 3, i)) for i in range(len(weights))]
+    orders = [Order(10_000_000 + i, LENGTH, 3, i) for i in range(len(weights))]
+    parts = [SimpleNamespace(order=order) for order in orders]
     mixture = Mixture(parts, weights, 3)
     assert mixture.round == size
     for rounds in (1, 7, 1000):
@@ -69,7 +66,7 @@ def test_every_round_has_exactly_the_weights(weights, size):
     places = mixture.starts(np.arange(3 * size))
     one_by_one = np.concatenate([mixture.starts(np.array([k])) for k in range(3 * size)])
     assert (places == one_by_one).all()
-    for part, (_, order) in enumerate(parts):  # every part reads its own samples in its order, without gaps
+    for part, order in enumerate(orders):  # every part reads its own samples in its order, without gaps
         starts = places[places % len(parts) == part] // len(parts)
         assert sorted(starts) == sorted(order.starts(np.arange(len(starts))))
 
@@ -88,9 +85,13 @@ def test_selected_documents_equal_their_concatenation(prepared):
         assert (selected[start : start + 101] == expected[start : start + 101]).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"mask_documents": True}, {"packing": "best_fit"}, {"sections": 2}])
-def test_samples_are_those_of_the_parts_for_any_number_of_ranks(prepared, second, options):
-    mixture = {str(prepared): 0.25, str(second): 0.75}
+@pytest.mark.parametrize("long", ["", "[20:]"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mask_documents": True}, {"packing": "best_fit"}, {"sections": 2}, {"packing": "best_fit", "sections": 2}],
+)
+def test_samples_are_those_of_the_parts_for_any_number_of_ranks(prepared, second, options, long):
+    mixture = {str(prepared): 0.25, f"{second}{long}": 0.75}
     data = module(prepared, mixture=mixture, **options)
     data.setup("fit")
     batches = list(data.train_dataloader())
@@ -101,7 +102,7 @@ def test_samples_are_those_of_the_parts_for_any_number_of_ranks(prepared, second
             for name, values in batch.items():
                 assert torch.equal(torch.cat([part[name] for part in parts]), values)
     alone = [data._samples(number, part) for number, part in enumerate(data.parts)]
-    expected = [read(order.starts(np.arange(60))) for read, order in alone]
+    expected = [part.read(part.order.starts(np.arange(60))) for part in alone]
     rows = torch.cat([batch["tokens"] for batch in batches])
     found = [of["tokens"].tolist() for of in expected]
     first = [row in found[0] for row in rows.tolist()]
@@ -113,6 +114,27 @@ def test_samples_are_those_of_the_parts_for_any_number_of_ranks(prepared, second
         }
         documents = torch.cat([batch["documents"] for batch in batches]).tolist()
         assert documents == [both[tuple(row)] for row in rows.tolist()]
+
+
+@pytest.mark.parametrize("packing", ["stream", "best_fit"])
+def test_the_shards_that_are_fetched_are_those_that_are_read(prepared, second, packing, tmp_path):
+    parts = {f"file://{prepared}": 0.25, f"file://{second}[20:]": 0.65, str(second): 0.1}
+    options = {"packing": packing, "length": 64, "cache": str(tmp_path), "sections": 4, "samples": 20}
+    data = module(prepared, mixture=parts, **options)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    fetcher = ShardFetcher(*loader.fetcher.args, threads=0)
+    places = loader.locate(np.arange(20))
+    fetcher.request(places)
+    fetched = {fetcher.shards.get() for _ in range(fetcher.shards.qsize())}
+    loader.read(places.tolist())
+    streams = [getattr(stream, "stream", stream) for stream, _ in fetcher.parts]
+    assert all(stream.maps for stream in streams)
+    assert fetched == {(part, shard) for part in (0, 1) for shard in streams[part].maps}  # the last one is local
+    ranks = [rank_loader(module(prepared, mixture=parts, **options), rank, 2) for rank in (0, 1)]
+    read = [{(place % 3, np.searchsorted(fetcher.parts[place % 3][1], place // 3, "right"))
+             for places in loader._places(range(len(loader))) for place in places} for loader in ranks]  # fmt: skip
+    assert len(read[0] & read[1]) < len(read[0] | read[1]) / 2  # each reads its own part of a section
 
 
 def test_the_checksum_identifies_all_parts(prepared, second):
@@ -167,8 +189,6 @@ def test_parts_that_do_not_fit_are_errors(prepared, second, tmp_path, documents)
         start(mixture={str(tmp_path / "none"): 1.0})
     with pytest.raises(ValueError, match=r"^data\.length: got 16, expected at most 0, "):
         start(mixture={f"{prepared}[99999:]": 1.0})
-    with pytest.raises(ValueError, match=r"^data\.sections: got 2, expected null, because .*\[20:\] selects documents"):
-        start(mixture={f"{prepared}[20:]": 1.0}, sections=2)
     with pytest.raises(ValueError, match=r"^data\.mixture: got a training with 80000 samples, expected at most \d+, "):
         start(mixture={str(second): 1.0}, samples=80000, repeat_parts=False)
     start(mixture={str(second): 1.0}, samples=80000)

@@ -1,6 +1,7 @@
 """Best-fit packing against plain loops."""
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 from kerple.base.errors import UserError
-from kerple.data import TokenShards, packing
+from kerple.data import packing
 from kerple.data.documents import Documents
+from kerple.data.order import SectionOrder
 from kerple.data.packing import PackedSamples, best_fit
 from tests.data.test_datamodule import module, rows  # noqa: F401 (a fixture)
 
@@ -43,10 +45,17 @@ def corpus(lengths: list[int]) -> list[list[int]]:
     return [list(range(100 + end - n, 100 + end)) for end, n in zip(np.cumsum(lengths), lengths, strict=True)]
 
 
-def packed(texts: list[list[int]], cache: Path, length: int = 10, seed: int = 5, **options: bool) -> PackedSamples:
+def packed(
+    texts: list[list[int]],
+    cache: Path,
+    length: int = 10,
+    seed: int = 5,
+    shard_ends: list[int] | None = None,
+    **options: bool,
+) -> PackedSamples:
     stream = np.array([token for text in texts for token in text])
     begins = np.cumsum([0, *map(len, texts)])[:-1]
-    return PackedSamples(stream, Documents(begins, **options), END, length, seed, cache)  # type: ignore[arg-type]
+    return PackedSamples(stream, Documents(begins, **options), END, length, seed, cache, shard_ends)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("score_first", [True, False])
@@ -106,14 +115,34 @@ def test_the_packing_is_a_function_of_lengths_length_and_seed_and_stored(tmp_pat
     assert packed(texts, tmp_path / "cache" / "file").samples == packed(texts, tmp_path).samples  # cannot be stored
 
 
+def test_with_sections_each_shard_is_packed_separately(tmp_path):
+    texts, cuts = corpus(np.random.default_rng(3).geometric(0.08, 90).tolist()), [0, 20, 20, 21, 60, 90]
+    shards = [texts[first:last] for first, last in pairwise(cuts)]
+    shard_ends = np.cumsum([sum(map(len, shard)) for shard in shards]).tolist()
+    together = packed(texts, tmp_path, shard_ends=shard_ends)
+    alone = [packed(shard, tmp_path) if shard else None for shard in shards]
+    assert together.samples == sum(shard.samples for shard in alone if shard)
+    order = SectionOrder(together.ends, 1, 2, 5)
+    places = order.starts(np.arange(2 * order.samples)).reshape(2, -1)  # two passes
+    sections = [np.searchsorted(together.ends, row, "right").tolist() for row in places]
+    for row, sections_of_row in zip(places, sections, strict=True):
+        assert len(set(row)) == together.samples
+        for first, last in ((0, 2), (2, 4)):  # shards are read in sections of two
+            in_order = [*dict.fromkeys(sections_of_row)][first:last]
+            found = [k for k, shard in enumerate(sections_of_row) if shard in in_order]
+            assert found == list(range(found[0], found[0] + len(found)))
+    for number, shard in enumerate(alone):
+        inside = np.sort(places[0][np.array(sections[0]) == number])
+        assert len(inside) == (shard.samples if shard else 0)
+        if shard:
+            batch, expected = together.read(inside.tolist()), shard.read(range(shard.samples))
+            assert batch.keys() == expected.keys()
+            assert all(torch.equal(values, expected[name]) for name, values in batch.items())
+
+
 def test_a_split_without_documents_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"^data.packing: got best_fit without a training document, expected a larger"):
         packed([], tmp_path)
-
-
-def test_packing_is_refused_with_sections():
-    with pytest.raises(UserError, match=r"^data.packing: got best_fit, expected stream, because .*data.sections"):
-        TokenShards(None, directory="any", packing="best_fit", sections=2)
 
 
 @pytest.mark.parametrize(("ranks", "size", "workers"), [(2, 4, 0), (1, 8, 2)])

@@ -10,12 +10,12 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 
 from kerple.base.atomic import note_path
-from kerple.base.errors import UserError, require
+from kerple.base.errors import require
 from kerple.data.documents import Documents
 from kerple.data.evaluation_text import ShardText, TextBlocks
 from kerple.data.loader import BlockBatches, TrainingLoader, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
-from kerple.data.mixture import Mixture, Part, Samples, SelectedDocuments
+from kerple.data.mixture import Mixture, Part, Samples
 from kerple.data.order import Order, SectionOrder
 from kerple.data.packing import PackedSamples
 from kerple.data.prepare.build import check_prepared, prepare
@@ -144,10 +144,12 @@ class TokenShards(ShardOptions, LightningDataModule):
             UserError: The training split has too few tokens for a sample, or an epoch too few samples for a batch.
         """
         rank, world_size = rank_and_world_size(self)
-        samples = [self._samples(number, part) for number, part in enumerate(self.parts)]
-        read, order = samples[0]
-        if self.mixture is not None:
-            order = Mixture(samples, [round(1000 * weight) for weight in self.weights], self.seed)
+        parts = [self._samples(number, part) for number, part in enumerate(self.parts)]
+        order: Order | SectionOrder | Mixture
+        if self.mixture is None:
+            read, order = parts[0].read, parts[0].order
+        else:
+            order = Mixture(parts, [round(1000 * weight) for weight in self.weights], self.seed)
             read = order.read
         batch_samples, available = self.batch_size * world_size, self.samples or order.samples  # of all ranks
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
@@ -164,11 +166,12 @@ class TokenShards(ShardOptions, LightningDataModule):
         loader = TrainingLoader(
             read, self.batch_size, batches, rank, world_size, self.workers, on_gpu, lambda k: order.starts(k % period)
         )
-        if isinstance(order, SectionOrder):
-            loader.arrange = lambda k: order.arrange(k % period)
-            loader.ahead = -(-order.samples * order.lanes // len(order.counts) // batch_samples)
-        if self.folder.remote and self.packing == "stream" and self.mixture is None:
-            loader.fetcher = partial(ShardFetcher, self.parts[0].stream("train"))
+        if self.sections is not None:
+            assert not isinstance(order, Order)
+            loader.lane = lambda k: order.lane(k % period)
+            loader.ahead = -(-order.section_samples // batch_samples)
+        if any(part.stream.folder.remote for part in parts) and (self.packing == "stream" or self.sections):
+            loader.fetcher = partial(ShardFetcher, [(part.stream, part.ends) for part in parts])
         return loader
 
     def val_dataloader(self) -> BlockBatches | list[BlockBatches]:
@@ -221,7 +224,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         return Documents(part.begins(stream), self.mask_documents, self.score_first_targets)
 
     def _samples(self, number: int, part: Part) -> Samples:
-        """Return the function that reads training samples of a part from their places, and their order.
+        """Return the training samples of a part.
 
         Args:
             number: Index of the part, which determines the order together with the seed.
@@ -232,17 +235,22 @@ class TokenShards(ShardOptions, LightningDataModule):
         if self.packing == "best_fit":
             documents = Documents(part.begins(stream), self.mask_documents, self.score_first_targets)
             cache = note_path("packing", Path(part.name or self.location))
-            packed = PackedSamples(stream, documents, self.manifest.end_of_text, self.length, self.seed, cache)
+            shard_ends = None if self.sections is None else stream.ends
+            end_of_text = self.manifest.end_of_text
+            packed = PackedSamples(stream, documents, end_of_text, self.length, self.seed, cache, shard_ends)
             if rank_and_world_size(self)[0] == 0:
                 print(f"{part.name or self.location}: {packed.summary}", file=sys.stderr)
-            return packed.read, Order(packed.samples + 1, 1, self.seed, number)  # a sample in place of a token
-        read = partial(read_samples, stream, self.length, self._documents(part, stream))
+            # in the order, a sample has the place of a token
+            read, ends, length = packed.read, packed.ends.tolist(), 1
+        else:
+            read = partial(read_samples, stream, self.length, self._documents(part, stream))
+            ends, length = stream.ends, self.length
+        order: Order | SectionOrder
         if self.sections is None:
-            return read, Order(len(stream), self.length, self.seed, number)
-        if isinstance(stream, SelectedDocuments):
-            raise UserError(f"data.sections: got {self.sections}, expected null, because {part.name} selects documents")
-        sizes = [shard.tokens for shard in stream.shards]
-        return read, SectionOrder(sizes, self.length, self.sections, self.seed, *([number] if number else []))
+            order = Order(ends[-1] if ends else 0, length, self.seed, number)
+        else:
+            order = SectionOrder(ends, length, self.sections, self.seed, *([number] if number else []))
+        return Samples(read, order, stream, ends)
 
     @property
     def _training_checksum(self) -> str:

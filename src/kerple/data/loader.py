@@ -116,8 +116,8 @@ class TrainingLoader:
         pin_memory: Whether to copy batches to page-locked memory, for faster transfer to a GPU.
         locate: Returns the places (n,) int64, at least 0, of samples from their indices (n,) int64. It is called for
             many batches at once, because a call for one sample takes nearly as long as one for hundreds.
-        arrange: Returns the indices of micro-batches (batches, W·B) in another order within each of them, from which
-            rank r then gets the r-th group.
+        lane: Returns a number for each sample. The samples of a micro-batch are sorted by it before rank r gets the
+            r-th group of them.
         fetcher: Fetches the shards of places, `ahead` micro-batches before they are read.
         ahead: Number of micro-batches; 0 for those that are located at once.
     """
@@ -130,7 +130,7 @@ class TrainingLoader:
     workers: int = 0
     pin_memory: bool = False
     locate: Callable[[Indices], Indices] | None = None
-    arrange: Callable[[Indices], Indices] | None = None
+    lane: Callable[[Indices], Indices] | None = None
     fetcher: Callable[[], ShardFetcher] | None = None
     ahead: int = 0
 
@@ -193,9 +193,13 @@ class TrainingLoader:
         at_once = -(-LOCATED // self.batch_size)
         at_once = min(at_once, self.ahead) or at_once
         for first in range(0, len(batches), at_once):
-            begins = np.array(batches[first : first + at_once])[:, None] * self.samples
-            samples = begins + np.arange(self.samples) if self.arrange else begins + own
-            samples = self.arrange(samples)[:, own] if self.arrange else samples
+            samples = np.array(batches[first : first + at_once])[:, None] * self.samples
+            if self.lane is None:
+                samples = samples + own
+            else:
+                samples = samples + np.arange(self.samples)
+                order = np.argsort(self.lane(samples.ravel()).reshape(samples.shape), axis=1, kind="stable")
+                samples = np.take_along_axis(samples, order, axis=1)[:, own]
             yield samples if self.locate is None else self.locate(samples.ravel()).reshape(samples.shape)
 
     def state_dict(self) -> dict[str, int]:

@@ -15,8 +15,22 @@ from kerple.data.order import Indices, Order, SectionOrder, hash_integers, mix
 from kerple.data.shards import Folder, Tokens, TokenStream
 from kerple.model import Batch
 
-Samples = tuple[Callable[[Sequence[int]], Batch], "Order | SectionOrder | Mixture"]
-"""A function that returns a batch of samples from their places, and the places of samples."""
+
+@dataclass(frozen=True)
+class Samples:
+    """The training samples of a folder of shards.
+
+    Args:
+        read: Returns a batch of samples from their places.
+        order: The places of samples.
+        stream: The tokens of the split.
+        ends: Index after the last place of a sample in each shard.
+    """
+
+    read: Callable[[Sequence[int]], Batch]
+    order: Order | SectionOrder
+    stream: TokenStream
+    ends: Sequence[int]
 
 
 class SelectedDocuments(TokenStream):
@@ -30,6 +44,7 @@ class SelectedDocuments(TokenStream):
 
     Attributes:
         begins (NDArray): Index of the first token of each selected document in this stream.
+        ends (Sequence[int]): Index after the last selected token of each shard.
     """
 
     def __init__(self, stream: TokenStream, begins: Indices, low: int, high: int) -> None:
@@ -39,9 +54,7 @@ class SelectedDocuments(TokenStream):
         self.stream, self.sources = stream, begins[selected]
         self.document_ends = lengths[selected].cumsum()
         self.begins = self.document_ends - lengths[selected]
-
-    def __len__(self) -> int:
-        return int(self.document_ends[-1]) if len(self.document_ends) else 0
+        self.ends = np.append(0, self.document_ends)[self.sources.searchsorted(stream.ends)].tolist()
 
     def __getitem__(self, part: slice) -> Tokens:
         """Return the tokens of a slice with step 1, in the shards' dtype."""
@@ -130,6 +143,7 @@ class Mixture:
 
     Attributes:
         samples (int): Number of samples in the rounds before any part starts again.
+        section_samples (int): Mean number of samples while the part with the shortest sections reads a section.
     """
 
     def __init__(self, parts: Sequence[Samples], weights: Sequence[int], seed: int) -> None:
@@ -138,8 +152,10 @@ class Mixture:
         self.ends = counts.cumsum()
         self.begins = self.ends - counts
         self.counts, self.round = counts, int(self.ends[-1])
-        rounds = [order.samples // count for (_, order), count in zip(parts, counts.tolist(), strict=True)]
-        self.samples: int = self.round * min(rounds)
+        by_count = [*zip([part.order for part in parts], counts.tolist(), strict=True)]
+        self.samples: int = self.round * min(order.samples // count for order, count in by_count)
+        sections = [(order, count) for order, count in by_count if isinstance(order, SectionOrder)]
+        self.section_samples = min((order.section_samples * self.round // n for order, n in sections), default=0)
 
     def starts(self, samples: Indices) -> Indices:
         """Return the place of each sample (n,) int64: its place in its part, times the number of parts, plus the part.
@@ -147,6 +163,24 @@ class Mixture:
         Args:
             samples: Indices k of samples, (n,) int64, from 0.
         """
+        parts, indices = self._parts_and_indices(samples)
+        places = np.empty_like(indices)
+        for number, part in enumerate(self.parts):
+            inside = parts == number
+            places[inside] = part.order.starts(indices[inside])
+        return places * len(self.parts) + parts
+
+    def lane(self, samples: Indices) -> Indices:
+        """Return the lane of each sample in the sections of its part."""
+        parts, indices = self._parts_and_indices(samples)
+        for number, part in enumerate(self.parts):
+            assert isinstance(part.order, SectionOrder)
+            inside = parts == number
+            indices[inside] = part.order.lane(indices[inside])
+        return indices
+
+    def _parts_and_indices(self, samples: Indices) -> tuple[Indices, Indices]:
+        """Return the part of each sample (n,), and the index of the sample in its part (n,)."""
         rounds, slots = np.divmod(samples, self.round)
         numbers, index = np.unique(rounds, return_inverse=True)
         # `mix` is a bijection, so that the hashes of the slots of a round are different, and their order is random
@@ -155,17 +189,14 @@ class Mixture:
             np.add(keys[:, None], np.arange(self.round), dtype=np.uint64, casting="unsafe")
         )  # (rounds, samples of a round)
         slots = hashes.argsort(axis=1)[index, slots]
-        parts, places = np.searchsorted(self.ends, slots, "right"), np.empty_like(slots)
-        indices = rounds * self.counts[parts] + slots - self.begins[parts]  # of the sample in its part
-        for part in np.unique(parts):
-            _, order = self.parts[part]
-            places[parts == part] = order.starts(indices[parts == part])
-        return places * len(self.parts) + parts
+        parts = np.searchsorted(self.ends, slots, "right")
+        indices = rounds * self.counts[parts] + slots - self.begins[parts]
+        return parts, indices
 
     def read(self, places: Sequence[int]) -> Batch:
         """Return the batch of the samples at these places."""
         starts, parts = np.divmod(np.array(places, np.int64), len(self.parts))
         rows = [np.flatnonzero(parts == part) for part in range(len(self.parts))]
-        batches = [read(starts[of].tolist()) for (read, _), of in zip(self.parts, rows, strict=True) if len(of)]
+        batches = [part.read(starts[of].tolist()) for part, of in zip(self.parts, rows, strict=True) if len(of)]
         back = torch.from_numpy(np.argsort(np.concatenate(rows)))
         return {name: torch.cat([batch[name] for batch in batches])[back] for name in batches[0]}

@@ -101,30 +101,33 @@ class SectionOrder:
     begins at an offset below `length`, which depends on the pass.
 
     The samples of a section are divided into N lanes of equal size, and are taken from the lanes in turn. Every batch
-    therefore has about as many samples of each lane, and a process that gets neighbouring lanes (`arrange`) reads only
+    therefore has about as many samples of each lane, and a process that gets neighbouring lanes (`lane`) reads only
     their shards.
 
     Args:
-        sizes: Number of tokens of each shard.
+        ends: Index after the last token of each shard.
         length: Number of targets in a sample, T.
         section_size: Number of shards in a section, N.
         key: Integers that determine the order, such as the seed.
 
     Attributes:
         samples (int): Number of samples in a pass. Sample k belongs to pass k // samples.
+        section_samples (int): Mean number of samples in a section.
 
     Raises:
         UserError: No shard has 2 · length tokens.
     """
 
-    def __init__(self, sizes: Sequence[int], length: int, section_size: int, *key: int) -> None:
+    def __init__(self, ends: Sequence[int] | Indices, length: int, section_size: int, *key: int) -> None:
         self.length, self.lanes, self.key = length, section_size, key
-        ends, counts = np.cumsum(sizes), (np.array(sizes, np.int64) - length) // length
-        expected = f"at most {max(sizes, default=0) // 2}, half of the tokens of the largest shard; or no data.sections"
-        require(bool((counts > 0).any()), "data.length", length, expected)
+        begins, sizes = np.append(0, ends[:-1]).astype(np.int64), np.diff(ends, prepend=0)
+        counts, largest = (sizes - length) // length, sizes.max(initial=0)
+        expected = f"at most {largest // 2}, half of the tokens of the largest shard; or no data.sections"
+        require(largest >= 2 * length, "data.length", length, expected)
         used = counts > 0
-        self.begins, self.counts = (ends - sizes)[used], counts[used]
+        self.begins, self.counts = begins[used], counts[used]
         self.samples = int(self.counts.sum())
+        self.section_samples = -(-self.samples * self.lanes // len(self.counts))
         self._passes: dict[int, tuple[Indices, Indices]] = {}
 
     def starts(self, samples: Indices) -> Indices:
@@ -148,12 +151,12 @@ class SectionOrder:
             starts[inside] = self.begins[shards[index]] + offset + self.length * within
         return starts
 
-    def arrange(self, batches: Indices) -> Indices:
-        """Return the samples of each batch (batches, B) sorted by lane, so that neighbours are in the same shards."""
-        lanes = np.empty_like(batches)
-        for _, _, inside, entries in self._by_section(batches):
+    def lane(self, samples: Indices) -> Indices:
+        """Return the lane of each sample. The samples of neighbouring lanes are in the same shards."""
+        lanes = np.empty_like(samples)
+        for _, _, inside, entries in self._by_section(samples):
             lanes[inside] = entries % self.lanes
-        return np.take_along_axis(batches, np.argsort(lanes, axis=1, kind="stable"), axis=1)
+        return lanes
 
     def _by_section(self, samples: Indices) -> Iterator[tuple[int, int, NDArray[np.bool_], Indices]]:
         """Yield each pass and section that has some of the samples, their mask, and their indices in the section."""

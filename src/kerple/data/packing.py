@@ -9,6 +9,7 @@ largest first, goes to the sample with the least space in which it fits.
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -75,29 +76,45 @@ class PackedSamples:
         end_of_text: Token after each document.
         length: Number of targets in a sample, T.
         seed: Seed of the order in which items of equal size are packed.
-        cache: Folder for the results of `best_fit`, which are read if the lengths of documents, T and seed are equal.
+        cache: Folder for the results of `best_fit`, which are read if all lengths, T and the seed are equal.
+        shard_ends: Index after the last token of each shard, if the documents of each shard are packed separately.
 
     Attributes:
         samples (int): Number of samples.
+        ends (NDArray): Index after the last number of a sample in each shard, or in the stream without ``shard_ends``.
+            After the samples of each shard, one number is not used, as an order leaves out the last token of a shard.
 
     Raises:
         UserError: There is no document.
     """
 
     def __init__(
-        self, stream: TokenStream, documents: Documents, end_of_text: int, length: int, seed: int, cache: Path
+        self,
+        stream: TokenStream,
+        documents: Documents,
+        end_of_text: int,
+        length: int,
+        seed: int,
+        cache: Path,
+        shard_ends: Sequence[int] | None = None,
     ) -> None:
         require(len(documents.begins) > 0, "data.packing", "best_fit without a training document", "a larger corpus")
         self.stream, self.options, self.end_of_text, self.length = stream, documents, end_of_text, length
-        self.ends = np.append(documents.begins[1:], len(stream))
-        lengths = self.ends - documents.begins
+        self.document_ends = np.append(documents.begins[1:], len(stream))
+        lengths = self.document_ends - documents.begins
         wholes, self.rests = np.divmod(lengths, length)
         self.wholes = wholes.cumsum()  # number of samples inside this document and all earlier ones
-        digest = hashlib.sha256(f"{length} {seed} ".encode() + lengths.tobytes()).hexdigest()
-        items, bins = self._pack(cache / f"{digest[:32]}.npy", seed)
+        shards = documents.begins.searchsorted([0, *(shard_ends or [len(stream)])])  # first document of each shard
+        digest = hashlib.sha256(f"{length} {seed} ".encode() + lengths.tobytes() + shards[1:-1].tobytes()).hexdigest()
+        items, bins = self._pack(cache / f"{digest[:32]}.npy", seed, shards)
         order = np.lexsort((wholes[items] == 0, bins))  # the rest of a cut document first, with its context
         self.items = items[order]
         self.first_items = np.searchsorted(bins[order], np.arange(bins.max(initial=-1) + 2))  # of each bin
+        # before each shard and after the last one
+        self.shard_wholes = np.append(0, self.wholes)[shards]
+        self.shard_bins = np.append(0, np.maximum.accumulate(bins) + 1)[items.searchsorted(shards)]
+        self.firsts = self.shard_wholes + self.shard_bins + np.arange(len(shards))
+        self.ends = self.firsts[1:]
         self.samples = int(self.wholes[-1]) + len(self.first_items) - 1
         cut = lengths[lengths > length]
         self.summary = (
@@ -106,23 +123,28 @@ class PackedSamples:
             f"{1 - len(stream) / (self.samples * length):.2%} of the targets are padding"
         )
 
-    def _pack(self, file: Path, seed: int) -> tuple[Indices, Indices]:
-        """Return the documents that have a rest, and the bin of each rest, which is stored in a file."""
+    def _pack(self, file: Path, seed: int, shards: Indices) -> tuple[Indices, Indices]:
+        """Return the documents that have a rest, and the bin of each rest, which is stored in a file.
+
+        The documents from ``shards``[i] to ``shards``[i + 1] are packed separately, for each i.
+        """
         items = np.flatnonzero(self.rests)
         with suppress(OSError, ValueError, EOFError):
             bins = np.load(file, allow_pickle=False)
             valid = bins.dtype == np.int64 and bins.shape == items.shape and 0 <= bins.min() <= bins.max() < len(items)
             if valid and 0 < (filled := np.bincount(bins, self.rests[items])).min() <= filled.max() <= self.length:
                 return items, bins
-        order = Permutation(max(len(items), 1), seed)(np.arange(len(items)))
-        bins = np.empty_like(items)
-        bins[order] = best_fit(self.rests[items[order]], self.length)
+        bins, count = np.empty_like(items), 0
+        for first, last in pairwise(items.searchsorted(shards).tolist()):
+            order = first + Permutation(max(last - first, 1), seed)(np.arange(last - first))
+            bins[order] = count + best_fit(self.rests[items[order]], self.length)
+            count = int(bins[order].max(initial=count - 1)) + 1
         with suppress(OSError), writing(file, durable=False) as stored:
             np.save(stored, bins)
         return items, bins
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """Return the batch of the samples with these numbers, each from 0 to ``samples`` - 1.
+        """Return the batch of the samples with these numbers.
 
         The batch has ``tokens`` (B, T + 1) int64, ``scored`` (B, T) bool, and ``documents`` if they are masked.
         """
@@ -144,10 +166,13 @@ class PackedSamples:
 
     def _parts(self, number: int) -> list[tuple[int, int, int]]:
         """Return the parts of documents in a sample: the document, the index after its last token, and its size."""
-        if number < self.wholes[-1]:
+        shard = int(np.searchsorted(self.ends, number, "right"))
+        number += int(self.shard_wholes[shard] - self.firsts[shard])
+        if number < self.shard_wholes[shard + 1]:
             document = int(np.searchsorted(self.wholes, number, "right"))
             later = int(self.wholes[document]) - number - 1  # number of samples after this one inside the document
-            stop = int(self.ends[document] - self.rests[document]) - later * self.length
+            stop = int(self.document_ends[document] - self.rests[document]) - later * self.length
             return [(document, stop, self.length)]
-        first, last = self.first_items[number - self.wholes[-1] :][:2]
-        return [(d, int(self.ends[d]), int(self.rests[d])) for d in self.items[first:last]]
+        number += int(self.shard_bins[shard] - self.shard_wholes[shard + 1])
+        first, last = self.first_items[number : number + 2]
+        return [(d, int(self.document_ends[d]), int(self.rests[d])) for d in self.items[first:last]]

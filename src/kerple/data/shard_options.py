@@ -43,7 +43,7 @@ class ShardOptions:
         seed: Seed of the order of the training samples.
         packing: `stream` cuts the training split every `length` tokens. `best_fit` puts whole documents into each
             sample, and cuts only documents longer than `length` (`kerple.data.packing`); what is cut and padded is
-            printed. It reads the whole split at random, and is not available with `sections`.
+            printed. With `sections`, the documents of each shard are packed separately.
         mask_documents: Whether queries see only keys of their own document, in training, validation and tests. An
             end-of-text token is the first input of the document after it.
         restart_positions: With `mask_documents`, whether positions restart at each document. It has no effect on
@@ -124,8 +124,6 @@ class ShardOptions:
             require(value is None or value >= 1, f"data.{name}", value, "1 or more")
         used = self.mask_documents or self.restart_positions
         require(used, "data.restart_positions", "false", "true, because data.mask_documents is false")
-        expected = "stream, because a document packed with others may be in a shard outside the section (data.sections)"
-        require(self.packing == "stream" or self.sections is None, "data.packing", self.packing, expected)
         if self.mixture is not None:
             sizes = [1000 * weight for weight in self.mixture.values()]
             valid = all(0 < size <= 1000 and abs(size - round(size)) < 1e-6 for size in sizes)

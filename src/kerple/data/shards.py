@@ -10,7 +10,7 @@ import hashlib
 import json
 import tarfile
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -171,12 +171,15 @@ class TokenStream:
         folder: The folder of the shards.
         split: Name of the split.
         open_shards: Largest number of shards that are mapped at a time; None for no limit.
+
+    Attributes:
+        ends (Sequence[int]): Index after the last token of each shard.
     """
 
     def __init__(self, folder: Folder, split: str, open_shards: int | None = None) -> None:
         self.folder, self.split, self.open_shards = folder, split, open_shards
         self.shards, self.dtype = folder.manifest.splits[split].shards, folder.manifest.dtype
-        self.ends = list(accumulate(shard.tokens for shard in self.shards))
+        self.ends: Sequence[int] = list(accumulate(shard.tokens for shard in self.shards))
         self.maps: dict[int, Tokens] = {}
 
     def __len__(self) -> int:
@@ -217,25 +220,29 @@ class ShardFetcher:
     """Fetches shards at a URL into the cache, in the order in which they will be read, by threads of this process.
 
     Args:
-        stream: The tokens of the split.
+        parts: Each part of a `Mixture`, or the only part: the tokens of the split, and the index after the last place
+            of a sample in each shard.
         threads: Number of shards that are fetched at a time.
     """
 
-    def __init__(self, stream: TokenStream, threads: int = 4) -> None:
-        self.stream, self.threads = stream, threads
-        self.shards: SimpleQueue[int | None] = SimpleQueue()  # None ends a thread
-        self.last = list[int]()
+    def __init__(self, parts: Sequence[tuple[TokenStream, Sequence[int]]], threads: int = 4) -> None:
+        self.parts, self.threads = parts, threads
+        self.shards: SimpleQueue[tuple[int, int] | None] = SimpleQueue()  # a part and a shard; None ends a thread
+        self.last = dict[tuple[int, int], None]()
         for _ in range(threads):
             Thread(target=self._fetch, daemon=True).start()
 
-    def request(self, starts: NDArray[np.int64]) -> None:
-        """Fetch the shards of samples from their first tokens (…). An error is left to the reader of the shard."""
-        numbers = np.searchsorted(self.stream.ends, starts.ravel(), side="right").tolist()
-        numbers = list(dict.fromkeys(numbers))  # in the order of their first samples
-        for number in numbers:
-            if number not in self.last:
-                self.shards.put(number)
-        self.last = numbers
+    def request(self, places: NDArray[np.int64]) -> None:
+        """Fetch the shards of samples from their places (…). An error is left to the reader of the shard."""
+        places, parts = np.divmod(places.ravel(), len(self.parts))
+        numbers = np.empty_like(places)
+        for part, (_, ends) in enumerate(self.parts):
+            numbers[parts == part] = np.searchsorted(ends, places[parts == part], side="right")
+        shards = dict.fromkeys(zip(parts.tolist(), numbers.tolist(), strict=True))  # in the order of their samples
+        for shard in shards:
+            if shard not in self.last and self.parts[shard[0]][0].folder.remote:
+                self.shards.put(shard)
+        self.last = shards
 
     def stop(self) -> None:
         """End the threads after the shards that they are fetching."""
@@ -246,9 +253,11 @@ class ShardFetcher:
             self.shards.put(None)
 
     def _fetch(self) -> None:
-        while (number := self.shards.get()) is not None:
+        while (shard := self.shards.get()) is not None:
+            part, number = shard
+            stream = self.parts[part][0]
             with suppress(UserError, OSError):
-                self.stream.folder.shard(self.stream.split, number, attempts=1).close()
+                stream.folder.shard(stream.split, number, attempts=1).close()
 
 
 def map_tokens(file: Path | BinaryIO, dtype: np.dtype[Any], count: int) -> Tokens:
