@@ -86,6 +86,11 @@ def test_differences_leave_out_older_options_locations_and_new_options_with_defa
     assert differences({f"{position}.phase": 0.0}, {}) == [f"{position}.phase: 0.0 -> None"]
     assert differences({f"{position}.convolution": 1}, {}) == []
     assert len(differences({f"{position}.convolution": 3}, {})) == 1
+    data, sections = {"data.class_path": "TokenShards"}, "data.init_args.sections"  # 1 was all, now None is
+    earlier = data | {sections: 1, "data.init_args.prepare_engine": "local"}
+    assert differences(earlier, data | {sections: None}) == []
+    assert differences(earlier | {sections: 2}, data | {sections: None}) == [f"{sections}: 2 -> None"]
+    assert differences(data | {sections: 1}, data | {sections: None}) == [f"{sections}: 1 -> None"]
 
 
 def test_the_last_run_of_each_shipped_comparison_parses_and_folders_differ(monkeypatch: pytest.MonkeyPatch) -> None:

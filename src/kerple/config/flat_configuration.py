@@ -19,6 +19,8 @@ FOLDER_OPTIONS = ("output", "run_dir", "logs", "experiment", "ckpt_path", "confi
 OPTIONS_OF_ONE_RUN = ("seed_everything", "output", "run_dir", "config", "ckpt_path")
 # values of removed options of strategies with which a strategy was as it is today: PaTH's kernel of one token
 WITHOUT_EFFECT = {"convolution": 1}
+# option of runs from the time when `data.sections` was the number of parts of the corpus; 1 was the whole corpus
+EARLIER_SECTIONS = "data.init_args.prepare_engine"
 # class whose parameters are the options of a section; it is imported only when needed, because Lightning takes seconds
 SECTIONS = {"model": "kerple.training.language_model.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
 
@@ -63,6 +65,8 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
         resolved: Configuration that the comparison has now, with dotted keys.
     """
     before, now = with_class_names(written), with_class_names(resolved)
+    if EARLIER_SECTIONS in before and before.get("data.init_args.sections") == 1:
+        del before["data.init_args.sections"]
     kept = ("trainer.callbacks.", "model.position.init_args.")
     removed = [key for key in before if key.startswith(kept) and key not in now]
     keys = [*now, *(key for key in removed if not _has_no_effect(key, before[key]))]
