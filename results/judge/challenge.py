@@ -1,0 +1,127 @@
+"""`python -m results.judge.challenge results`: check the entries of the challenge, and write the page of its standings.
+
+An entry is a folder in ``challenge`` with the records of one strategy that configs/compare/challenge.yaml gave, and
+the file of the strategy if it is none of the package. The page is challenge.md with the standings of all entries and of
+main.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kerple.base.errors import UserError, require
+from kerple.compare import committed_records
+from kerple.compare.comparison_file import Comparison, read_comparison
+from kerple.compare.finished_runs import FinishedRun
+from kerple.compare.planned_run import PlannedRun
+from kerple.compare.resolution import resolve
+from kerple.compare.run_discovery import recorded_runs
+from kerple.config.user_code_digests import own_classes
+from kerple.measure import results_table
+from results.judge.evidence import Tier
+from results.judge.plan import CONFIGS
+from results.judge.statements import evaluate
+
+PAGE = Path(__file__).with_suffix(".md")
+REFERENCE = "KerpleLog"  # strategy of which the differences are shown, and whose recipe is that of every entry
+STRATEGY = "model.position"  # options that begin with this are those of the strategy, and free
+
+
+def reasons_to_refuse(entry: Path, challenge: Comparison, recipe: dict[int, PlannedRun]) -> list[str]:
+    """Return the reasons why an entry is refused; empty if it is accepted.
+
+    Args:
+        entry: Folder of the entry.
+        challenge: The challenge.
+        recipe: The runs of `REFERENCE` by seed, resolved, with the checksum of their data.
+    """
+    try:
+        runs = recorded_runs(entry)
+        labels = {run.strategy for run in runs}
+        if len(labels) != 1 or labels & challenge.strategies.keys():
+            expected = "one strategy with a name of its own"
+            return [f"runs of {', '.join(sorted(labels)) or 'no strategy'}, expected {expected}"]
+        if sorted(run.seed for run in runs) != sorted(recipe):
+            return [f"seeds {', '.join(str(run.seed) for run in runs)}, expected {', '.join(map(str, sorted(recipe)))}"]
+        return [f"seed {run.seed}: {reason}" for run in runs for reason in _reasons(run, entry, recipe[run.seed])]
+    except (UserError, *committed_records.UNREADABLE) as error:
+        return [f"cannot be read ({error})"]
+
+
+def _reasons(run: FinishedRun, entry: Path, planned: PlannedRun) -> Iterator[str]:
+    """Yield the reasons to refuse a run of an entry."""
+    rows, about = results_table.read(run.folder)
+    made = about["run"]
+    yield from (each for each in committed_records.changed_fit(made, planned) if not each.startswith(STRATEGY))
+    yield from (f"test: {each}" for each in committed_records.changed_test(made, planned))
+    if not np.isfinite(results_table.totals(rows)["sum"]).all():
+        yield "a loss is not finite"
+    files = {f"{name.rpartition('.')[0].replace('.', '/')}.py" for name in own_classes(made["config"])}
+    yield from (f"no {file} in the folder" for file in sorted(files) if not (entry / file).is_file())
+
+
+def standings(tier: Tier) -> str:
+    """Return the table of all strategies of a tier, by the sum of their ranks in own loss and gain at 16×."""
+    strategies = sorted(set(tier.runs.results["strategy"]))
+    length = 16 * tier.trained
+    losses = {name: [tier.losses(name, far, length).of_seed for far in ("far_own", "far_none")] for name in strategies}
+    own = {name: float(of[0].mean()) for name, of in losses.items()}
+    gain = {name: float((of[1] - of[0]).mean()) for name, of in losses.items()}
+    by_own = sorted(strategies, key=lambda name: own[name])
+    by_gain = sorted(strategies, key=lambda name: -gain[name])
+    ranks = {name: (by_own.index(name) + 1, by_gain.index(name) + 1) for name in strategies}
+    order = sorted(strategies, key=lambda name: (sum(ranks[name]), own[name]))
+    lines = [
+        "| place | strategy | seeds | own loss (rank) | gain (rank) | own loss, difference | gain, difference |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for place, name in enumerate(order, start=1):
+        cells = [f"{own[name]:.3f} ({ranks[name][0]})", _signed(f"{gain[name]:+.3f}") + f" ({ranks[name][1]})"]
+        mine, theirs = f"own:{name}[16x]", f"own:{REFERENCE}[16x]"
+        gains = f"none:{name}[16x] / {mine} * {theirs} / none:{REFERENCE}[16x]"
+        for expression in (f"{mine} / {theirs}", gains):
+            found = evaluate(expression, tier).estimate
+            values = "{:+.3f} [{:+.3f}, {:+.3f}]".format(found.mean, *found.interval())
+            cells.append("–" if name == REFERENCE else _signed(values))
+        lines.append(f"| {place} | {name} | {len(losses[name][0])} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _signed(text: str) -> str:
+    """A text with minus signs in place of hyphens."""
+    return text.replace("-", "−")
+
+
+def page(root: Path) -> str:
+    """Return the content of the challenge's page, from the records in a folder of results."""
+    challenge = read_comparison(str(CONFIGS / "challenge.yaml"))
+    of_main = next(run for run in recorded_runs(root / "main") if run.strategy == REFERENCE)
+    data = results_table.read(of_main.folder)[1]["run"]["data"]
+    runs = [run for run in challenge.planned_runs() if run.label == REFERENCE]
+    planned = {run.seed: replace(resolve(run), data=data) for run in runs}
+    entries = sorted(path for path in (root / "challenge").glob("*") if path.is_dir())
+    refused = {path.name: found for path in entries if (found := reasons_to_refuse(path, challenge, planned))}
+    accepted = [f"challenge/{path.name}" for path in entries if path.name not in refused]
+    tier = Tier(root, "challenge", ["main", *accepted], 128, "the challenge")
+    lines = "\n".join(f"- {name}: {'; '.join(found)}" for name, found in refused.items())
+    return PAGE.read_text().format(
+        seeds=", ".join(map(str, challenge.seeds)),
+        standings=standings(tier),
+        refused=f"Refused:\n\n{lines}\n" if refused else "",
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Write the page challenge/README.md in a folder of results, and print it. The default folder is ``results``."""
+    root = Path(arguments[0] if arguments else "results")
+    require((root / "main").is_dir(), "results", root, "the folder of the comparisons' reports, such as results")
+    (root / "challenge").mkdir(exist_ok=True)
+    (root / "challenge/README.md").write_text(text := page(root))
+    print(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

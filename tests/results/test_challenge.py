@@ -1,0 +1,91 @@
+"""The challenge accepts records of the recipe of main, and refuses each change of them with its reason."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kerple.compare.run_discovery import recorded_runs
+from kerple.measure import results_table
+from results.judge.challenge import page
+
+RESULTS = Path(__file__).parents[2] / "results"
+SEEDS = (1300, 1301, 1302)
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of results with main and an entry, which has the records of main's ALiBi."""
+    monkeypatch.chdir(RESULTS.parent)  # paths in comparison files are relative to the current folder
+    (tmp_path / "main").symlink_to(RESULTS / "main")
+    for run in recorded_runs(RESULTS / "main"):
+        if run.strategy == "ALiBi" and run.seed in SEEDS:
+            shutil.copytree(run.folder, tmp_path / f"challenge/Mine/runs/Mine/seed-{run.seed}")
+    return tmp_path
+
+
+def place(text: str, strategy: str) -> list[str]:
+    """Return the cells after the place in the row of a strategy."""
+    return next(line.split(" | ")[2:] for line in text.splitlines() if f" | {strategy} | " in line)
+
+
+@pytest.mark.slow
+def test_an_entry_with_the_recipe_of_main_stands_where_its_losses_put_it(root: Path) -> None:
+    text = page(root)
+    assert "Refused" not in text
+    mine, alibi = place(text, "Mine"), place(text, "ALiBi")
+    assert (mine[0], alibi[0]) == ("3", "8")
+    # the standings are those of three seeds; ALiBi's own loss is 2.431 with eight
+    losses = [results_table.read(run.folder)[0] for run in recorded_runs(root / "challenge/Mine")]
+    far = [table[table["protocol"].str.startswith("far_own") & (table["length"] == 2048)] for table in losses]
+    mean = sum(float(table["sum"].sum() / table["count"].sum()) for table in far) / 3
+    assert mine[1].startswith(f"{mean:.3f} (")
+
+
+def of_run(key: str, value: object) -> Change:
+    return lambda about: about["run"].update({key: value})
+
+
+def of_fit(key: str, value: object) -> Change:
+    return lambda about: about["run"]["config"].update({key: value})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (of_fit("trainer.max_steps", 12000), "seed 1301: trainer.max_steps: 12000 -> 9766"),
+        (of_fit("model.dim", 256), "seed 1301: model.dim: 256 -> 128"),
+        (of_fit("data.init_args.mask_documents", True), "seed 1301: data.init_args.mask_documents: True -> False"),
+        (of_fit("seed_everything", 7), "seed 1301: seed_everything: 7 -> 1301"),
+        (of_run("data", "0" * 64), "seed 1301: its data has another checksum"),
+        (
+            lambda about: about["run"]["test"].update({"trainer.callbacks.Extrapolation.init_args.documents": False}),
+            "seed 1301: test: trainer.callbacks.Extrapolation.init_args.documents: False -> True",
+        ),
+        (of_fit("model.position.class_path", "my_file.Mine"), "seed 1301: no my_file.py in the folder"),
+        (lambda about: about.pop("run"), "cannot be read ('run')"),
+    ],
+)
+def test_an_entry_with_another_recipe_is_refused(root: Path, change: Change, reason: str) -> None:
+    path = root / "challenge/Mine/runs/Mine/seed-1301" / results_table.ABOUT
+    about = json.loads(path.read_text())
+    change(about)
+    path.write_text(json.dumps(about))
+    text = page(root)
+    assert f"- Mine: {reason}" in text
+    assert "| Mine |" not in text
+
+
+@pytest.mark.slow
+def test_an_entry_without_all_seeds_or_with_a_strategy_of_main_is_refused(root: Path) -> None:
+    runs = root / "challenge/Mine/runs"
+    (runs / "Mine").rename(runs / "ALiBi")
+    assert "- Mine: runs of ALiBi, expected one strategy with a name of its own" in page(root)
+    (runs / "ALiBi").rename(runs / "Mine")
+    shutil.rmtree(runs / "Mine/seed-1302")
+    assert "- Mine: seeds 1300, 1301, expected 1300, 1301, 1302" in page(root)
