@@ -82,8 +82,8 @@ $(VENV)/remote/ready: $(VENV)/ready requirements-remote.txt
 test-slow: $(VENV)/pretrained $(VENV)/lm-eval/ready test-remote ## run the tests that take minutes
 	$(RUN) -m pytest -m slow $(REMOTE_TESTS:%=--ignore=%)
 
-REMOTE_TESTS := tests/compare/test_ray.py tests/data/test_s3.py tests/test_slurm.py
-test-remote: $(VENV)/remote/ready ## run the slow tests of Ray, Slurm and S3, on Ray nodes and a server of this machine
+REMOTE_TESTS := tests/compare/test_ray.py tests/data/test_buckets.py tests/test_slurm.py
+test-remote: $(VENV)/remote/ready ## run the slow tests of Ray, Slurm and buckets, on Ray nodes and servers of this machine
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR) OMP_NUM_THREADS=1 $(REMOTE) -m pytest -m slow $(REMOTE_TESTS)
 
 lint: $(VENV)/ready ## check style, types, and the order of imports between packages

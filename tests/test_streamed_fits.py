@@ -4,6 +4,8 @@ import json
 import random
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ from kerple.data import remote_shards
 from kerple.data.manifest import read_manifest
 from tests.data.conftest import small_build, write_lines
 from tests.disturbed import Fit, assert_same_state, interruption
-from tests.web_server import Handler, Server, serving
+from tests.web_server import Handler, Server, answer, send_slowly, serving
 
 STEPS = 300
 
@@ -50,13 +52,20 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit(
-    folder: Path, directory: str | Path, workers: int = 0, sections: int | None = 1, processes: int = 1, **trainer: Any
+    folder: Path,
+    directory: str | Path,
+    workers: int = 0,
+    sections: int | None = 1,
+    processes: int = 1,
+    name: str = "fit",
+    cache_gb: float = 1.0,
+    **trainer: Any,
 ) -> Fit:
     options: dict[str, Any] = {"directory": str(directory), "sections": sections, "workers": workers}
-    options |= {"cache": str(folder / "cache")}
+    options |= {"cache": str(folder / "cache"), "cache_gb": cache_gb}
     trainer = {"max_steps": STEPS, "val_check_interval": 20, "accumulate_grad_batches": 1} | trainer
     trainer["callbacks"] = [{"class_path": f"{__name__}.Impatient"}, *trainer.get("callbacks", [])]
-    return Fit(folder / "fit", Path(str(directory)), processes, data=options, trainer=trainer)
+    return Fit(folder / name, Path(str(directory)), processes, data=options, trainer=trainer)
 
 
 def disturbed(folder: Path, server: Server, fit: Fit, kills: int, seed: int) -> None:
@@ -82,17 +91,58 @@ def disturbed(folder: Path, server: Server, fit: Fit, kills: int, seed: int) -> 
     assert fit.start() == 0
 
 
+@pytest.fixture(scope="module")
+def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    """A finished fit that reads the shards from this machine."""
+    whole = fit(tmp_path_factory.mktemp("whole"), shards)
+    assert whole.start() == 0
+    return whole
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kills"), [(0, 14), (1, 6)])
-def test_streamed_fits_that_are_killed_or_lose_their_server_continue_bit_for_bit(shards, tmp_path, workers, kills):
-    (tmp_path / "whole").mkdir()
-    whole = fit(tmp_path / "whole", shards)
-    assert whole.start() == 0
+def test_streamed_fits_that_are_killed_or_lose_their_server_continue_bit_for_bit(
+    shards, whole, tmp_path, workers, kills
+):
     with serving(shards) as server:
         streamed = fit(tmp_path, server.url, workers)
         disturbed(tmp_path, server, streamed, kills, workers)
     assert streamed.rows() == whole.rows()
     assert_same_state(streamed.checkpoint(), whole.checkpoint())
+
+
+@pytest.mark.slow
+def test_a_fit_whose_server_is_slow_and_then_refuses_expired_credentials_continues(shards, whole, tmp_path):
+    def fault(handler: Handler, number: int) -> bool:
+        return (answer(403) if number > 12 else partial(send_slowly, pauses=[0.2, 0.2]))(handler, number)
+
+    with serving(shards) as server:
+        server.handler.fault = fault
+        streamed = fit(tmp_path, server.url)
+        assert streamed.start() == 2
+        assert "cannot be read (ClientResponseError: 403" in (streamed.folder / "log0.txt").read_text().splitlines()[-1]
+        steps = [number for kind, number in streamed.rows() if kind == "batch"]
+        assert streamed.checkpoint()["global_step"] == steps[-1] + 1 > 1
+        server.handler.fault = partial(send_slowly, pauses=[0.2, 0.2])
+        assert streamed.start() == 0
+    assert streamed.rows() == whole.rows()
+    assert_same_state(streamed.checkpoint(), whole.checkpoint())
+
+
+@pytest.mark.slow
+def test_two_runs_share_a_small_cache_while_one_is_killed(shards, whole, tmp_path):
+    largest = max(path.stat().st_size for path in shards.glob("*.tar"))
+    with serving(shards) as server, ThreadPoolExecutor() as threads:
+        runs = [fit(tmp_path, server.url, name=name, cache_gb=16 * largest / 1e9) for name in ("first", "second")]
+        ended = threads.submit(runs[1].start)
+        for call in (3, 40, 90):
+            assert runs[0].start(interruption("on_train_batch_start", call)) == -9
+        assert runs[0].start() == 0
+        assert ended.result() == 0
+    for run in runs:
+        assert run.rows() == whole.rows()
+        assert_same_state(run.checkpoint(), whole.checkpoint())
+    assert sum(path.stat().st_size for path in (tmp_path / "cache" / "shards").glob("[!.]*")) <= 16 * largest
 
 
 @pytest.mark.slow

@@ -80,17 +80,17 @@ def send_slowly(handler: Handler, number: int, pauses: Sequence[float]) -> bool:
     return True
 
 
-def answer(status: int, headers: dict[str, str] | None = None, name: str = "", seconds: float = 0.0) -> Fault:
-    """Return a fault that answers requests for paths with ``name`` by a status code without a body."""
+def answer(status: int, headers: dict[str, str] | None = None, name: str = "", content: bytes = b"") -> Fault:
+    """Return a fault that answers requests for paths with ``name`` by a status code and this content."""
 
     def fault(handler: Handler, number: int) -> bool:
         if name in handler.path:
-            time.sleep(seconds)
             handler.send_response(status)
             for key, value in (headers or {}).items():
                 handler.send_header(key, value)
-            handler.send_header("Content-Length", "0")
+            handler.send_header("Content-Length", str(len(content)))
             handler.end_headers()
+            handler.wfile.write(content)
         return name in handler.path
 
     return fault

@@ -182,8 +182,8 @@ class RemoteFiles:
 
 def _may_pass(error: BaseException | None) -> bool:
     """Return whether a request that raised this error may succeed when it is repeated."""
-    status = getattr(error, "status", 0)
-    refused = 400 <= status < 500 and status not in PASSING
+    status = getattr(error, "status", None) or getattr(error, "code", None)  # of aiohttp; of gcsfs
+    refused = status in range(400, 500) and status not in PASSING
     missing = isinstance(error, FileNotFoundError | PermissionError)
     return not (refused or missing or "Credentials" in type(error).__name__)
 
