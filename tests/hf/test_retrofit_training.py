@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +18,7 @@ from tests.hf.tiny import arguments, hf, text, tiny
 
 from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
 
+accelerate = pytest.importorskip("accelerate")
 pytestmark = pytest.mark.slow
 Gradients = dict[str, torch.Tensor]
 
@@ -71,34 +72,70 @@ def test_a_model_on_several_devices_is_that_on_one(tmp_path: Path) -> None:
     torch.testing.assert_close(model(text(2, 24)).logits, expected)
 
 
-def in_process(rank: int, folder: str, way: str) -> None:
-    """Compare the gradients of one of two processes with those of one, and save the parameters after a step."""
+WAYS = ("ddp", "fsdp2", "bf16")
+HALF = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+
+
+def in_process(rank: int, folder: str) -> None:
+    """Compare the gradients of one of two processes with those of one process, for each of `WAYS`."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": "2"}
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{way}", rank=rank, world_size=2)
-    model = retrofit(tiny("llama"), "KerpleLog").train()
-    rates = model.model.kerple.positions[0].r2
-    with torch.no_grad():
-        rates.fill_(-0.04)
-    expected = trained(model)
-    model.zero_grad()
-    wrapped: Any = model
-    if way == "ddp":
-        wrapped = DistributedDataParallel(model)
-    else:
-        for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
-    assert_same(trained(wrapped), expected)
-    torch.optim.SGD(wrapped.parameters(), lr=1e-9).step()
-    rates = model.model.kerple.positions[0].r2
-    assert float((rates.full_tensor() if isinstance(rates, DTensor) else rates).detach().min()) > 0
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    for way in WAYS:
+        model = retrofit(tiny("llama"), "KerpleLog").train()
+        rates = model.model.kerple.positions[0].r2
+        with torch.no_grad():
+            rates.fill_(-0.04)
+        expected = trained(model)
+        model.zero_grad()
+        wrapped: Any = model
+        if way == "ddp":
+            wrapped = DistributedDataParallel(model)
+        else:
+            for layer in model.model.layers:
+                fully_shard(layer, **({"mp_policy": HALF} if way == "bf16" else {}))
+            fully_shard(model)
+        if way == "bf16":
+            for name, gradient in trained(wrapped).items():
+                assert float((gradient - expected[name]).norm() / expected[name].norm()) < 0.1, name
+        else:
+            assert_same(trained(wrapped), expected)
+        torch.optim.SGD(wrapped.parameters(), lr=1e-9).step()
+        rates = model.model.kerple.positions[0].r2
+        assert float((rates.full_tensor() if isinstance(rates, DTensor) else rates).detach().min()) > 0
+    model = fully_shard(retrofit(tiny("llama"), "KerpleLog"), mp_policy=HALF)
+    with pytest.raises(UserError, match=r"kerple: got parameters of KerpleLog in torch.bfloat16, expected fp32"):
+        trained(model)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-def test_two_processes_have_the_gradients_of_one(tmp_path: Path, way: str) -> None:
+def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
+    """All ways share two processes, because a process takes most of its time to import transformers."""
     function: Callable[..., None] = in_process
-    spawn(function, (str(tmp_path), way), nprocs=2)
+    spawn(function, (str(tmp_path),), nprocs=2)
+
+
+def test_accelerate_trains_and_clamps_as_a_plain_loop(tmp_path: Path) -> None:
+    trained_models = []
+    for accelerator in (None, accelerate.Accelerator(cpu=True)):
+        model: Any = retrofit(tiny("llama"), "KerpleLog").train()
+        with torch.no_grad():
+            model.model.kerple.positions[0].r2.fill_(-0.04)
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        loader: Any = torch.utils.data.DataLoader(list(text(8, 12)), batch_size=2)
+        if accelerator:
+            model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for tokens in loader:
+            loss = model(tokens, labels=tokens).loss
+            accelerator.backward(loss) if accelerator else loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert float(model.model.kerple.positions[0].r2.detach().min()) > 0
+        trained_models.append(accelerator.unwrap_model(model) if accelerator else model)
+    plain, prepared = trained_models
+    prepared.save_pretrained(tmp_path)
+    stored = from_pretrained(str(tmp_path)).state_dict()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(stored[name], value, msg=name)
 
 
 def test_the_trainer_of_transformers_trains_clamps_and_continues(tmp_path: Path) -> None:

@@ -191,9 +191,13 @@ def begin_forward(base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     """Read the positions of the tokens before a forward pass of a base model; a forward pre-hook.
 
     Raises:
-        UserError: If the attention function of the model was replaced, or the strategy supports no cache.
+        UserError: If the attention function of the model was replaced, the strategy supports no cache, or its
+            parameters were cast.
     """
     strategies: LayerStrategies = base.kerple
+    dtypes = {parameter.dtype for parameter in strategies.parameters()} - {torch.float32, torch.float64}
+    given = f"parameters of {strategies.name} in {', '.join(map(str, dtypes))}"
+    require(not dtypes, NAME, given, "fp32; with fully_shard, give mp_policy to the layers, not to the model")
     implementation = base.config._attn_implementation
     expected = f"{NAME}, which retrofit has set; load the model again to use another function"
     require(implementation.startswith(NAME), "attn_implementation", implementation, expected)
