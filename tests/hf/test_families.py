@@ -6,13 +6,13 @@ import torch.nn.functional as F
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kerple.hf.exporter import export
-from kerple.hf.pretrained_model_reader import read_stored_model
+from kerple.hf.pretrained_model_reader import read_network, read_stored_model
 from kerple.hf.rope import read_rope
 from kerple.hf.translation_from_transformers import read_family, read_options
 from kerple.model.stored_model import build_transformer, copy_weights
-from kerple.positions import ALiBi, RoPE, Shape
+from kerple.positions import ALiBi, NoPE, RoPE, Shape
 from kerple.training.allowed_classes import allowed_classes
-from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, text, tiny
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, saved, text, tiny
 
 ORIGINAL = {"rope_theta": 500.0, "original_max_position_embeddings": LENGTH // 2}
 DIVISORS = {"short_factor": [1.0, 1.1, 1.2, 1.5], "long_factor": [1.0, 2.0, 5.0, 9.0]}
@@ -113,3 +113,14 @@ def test_a_checkpoint_without_a_model_is_an_error(tmp_path):
         torch.save(whole | damage, tmp_path / "last.ckpt")
         with pytest.raises(ValueError, match=r"last\.ckpt is not a checkpoint"):
             read_stored_model(str(tmp_path / "last.ckpt"), allowed_classes())
+
+
+def test_the_training_length_of_a_model_with_yarn_is_that_of_its_configuration(tmp_path):
+    """The length is 1× in every result, whether the network is the model, its translation or a new one with weights."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8}
+    path = str(saved(tmp_path, "llama", rope_parameters=yarn))
+    assert read_network(path).training_length == LENGTH
+    stored = read_stored_model(path)
+    assert stored.model["length"] == build_transformer(stored.model).training_length == LENGTH
+    assert stored.model["position"]["init_args"]["original_length"] == 8
+    assert read_network(path, position=NoPE).training_length == LENGTH
