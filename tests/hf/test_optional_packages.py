@@ -21,7 +21,9 @@ from kerple.data.tokenizer import train_tokenizer
 from kerple.hf.exporter import export
 from kerple.measure import results_table
 from kerple.model.stored_model import StoredModel, build_transformer
-from tests.hf.tiny import hf
+from tests.hf.tiny import hf, our_network, saved
+
+from kerple.hf import retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
 
 ROOT = Path(__file__).parents[2]
 HARNESS = Path(os.environ.get("LM_EVAL", f"{sys.prefix}/lm-eval"))
@@ -35,15 +37,31 @@ TASK = """
 """
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (HARNESS / "lm_eval").is_dir(), reason="lm-evaluation-harness is not installed")
-@torch.inference_mode()
-def test_the_harness_reads_an_exported_model(tmp_path):
-    torch.manual_seed(0)
+def exported_model(folder):
+    """Write an exported model and its tokenizer; return our network, and the tokenizer as a function."""
     options = {"dim": 16, "heads": 2, "length": LENGTH, "layers": 1, "vocabulary": 257, "position": "KerpleLog"}
     network, tokenizer = build_transformer(options | {"init": 0.3}).eval(), train_tokenizer(TEXTS, 257)
     end = tokenizer.token_to_id("<|endoftext|>")
-    export(StoredModel(options, dict(network.state_dict())), tmp_path / "model", tokenizer, end)
+    export(StoredModel(options, dict(network.state_dict())), folder, tokenizer, end)
+    return network, lambda text: [end, *tokenizer.encode(text).ids]
+
+
+def retrofitted_model(folder):
+    """Write a tiny Llama with KERPLE-log, as `exported_model`; the network is our translation of it."""
+    saved(folder, "llama")
+    model = retrofit(hf.AutoModelForCausalLM.from_pretrained(folder), "KerpleLog").eval()
+    model.save_pretrained(folder)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    return our_network(model), lambda text: [tokenizer.eos_token_id, *tokenizer(text)["input_ids"]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (HARNESS / "lm_eval").is_dir(), reason="lm-evaluation-harness is not installed")
+@pytest.mark.parametrize(("write", "model_type"), [(exported_model, "kerple"), (retrofitted_model, "kerple_retrofit")])
+@torch.inference_mode()
+def test_the_harness_reads_exported_and_retrofitted_models(tmp_path, write, model_type):
+    torch.manual_seed(0)
+    network, tokens_of = write(tmp_path / "model")
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "local.yaml").write_text(TASK)
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
@@ -58,7 +76,7 @@ def test_the_harness_reads_an_exported_model(tmp_path):
 
     total = 0.0
     for text in TEXTS:
-        tokens = torch.tensor([end, *tokenizer.encode(text).ids])
+        tokens = torch.tensor(tokens_of(text))
         for first in range(0, len(tokens) - 1, LENGTH):  # each target once; the last windows overlap
             last = min(first + LENGTH, len(tokens) - 1)
             logits = network(tokens[max(0, last - LENGTH) : last][None])[0, first - last :].double().log_softmax(-1)
@@ -66,7 +84,7 @@ def test_the_harness_reads_an_exported_model(tmp_path):
     size = sum(len(text.encode()) for text in TEXTS)
     (measured,) = json.loads(path.read_text())["results"].values()
     assert measured["byte_perplexity,none"] == pytest.approx(math.exp(total / size), 1e-5)
-    assert hf.AutoConfig.from_pretrained(tmp_path / "model").model_type == "kerple"
+    assert hf.AutoConfig.from_pretrained(tmp_path / "model").model_type == model_type
 
 
 @pytest.mark.slow

@@ -2,11 +2,16 @@
 
 import json
 from copy import deepcopy
+from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.errors import EntryNotFoundError
+from torch.func import functional_call
 
 from kerple.base.errors import UserError
 from kerple.hf.translation_from_transformers import read_family
@@ -57,20 +62,37 @@ def slow(names: Any, fast: set[str]) -> list[Any]:
 @pytest.mark.parametrize("family", slow([family for family in CONFIGS if family != "bloom"], {"qwen2"}))
 def test_logits_and_gradients_are_those_of_our_network(family: str) -> None:
     model, tokens = disturbed(retrofit(tiny(family), KerpleLog)), text(2, 2 * LENGTH)
-    network = oracle(model)
-    torch.testing.assert_close(model(tokens).logits, network(tokens), rtol=1e-5, atol=1e-5)
-    model(tokens, labels=tokens).loss.backward()
-    network.losses(tokens).mean().backward()
-    ours = torch.stack(
-        [position.get_parameter(name).grad for position in network.positions for name in names(position)]
-    )
-    theirs = model.base_model.kerple.positions[0]
-    expected = ours.unflatten(0, (-1, 2)).sum(0)
-    torch.testing.assert_close(torch.stack([theirs.r1.grad, theirs.r2.grad]), expected, rtol=1e-4, atol=1e-6)
+    model.get_input_embeddings().padding_idx = None  # otherwise the padding token's embedding has no gradient
+    logits = model(tokens).logits
+    torch.testing.assert_close(logits, oracle(model)(tokens), rtol=1e-5, atol=1e-5)
+    # our weights are functions of theirs, so the gradients of our loss are those of the same parameters
+    stored = read_family(model.config, model.state_dict(keep_vars=True))
+    ours = functional_call(build_transformer(stored.model).eval(), stored.weights, (tokens,))
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    actual, expected = (torch.autograd.grad(mean_loss(x, tokens), list(parameters.values())) for x in (logits, ours))
+    for name, gradient, other in zip(parameters, actual, expected, strict=True):
+        scale = float(other.abs().max())
+        assert scale > 0, name
+        torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-5 * scale + 1e-7, msg=name)
+    assert_cached_and_padded_are_equal(model, tokens)
 
 
-def names(position: Any) -> list[str]:
-    return sorted(name for name, _ in position.named_parameters())
+def mean_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@torch.no_grad()
+def assert_cached_and_padded_are_equal(model: Any, tokens: torch.Tensor) -> None:
+    """Compare logits with those of tokens in two parts with a cache, and of tokens after padding."""
+    expected, first = model(tokens).logits, tokens.shape[1] * 3 // 4
+    if model.config.use_cache:
+        cache = model(tokens[:, :first], use_cache=True).cache
+        cached = model(tokens[:, first:], cache=cache).logits
+        torch.testing.assert_close(cached, expected[:, first:], rtol=1e-4, atol=1e-5)
+    mask = torch.ones(2, tokens.shape[1] + PADDING, dtype=torch.int64)
+    mask[:, :PADDING] = 0
+    padded = torch.cat([text(2, PADDING, seed=2), tokens], 1)
+    torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, PADDING:], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.numbers
@@ -79,16 +101,7 @@ def names(position: Any) -> list[str]:
 def test_every_strategy_of_queries_keys_and_positions_is_that_of_our_network(name: str) -> None:
     tokens, model = text(2, 40), disturbed(retrofit(tiny("llama"), name))
     torch.testing.assert_close(model(tokens).logits, oracle(model)(tokens), rtol=1e-4, atol=1e-5)
-    if model.config.use_cache:  # cached and padded on the left
-        cache = model(tokens[:, :30], use_cache=True).cache
-        torch.testing.assert_close(
-            model(tokens[:, 30:], cache=cache).logits, model(tokens).logits[:, 30:], rtol=1e-4, atol=1e-5
-        )
-    mask = torch.ones(2, 40 + PADDING, dtype=torch.int64)
-    mask[:, :PADDING] = 0
-    padded = torch.cat([text(2, PADDING, seed=2), tokens], 1)
-    expected = model(tokens).logits
-    torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, PADDING:], expected, rtol=1e-4, atol=1e-5)
+    assert_cached_and_padded_are_equal(model, tokens)
 
 
 @pytest.mark.parametrize("name", sorted(NEEDS_MORE))
@@ -191,6 +204,34 @@ def test_a_saved_model_is_read_with_its_strategy_and_not_without(tmp_path: Any, 
     monkeypatch.delitem(hf.models.auto.configuration_auto.CONFIG_MAPPING._extra_content, "kerple_retrofit")
     with pytest.raises(ValueError, match="kerple_retrofit"):  # without this project, transformers refuses the model
         hf.AutoModelForCausalLM.from_pretrained(tmp_path / "0")
+
+
+@pytest.mark.slow
+def test_push_to_hub_sends_the_files_that_are_read_back(tmp_path: Any, monkeypatch: Any) -> None:
+    def no_card(*_: Any, **options: Any) -> None:
+        raise EntryNotFoundError("no card")
+
+    sent: dict[str, bytes] = {}
+
+    def create_commit(self: Any, *, operations: Any, **options: Any) -> None:
+        sent.update({part.path_in_repo: Path(part.path_or_fileobj).read_bytes() for part in operations})
+
+    monkeypatch.setattr(HfApi, "create_commit", create_commit)
+    monkeypatch.setattr(ModelCard, "load", no_card)
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **options: SimpleNamespace(repo_id=name))
+    model, tokens = disturbed(retrofit(tiny("llama"), KerpleLog)), text(2, 40)
+    for push in (
+        lambda: model.push_to_hub("user/model"),
+        lambda: model.save_pretrained(tmp_path / "model", push_to_hub=True, repo_id="user/model"),
+    ):
+        sent.clear()
+        push()
+        assert {"config.json", "generation_config.json", "model.safetensors"} <= sent.keys()
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        for name, content in sent.items():
+            (folder / name).write_bytes(content)
+        assert torch.equal(from_pretrained(str(folder))(tokens).logits, model(tokens).logits)
 
 
 class Mine(KerpleLog):
