@@ -1,12 +1,14 @@
 """Properties of every strategy, which the suite of `python run.py check` tests, and errors in options."""
 
 import inspect
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerple import positions
 from kerple.base.errors import UserError
@@ -202,10 +204,41 @@ def test_one_strategy_for_all_layers_is_an_error_if_layers_differ() -> None:
         Transformer(Shape(16, 2, 8), 4, 20, partial(Combined, parts=(positions.SSMax, LayerPattern)), per_layer=False)
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 23])
+class CumulativeSums(TorchDispatchMode):
+    """Context that stores the dtype and the length of each cumulative sum, product, maximum and minimum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[torch.dtype, int]] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if "cum" in function.name():
+            self.found.add((args[0].dtype, args[0].shape[args[1]]))
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 16, 17, 70])
 def test_fox_sums_gates_over_pieces_on_a_gpu(length: int) -> None:
     x = torch.randn(2, 3, length, dtype=torch.float64, requires_grad=True)
-    sums, expected = cumulative_sums(x, size=4), x.cumsum(-1)
+    with CumulativeSums() as sums_of_pieces:
+        sums = cumulative_sums(x, size=4)
+    expected = x.cumsum(-1)
     torch.testing.assert_close(sums, expected)
     weights = torch.randn_like(expected)
     torch.testing.assert_close(*(torch.autograd.grad(of, x, weights)[0] for of in (sums, expected)))
+    assert sums_of_pieces.found
+    assert all(size <= 4 for _, size in sums_of_pieces.found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_a_gpu_computes_no_long_cumulative_sums_in_fp64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch 2.11 cannot compile them for a GPU at 512 tokens. The device "meta", which computes nothing, replaces one.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # autocast does not know this device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    with torch.device("meta"):
+        network, tokens = Transformer(Shape(16, 2, 512), 1, 20, strategies()[name]), torch.zeros(1, 513).long()
+    with CumulativeSums() as sums:
+        network.losses(tokens)
+    assert all(size <= 128 for dtype, size in sums.found if dtype.itemsize == 8)
+    assert bool(sums.found) == (name in {"CoPE", "FoX", "StickBreaking"})

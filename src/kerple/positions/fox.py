@@ -50,7 +50,9 @@ class FoX(Position):
 
 
 def cumulative_sums(x: Tensor, size: int = 128) -> Tensor:
-    """Return ``x.cumsum(-1)`` from the cumulative sums of pieces of ``size`` numbers, and those of their totals."""
+    """Return ``x.cumsum(-1)``, computed from cumulative sums of at most ``size`` numbers."""
+    if x.shape[-1] <= size:
+        return x.cumsum(-1)
     pieces = F.pad(x, (0, -x.shape[-1] % size)).unflatten(-1, (-1, size)).cumsum(-1)
-    earlier = F.pad(pieces[..., :-1, -1], (1, 0)).cumsum(-1)  # the total of all pieces before each piece
+    earlier = cumulative_sums(F.pad(pieces[..., :-1, -1], (1, 0)), size)  # the total of all pieces before each piece
     return (pieces + earlier[..., None]).flatten(-2)[..., : x.shape[-1]]
