@@ -77,8 +77,9 @@ class Cluster:
         """
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         fits = any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes)
-        largest = "; ".join(f"{node.get('CPU', 0):g} cores and {node.get('GPU', 0):g} GPUs" for node in nodes)
-        require(fits, f"{self.option}: cpus, gpus", f"{cpus:g}, {gpus:g}", f"those of a node, which have {largest}")
+        kinds = sorted({f"{node.get('CPU', 0):g} cores and {node.get('GPU', 0):g} GPUs" for node in nodes})
+        available = f"those of a node, which have {'; '.join(kinds)}"
+        require(fits, f"{self.option}: cpus, gpus", f"{cpus:g}, {gpus:g}", available)
         module, name, folder, expected = function.__module__, function.__name__, os.getcwd(), versions()
         paths = [str(Path(kerple.__file__).parents[1]), *filter(None, os.environ.get("PYTHONPATH", "").split(":"))]
 

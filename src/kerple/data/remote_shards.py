@@ -104,10 +104,11 @@ class RemoteFiles:
             UserError: The file cannot be read, differs from its checksum, or does not fit into the cache.
         """
         key = hashlib.sha256(f"{self.url}\0{sha256}".encode()).hexdigest()[:32]
-        copy, lock = self.directory / f"{key}-{name}", self.directory / f".{key}.lock"
+        copy = self.directory / f"{key}-{name}"
+        lock = _lock_of(copy)
         self.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
-            os.utime(lock)  # the time of the last use; a change of the copy would change its ctime
+            os.utime(lock)  # not of the copy, whose ctime would change
             if copy.exists() and not is_intact(copy, sha256):
                 copy.unlink()  # damaged on this machine
             if not copy.exists():
@@ -161,15 +162,12 @@ class RemoteFiles:
                     sizes[path] = path.stat().st_size
             excess = sum(sizes.values()) + size - self.gigabytes * 1e9
 
-            def lock(path: Path) -> Path:
-                return path.with_name(f".{path.name.partition('-')[0]}.lock")
-
             def last_use(path: Path) -> float:
-                return lock(path).stat().st_mtime if lock(path).exists() else 0.0
+                return _lock_of(path).stat().st_mtime if _lock_of(path).exists() else 0.0
 
             for path in sorted(sizes, key=last_use) if excess > 0 else ():
                 busy = (FileNotFoundError, BlockingIOError, Timeout)
-                with suppress(*busy), FileLock(lock(path), timeout=0), path.open("rb") as file:
+                with suppress(*busy), FileLock(_lock_of(path), timeout=0), path.open("rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink()
                     excess -= sizes[path]
@@ -178,6 +176,11 @@ class RemoteFiles:
             expected = f"{excess / 1e9:.3g} more, because the other files in {self.directory} are in use"
             advice = "increase it, or set data.sections, with which fewer shards are in use"
             require(excess <= 0, "data.cache_gb", self.gigabytes, f"{expected}; {advice}")
+
+
+def _lock_of(copy: Path) -> Path:
+    """Return the lock of a copy, whose time of modification is the time of the last use."""
+    return copy.with_name(f".{copy.name.partition('-')[0]}.lock")
 
 
 def _may_pass(error: BaseException | None) -> bool:
