@@ -141,6 +141,23 @@ def test_packed_documents_are_separate_inputs(llama: Any, use_cache: bool) -> No
     torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("name", sorted(strategies().keys() - NEEDS_MORE))
+def test_the_loss_and_gradients_of_packed_documents_are_those_of_separate_inputs(name: str) -> None:
+    model, tokens, lengths = disturbed(retrofit(tiny("llama"), name)), text(2, 40), [17, 1, 22]
+    ids = torch.cat([torch.arange(n) for n in lengths]).expand(2, -1)
+    packed = model(tokens, position_ids=ids, use_cache=False).logits
+    separate = torch.cat([model(part, use_cache=False).logits for part in tokens.split(lengths, 1)], 1)
+    torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-5)
+    targets, parameters = tokens.roll(-1, 1).flatten(), [p for p in model.parameters() if p.requires_grad]
+    losses = [torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets) for logits in (packed, separate)]
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=1e-6)
+    got, expected = (torch.autograd.grad(loss, parameters, materialize_grads=True) for loss in losses)
+    for name_, ours, theirs in zip([n for n, _ in model.named_parameters()], got, expected, strict=False):
+        assert (ours - theirs).abs().max() <= 1e-5 * max(theirs.abs().max(), 1e-2), name_
+
+
 @torch.no_grad()
 def test_generation_is_the_same_with_every_cache_padding_and_beams(llama: Any) -> None:
     prompts = text(3, 8)
