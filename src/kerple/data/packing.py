@@ -100,22 +100,24 @@ class PackedSamples:
     ) -> None:
         require(len(documents.begins) > 0, "data.packing", "best_fit without a training document", "a larger corpus")
         self.stream, self.options, self.end_of_text, self.length = stream, documents, end_of_text, length
-        self.document_ends = np.append(documents.begins[1:], len(stream))
-        lengths = self.document_ends - documents.begins
-        wholes, self.rests = np.divmod(lengths, length)
-        self.wholes = wholes.cumsum()  # number of samples inside this document and all earlier ones
+        lengths = np.diff(documents.begins, append=len(stream))
         shards = documents.begins.searchsorted([0, *(shard_ends or [len(stream)])])  # first document of each shard
         digest = hashlib.sha256(f"{length} {seed} ".encode() + lengths.tobytes() + shards[1:-1].tobytes()).hexdigest()
-        items, bins = self._pack(cache / f"{digest[:32]}.npy", seed, shards)
-        order = np.lexsort((wholes[items] == 0, bins))  # the rest of a cut document first, with its context
-        self.items = items[order]
-        self.first_items = np.searchsorted(bins[order], np.arange(bins.max(initial=-1) + 2))  # of each bin
-        # before each shard and after the last one
-        self.shard_wholes = np.append(0, self.wholes)[shards]
-        self.shard_bins = np.append(0, np.maximum.accumulate(bins) + 1)[items.searchsorted(shards)]
-        self.firsts = self.shard_wholes + self.shard_bins + np.arange(len(shards))
-        self.ends = self.firsts[1:]
-        self.samples = int(self.wholes[-1]) + len(self.first_items) - 1
+        wholes, rests = np.divmod(lengths, length)
+        items, bins = self._pack(cache / f"{digest[:32]}.npy", seed, rests, shards)
+        # the parts of documents: those that are a sample, and the rests
+        count = int(wholes.sum())
+        document = np.append(np.arange(len(lengths)).repeat(wholes), items)
+        offset = np.append(np.arange(count) - (wholes.cumsum() - wholes).repeat(wholes), wholes[items]) * length
+        samples, shard = np.append(np.arange(count), count + bins), shards[1:-1].searchsorted(document, "right")
+        order = np.lexsort((offset == 0, samples, shard))  # the rest of a cut document first, with its context
+        self.begins = (documents.begins[document] + offset)[order]
+        self.sizes = np.append(np.full(count, length), rests[items])[order]
+        self.is_first = (offset == 0)[order]  # whether the document begins with the part
+        first_parts = np.flatnonzero(np.diff(samples[order], prepend=-1))  # of each sample
+        self.first_parts, self.samples = np.append(first_parts, len(order)), len(first_parts)
+        self.ends = np.bincount(shard[order][first_parts], minlength=len(shards) - 1).cumsum()
+        self.ends += np.arange(1, len(shards))
         cut = lengths[lengths > length]
         self.summary = (
             f"best fit: {len(cut) / len(lengths):.2%} of the training documents, with {cut.sum() / len(stream):.2%} of "
@@ -123,21 +125,21 @@ class PackedSamples:
             f"{1 - len(stream) / (self.samples * length):.2%} of the targets are padding"
         )
 
-    def _pack(self, file: Path, seed: int, shards: Indices) -> tuple[Indices, Indices]:
+    def _pack(self, file: Path, seed: int, rests: Indices, shards: Indices) -> tuple[Indices, Indices]:
         """Return the documents that have a rest, and the bin of each rest, which is stored in a file.
 
         The documents from ``shards``[i] to ``shards``[i + 1] are packed separately, for each i.
         """
-        items = np.flatnonzero(self.rests)
+        items = np.flatnonzero(rests)
         with suppress(OSError, ValueError, EOFError):
             bins = np.load(file, allow_pickle=False)
             valid = bins.dtype == np.int64 and bins.shape == items.shape and 0 <= bins.min() <= bins.max() < len(items)
-            if valid and 0 < (filled := np.bincount(bins, self.rests[items])).min() <= filled.max() <= self.length:
+            if valid and 0 < (filled := np.bincount(bins, rests[items])).min() <= filled.max() <= self.length:
                 return items, bins
         bins, count = np.empty_like(items), 0
         for first, last in pairwise(items.searchsorted(shards).tolist()):
             order = first + Permutation(max(last - first, 1), seed)(np.arange(last - first))
-            bins[order] = count + best_fit(self.rests[items[order]], self.length)
+            bins[order] = count + best_fit(rests[items[order]], self.length)
             count = int(bins[order].max(initial=count - 1)) + 1
         with suppress(OSError), writing(file, durable=False) as stored:
             np.save(stored, bins)
@@ -150,29 +152,17 @@ class PackedSamples:
         """
         tokens = np.full((len(numbers), self.length + 1), self.end_of_text, np.int64)
         starts, scored = np.zeros(tokens.shape, bool), np.ones((len(tokens), self.length), bool)
-        for row, number in enumerate(numbers):
+        samples = np.array(numbers) - self.ends.searchsorted(numbers, "right")
+        for row, (first, last) in enumerate(zip(self.first_parts[samples], self.first_parts[samples + 1], strict=True)):
             end = 0  # number of targets so far
-            for document, stop, size in self._parts(number):
-                begins = stop - size == self.options.begins[document]
-                before = int(end == 0 and not begins)  # number of inputs of the document before its first target
-                tokens[row, end + 1 - before : end + 1 + size] = self.stream[stop - size - before : stop]
-                starts[row, end] = begins or end > 0
-                scored[row, end] = begins or end == 0
+            parts = (values[first:last].tolist() for values in (self.begins, self.sizes, self.is_first))
+            for begin, size, is_first in zip(*parts, strict=True):
+                before = int(end == 0 and not is_first)  # number of inputs of the document before its first target
+                tokens[row, end + 1 - before : end + 1 + size] = self.stream[begin - before : begin + size]
+                starts[row, end] = is_first or end > 0
+                scored[row, end] = is_first or end == 0
                 end += size
             starts[row, end] = True
             scored[row, end:] = False
         batch = {"tokens": torch.from_numpy(tokens)} | self.options.entries(starts)
         return batch | {"scored": torch.from_numpy(scored) & batch.get("scored", torch.tensor(True))}
-
-    def _parts(self, number: int) -> list[tuple[int, int, int]]:
-        """Return the parts of documents in a sample: the document, the index after its last token, and its size."""
-        shard = int(np.searchsorted(self.ends, number, "right"))
-        number += int(self.shard_wholes[shard] - self.firsts[shard])
-        if number < self.shard_wholes[shard + 1]:
-            document = int(np.searchsorted(self.wholes, number, "right"))
-            later = int(self.wholes[document]) - number - 1  # number of samples after this one inside the document
-            stop = int(self.document_ends[document] - self.rests[document]) - later * self.length
-            return [(document, stop, self.length)]
-        number += int(self.shard_bins[shard] - self.shard_wholes[shard + 1])
-        first, last = self.first_items[number : number + 2]
-        return [(d, int(self.document_ends[d]), int(self.rests[d])) for d in self.items[first:last]]
