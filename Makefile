@@ -133,10 +133,14 @@ $(BUNDLE)/code.tar.zst: $(VENV)/ready
 	PYTHONPATH=src $(RUN) -m benchmarks.gpu.trainings
 
 gpu: ## run the measurements on a GPU; GPU="step attention --deadline 540" selects some
-	@$(PYTHON) -c "import torch" 2>/dev/null || { echo "make: $(PYTHON) has no torch; select another one: make gpu PYTHON=..."; exit 1; }
+	@found=$$($(PYTHON) -c "import torch; print('torch', torch.__version__)" 2>/dev/null) || found="no torch"; \
+	  case "$$found" in "torch 2.1"[1-5].*) ;; *) echo "make: $(PYTHON) has $$found, but 2.11 to 2.15 is needed; select" \
+	  "another one: make gpu PYTHON=..."; exit 1 ;; esac
 	@test ! -d $(BUNDLE)/wheels || reason=$$($(PYTHON) -m pip install -qqq --no-index --no-deps --upgrade \
-	  --find-links $(BUNDLE)/wheels --target $(BUNDLE)/site $(GPU_WHEELS) 2>&1) || { echo "make: cannot install" \
-	  "$(BUNDLE)/wheels for $$($(PYTHON) --version): $${reason##*ERROR: }; run make gpu-bundle GPU_PYTHON=..."; exit 1; }
+	  --find-links $(BUNDLE)/wheels --target $(BUNDLE)/site $(GPU_WHEELS) 2>&1) || { case "$$reason" in \
+	  *"No space left"*) echo "make: no space is left to install $(BUNDLE)/wheels into $(BUNDLE)/site; free 40 MB" ;; \
+	  *) echo "make: cannot install $(BUNDLE)/wheels for $$($(PYTHON) --version): $${reason##*ERROR: }; run make" \
+	  "gpu-bundle GPU_PYTHON=..." ;; esac; exit 1; }
 	PYTHONPATH=src:$(BUNDLE)/site $(PYTHON) -m benchmarks.gpu $(GPU)
 
 gpu-toy: $(BUNDLE)/shards/manifest.json ## run the measurements of `make gpu` on the CPU at a toy size
