@@ -1,13 +1,17 @@
 """`python -m benchmarks.gpu` with toy sizes: a killed run keeps its measurements and does not repeat them."""
 
 import json
+import random
+import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import trainings
 from benchmarks.gpu.__main__ import measurements, read
 
 
@@ -34,3 +38,25 @@ def test_a_killed_run_continues_in_another_folder(tmp_path: Path) -> None:
     for here in ('"code": "', '"torch": "'):  # rows of other code or another version of torch are not read
         rows.write_text((tmp_path / "2" / "rows.jsonl").read_text().replace(here, f"{here}0"))
         assert read([rows]) == {}
+
+
+@pytest.mark.slow  # compresses for two seconds
+def test_shards_that_were_unpacked_in_part_are_unpacked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainings, "ROOT", tmp_path)
+    shards, archive, size = tmp_path / trainings.SHARDS, tmp_path / trainings.ARCHIVE, 300_000
+    shards.mkdir(parents=True)
+    for name in ("manifest.json", "train-00000.tar"):
+        (shards / name).write_bytes(random.Random(name).randbytes(size))
+    trainings.pack()
+    shutil.rmtree(shards)
+    content = archive.read_bytes()
+    archive.write_bytes(content[: int(0.8 * len(content))])  # as if the process was stopped then
+    with pytest.raises((OSError, tarfile.ReadError)):
+        trainings.unpack()
+    assert not (shards / "manifest.json").exists()  # `rank` unpacks again if this file is missing
+    archive.write_bytes(content)
+    trainings.unpack()
+    assert sorted((path.name, path.stat().st_size) for path in shards.iterdir()) == [
+        ("manifest.json", size), ("train-00000.tar", size),
+    ]  # fmt: skip
+    assert not [*archive.parent.glob("tmp*")]

@@ -12,6 +12,7 @@ import sys
 import tarfile
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -152,14 +153,16 @@ def pack() -> None:
 
 
 def unpack() -> None:
-    """Unpack `ARCHIVE` in the project's folder."""
+    """Unpack `ARCHIVE` in the project's folder. A stopped call leaves no part of the shards there."""
     decompressor = ZstdDecompressor(max_window_size=2**27)
     with (
         (ROOT / ARCHIVE).open("rb") as file,
         decompressor.stream_reader(file) as stream,
         tarfile.open(fileobj=stream, mode="r|") as archive,
+        TemporaryDirectory(dir=(ROOT / ARCHIVE).parent) as folder,
     ):
-        archive.extractall(ROOT, filter="data")
+        archive.extractall(folder, filter="data")
+        (Path(folder) / SHARDS).rename(ROOT / SHARDS)
 
 
 if __name__ == "__main__":
