@@ -23,6 +23,9 @@ class SideOptions:
         cached: Whether the text is read in parts with a cache.
         packed: Whether another document stands before the text in the same row.
         padding: Side on which the text is padded.
+        shift: Number that is added to all positions.
+        continued: Whether other tokens follow the text.
+        batched: Whether the batch contains other texts.
     """
 
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
@@ -32,6 +35,9 @@ class SideOptions:
     cached: bool = False
     packed: bool = False
     padding: Literal["none", "left", "right"] = "none"
+    shift: int = 0
+    continued: bool = False
+    batched: bool = False
 
 
 def main(arguments: list[str]) -> None:
@@ -112,8 +118,8 @@ def _side(name: str, path: str, options: Any, models: dict[Any, Any]) -> Any:
         if key not in models:
             models[key] = read_fp32_model(path, classes, options.trust_remote_code, *key[1:])
     model, config = models[key]
-    reading = Reading(chosen.cached, chosen.packed, chosen.padding, chosen.attention)
-    changes = [f"{key} {value}" for key, value in vars(chosen).items() if value not in (None, False, "", "none")]
+    reading = Reading(**{key: value for key, value in vars(chosen).items() if hasattr(Reading, key)})
+    changes = [f"{key} {value}" for key, value in vars(chosen).items() if value not in (None, 0, "", "none")]
     return Side(model, f"{name} ({path}, {', '.join(changes)})", reading, getattr(torch, chosen.dtype), config)
 
 

@@ -1,7 +1,6 @@
 """Tests of invariances: shift, prefix, cache, padding, packing, batch and attention kernel must not change logits."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,48 +63,42 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
     length = LENGTH if limit is None else max(2, min(LENGTH, limit - EXTRA))
     generator = torch.Generator().manual_seed(0)
     vocabulary = model.get_input_embeddings().num_embeddings
-    tokens = torch.randint(min(3, vocabulary - 1), vocabulary, (3, length), generator=generator).to(model.device)
-    single = tokens[:1]
-    half = length // 2
-    one_by_one = [half, *[1] * (length - half)]  # numbers of tokens of each forward pass
-    expected = read_logits(model, single)
+    first = min(3, vocabulary - 1)
+    tokens = torch.randint(first, vocabulary, (1, length), generator=generator).to(model.device)
+    expected = read_logits(model, tokens)
     if not expected.isfinite().all():
         raise UserError("model: its logits are not finite; check its weights and config.json for NaN")
-    allowed = ALLOWED * _rounding(model, single, expected)
+    allowed = ALLOWED * _rounding(model, tokens, expected)
     shift_reason, length_reason, packing_reason = _by_design(model, config)
     own = model.config._attn_implementation
     other = "sdpa" if own == "eager" else "eager"
-
-    def read(reason: str | None, **options: Any) -> tuple[Callable[[], Tensor], Tensor, str | None]:
-        return lambda: Reading(**options).logits(model, single), expected, reason
-
-    tests: dict[str, tuple[Callable[[], Tensor], Tensor, str | None]] = {
-        f"shift by {EXTRA} positions": read(shift_reason, shift=EXTRA),
-        "logits of a prefix": (lambda: read_logits(model, single[:, :half]), expected[:, :half], length_reason),
-        "cached against uncached": (lambda: read_logits(model, single, [half, length - half]), expected, length_reason),
-        "prefill against decoding": (lambda: read_logits(model, single, one_by_one), expected, length_reason),
-        "padding on the left": read(shift_reason or length_reason, padding="left"),
-        "padding on the right": read(length_reason, padding="right"),
-        "batch against single": (lambda: read_logits(model, tokens)[:1], expected, None),
-        "sdpa against eager attention": read(None, attention=other),
-        f"packed documents, {own} attention": read(packing_reason, packed=True),
-        f"packed documents, {other} attention": read(packing_reason, packed=True, attention=other),
-        "packed documents with use_cache": read(packing_reason or IGNORED, packed=True, cached=True),
+    tests: dict[str, tuple[Reading, str | None]] = {
+        f"shift by {EXTRA} positions": (Reading(shift=EXTRA), shift_reason),
+        "logits of a prefix": (Reading(continued=True), length_reason),
+        "cached against uncached": (Reading(cached=True, decoded=0), length_reason),
+        "prefill against decoding": (Reading(cached=True, decoded=length), length_reason),
+        "padding on the left": (Reading(padding="left"), shift_reason or length_reason),
+        "padding on the right": (Reading(padding="right"), length_reason),
+        "batch against single": (Reading(batched=True), None),
+        "sdpa against eager attention": (Reading(attention=other), None),
+        f"packed documents, {own} attention": (Reading(packed=True), packing_reason),
+        f"packed documents, {other} attention": (Reading(packed=True, attention=other), packing_reason),
+        "packed documents with use_cache": (Reading(packed=True, cached=True), packing_reason or IGNORED),
     }
-    return [_test(name, *test, allowed=allowed) for name, test in tests.items()]
-
-
-def _test(name: str, run: Callable[[], Tensor], expected: Tensor, by_design: str | None, allowed: float) -> Invariance:
-    try:
-        logits = run()
-        require(logits.shape == expected.shape, "model", f"logits of shape {[*logits.shape]}", f"{[*expected.shape]}")
-        difference = float((logits.double() - expected.double()).abs().max())
-    except UserError as error:
-        cause = error.__cause__ or error
-        # with the other classes, models fail, for example because shapes do not fit
-        unsupported = isinstance(cause, ValueError | NotImplementedError | ImportError)
-        return Invariance(name, None if unsupported else math.inf, allowed, reason=describe(cause))
-    return Invariance(name, difference, allowed, by_design)
+    results = []
+    for name, (reading, by_design) in tests.items():
+        try:
+            logits = reading.logits(model, tokens)
+            given, wanted = ([*x.shape] for x in (logits, expected))
+            require(given == wanted, "model", f"logits of shape {given}", wanted)
+            difference = float((logits.double() - expected.double()).abs().max())
+            results.append(Invariance(name, difference, allowed, by_design))
+        except UserError as error:
+            cause = error.__cause__ or error
+            # with the other classes, models fail, for example because shapes do not fit
+            unsupported = isinstance(cause, ValueError | NotImplementedError | ImportError)
+            results.append(Invariance(name, None if unsupported else math.inf, allowed, reason=describe(cause)))
+    return results
 
 
 def _rounding(model: Any, tokens: Tensor, logits: Tensor) -> float:

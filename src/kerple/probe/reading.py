@@ -14,9 +14,10 @@ from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.position_limit import takes_positions
 from kerple.hf.windowed_attention import attention_replaced
 
-EXTRA = 16  # number of padding tokens, of tokens of the other document, and of positions of a shift
+EXTRA = (
+    16  # number of padding tokens, of tokens of the other document or of a continuation, and of positions of a shift
+)
 PART = 256  # largest number of tokens that are read at once after the first half of a text
-DECODED = 8  # number of last tokens that are decoded one by one
 
 
 @dataclass(frozen=True)
@@ -26,17 +27,23 @@ class Reading:
     Args:
         cached: Whether the model uses a cache. It reads the first half of the text, the rest in parts, and the last
             tokens one by one. A packed text is read at once.
+        decoded: Largest number of last tokens that are read one by one.
         packed: Whether another document stands before the text in the same row, with ``position_ids`` that restart.
         padding: Side on which 16 padding tokens are added: ``none``, ``left`` or ``right``.
         attention: Attention implementation of transformers, such as ``eager`` or ``sdpa``; empty for the model's own.
         shift: Number that is added to all positions.
+        continued: Whether 16 other tokens follow the text.
+        batched: Whether the batch contains other texts.
     """
 
     cached: bool = False
+    decoded: int = 8
     packed: bool = False
     padding: Literal["none", "left", "right"] = "none"
     attention: str = ""
     shift: int = 0
+    continued: bool = False
+    batched: bool = False
 
     def logits(self, model: Any, tokens: Tensor) -> Tensor:
         """Return the logits of a text, (B, T, V).
@@ -48,32 +55,32 @@ class Reading:
         Raises:
             UserError: If the model cannot read the text in this way.
         """
-        length, first, last = tokens.shape[1], 0, 0
+        batch, length = tokens.shape
+        first = EXTRA if self.packed or self.padding == "left" else 0
+        last = EXTRA if self.continued or self.padding == "right" else 0
         extra = tokens.flip(1).repeat(1, -(-EXTRA // length))[:, :EXTRA]
         options: dict[str, Any] = {}
         if self.padding != "none":
-            first, last = (EXTRA, 0) if self.padding == "left" else (0, EXTRA)
             options["attention_mask"] = F.pad(torch.ones_like(tokens), (first, last))
         if self.packed or self.shift:
             if not takes_positions(model):
                 raise UserError("the model takes no position_ids")
-            first = EXTRA if self.packed else 0
             ids = [torch.arange(first), torch.arange(self.shift, self.shift + length)]
             options["position_ids"] = torch.cat(ids).to(tokens.device)[None]
         tokens = torch.cat([extra[:, :first], tokens, extra[:, :last]], 1)
-        sizes = [tokens.shape[1]] if self.cached and self.packed else _parts(length) if self.cached else None
+        tokens = torch.cat([tokens, tokens.flip(1)]) if self.batched else tokens
+        sizes = [tokens.shape[1]] if self.cached and self.packed else self._parts(length) if self.cached else None
         if self.attention and self.attention != "eager" and not getattr(model, f"_supports_{self.attention}", False):
             raise UserError(f"the model has no {self.attention} attention")
         with attention_replaced(model, self.attention) if self.attention else nullcontext():
-            return read_logits(model, tokens, sizes, **options)[:, first : first + length]
+            return read_logits(model, tokens, sizes, **options)[:batch, first : first + length]
 
-
-def _parts(length: int) -> list[int]:
-    """Return the numbers of tokens of the forward passes in which a text of ``length`` tokens is read with a cache."""
-    single = min(DECODED, length - 1)
-    first = max(1, length // 2 - single)
-    middle = length - first - single
-    return [first, *(min(PART, middle - i) for i in range(0, middle, PART)), *[1] * single]
+    def _parts(self, length: int) -> list[int]:
+        """Return the numbers of tokens of the forward passes in which ``length`` tokens are read with a cache."""
+        first = max(1, length // 2)
+        single = min(self.decoded, length - first)
+        middle = length - first - single
+        return [first, *(min(PART, middle - i) for i in range(0, middle, PART)), *[1] * single]
 
 
 def read_logits(
