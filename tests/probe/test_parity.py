@@ -76,6 +76,7 @@ def test_a_window_that_is_wrong_by_one_is_found_in_its_layer_and_at_its_first_po
     found = compare(model, with_window(model, 2, 9), Reading())
     assert (found.first_layer, found.first_position) == (2, 8)  # query 8 is the first that sees one key more
     assert [line.split(":")[0] for line in found.words] == ["probe of layer 2 of A", "probe of layer 2 of B"]
+    assert "query 8 sees 9 keys, expected 8" in found.words[1]  # the mask of B is bool
     assert not compare(model, with_window(model, 2, 8), Reading()).differs
 
 

@@ -101,7 +101,8 @@ def captured(model: Any, mixers: set[nn.Module] | None = None, search: bool = Fa
     def registered(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, None]:
-        visible = None if attention_mask is None else attention_mask[0, 0, :, : key.shape[2]] > HIDDEN
+        mask = None if attention_mask is None else attention_mask[0, 0, :, : key.shape[2]]
+        visible = None if mask is None else mask if mask.dtype == torch.bool else mask > HIDDEN
         sinks, bias = (options.get(name) is not None for name in ("s_aux", "position_bias"))
         index = getattr(module, "layer_idx", None)
         layer = len(calls) % model.config.get_text_config().num_hidden_layers if index is None else int(index)
