@@ -203,7 +203,7 @@ class Parity:
         divergence.set(yscale="log", xlabel="position", ylabel="KL divergence (nats)")
         ratios = self.layer_ratios
         colors = ["#D55E00" if ratio > 1 else "#0072B2" for ratio in ratios]
-        layer.bar(range(len(ratios)), np.maximum(ratios, 1e-4), color=colors)
+        layer.scatter(range(len(ratios)), np.maximum(ratios, 1e-4), 18, colors)
         layer.axhline(1, color="#555", lw=1)
         layer.xaxis.get_major_locator().set_params(integer=True)
         layer.set(yscale="log", xlabel="layer", ylabel="99th percentile of\ndifference / band")
