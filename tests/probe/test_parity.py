@@ -95,6 +95,35 @@ def test_other_faults_are_found():
     assert compare(llama, late).first_position == 40
 
 
+class Port(torch.nn.Module):
+    """A port with a configuration of another class, whose blocks are those of a model, with a table of angles."""
+
+    def __init__(self, model: Any, shift: float) -> None:
+        super().__init__()
+        self.config, self.h, self.model = {"n_layer": 4}, torch.nn.ModuleList(model.model.layers), [model]
+        self.table = torch.arange(LENGTH).float()
+        self.table[1:] += shift
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inner = self.model[0].model
+        x, length = inner.embed_tokens(tokens), tokens.shape[1]
+        angles = inner.rotary_emb(x, self.table[None, :length])
+        mask = torch.ones(length, length).tril().log()[None, None]
+        for block in self.h:
+            x = block(x, attention_mask=mask, position_embeddings=angles)
+        return self.model[0].lm_head(inner.norm(x))
+
+
+def test_a_port_that_is_right_at_position_0_is_found_with_its_layer():
+    model = build("llama")
+    assert not compare(model, Port(deepcopy(model), 0)).differs
+    found = compare(model, Port(deepcopy(model), 0.5))
+    assert (found.first_position, found.first_layer) == (1, 0)
+    port = Port(deepcopy(model), 0)
+    with pytest.raises(UserError, match="B: got a tuple, expected finite logits of shape"):
+        compare(model, lambda tokens: (port(tokens), None))
+
+
 @pytest.mark.parametrize("kind", ["log_probs", "target_log_probs", "top_log_probs"])
 def test_a_file_of_another_engine_is_a_side(kind, tmp_path):
     model = build("llama")

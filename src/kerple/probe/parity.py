@@ -51,10 +51,10 @@ class Side:
     """One of the two computations.
 
     Args:
-        source: A `transformers.PreTrainedModel` in evaluation mode and fp32, a function from tokens (1, T) int64 to
-            logits (1, T, V), or the `Outputs` of another engine.
+        source: A `transformers.PreTrainedModel` in evaluation mode and fp32, a function or another module from tokens
+            (1, T) int64 to logits (1, T, V), or the `Outputs` of another engine.
         name: Name in messages.
-        reading: How the model reads the tokens. A function ignores it.
+        reading: How the model reads the tokens. Functions and other modules ignore it and the dtype.
         dtype: Dtype to which the weights of the model are cast.
         config: Configuration with which `probe` compares a layer; None for the model's own.
     """
@@ -67,23 +67,24 @@ class Side:
 
     @property
     def is_model(self) -> bool:
-        """Whether the source is a model, whose rounding can be measured."""
-        return isinstance(self.source, nn.Module) and hasattr(self.source, "config")
+        """Whether the source is a model of transformers, whose rounding can be measured."""
+        return hasattr(getattr(self.source, "config", None), "get_text_config")
 
     def outputs(self, tokens: Tensor, exact: bool = False) -> Outputs:
         """Return the outputs for tokens (T,) int64; with ``exact``, those of the same forward pass in fp64."""
         if isinstance(self.source, Outputs):
             return self.source
-        if not self.is_model:
-            with torch.inference_mode():
-                logits = self.source(tokens[None])
-            return Outputs(_log_probs(logits, self.name, len(tokens)))
-        model = self.source if self.dtype == torch.float32 and not exact else deepcopy(self.source)
-        if exact:
-            model.double().config._experts_implementation = "eager"  # the others do not support fp64
-        elif self.dtype != torch.float32:
-            _cast(model, self.dtype)
-        hidden: dict[nn.Module, list[Tensor]] = {layer: [] for layer in decoder_layers(model)}
+        source, layers = self.source, nn.ModuleList()
+        if self.is_model:
+            source = deepcopy(source) if exact or self.dtype != torch.float32 else source
+            layers = decoder_layers(source)
+            if exact:
+                source.double().config._experts_implementation = "eager"  # the others do not support fp64
+            elif self.dtype != torch.float32:
+                _cast(source, self.dtype)
+        elif isinstance(source, nn.Module):  # the layers of a port are its first list of modules
+            layers = next((module for module in source.modules() if isinstance(module, nn.ModuleList)), layers)
+        hidden: dict[nn.Module, list[Tensor]] = {layer: [] for layer in layers}
 
         def keep(layer: nn.Module, args: Any, output: Any) -> None:
             hidden[layer].append(output[0] if isinstance(output, tuple) else output)
@@ -93,10 +94,12 @@ class Side:
                 contexts.enter_context(layer.register_forward_hook(keep))
             contexts.enter_context(torch.inference_mode())
             contexts.enter_context(InFp64() if exact else nullcontext())
-            logits = self.reading.logits(model, tokens[None].to(model.device))
-        first = EXTRA if self.reading.packed or self.reading.padding == "left" else 0
-        states = [torch.cat(parts, 1)[0, first : first + len(tokens)].cpu() for parts in hidden.values() if parts]
-        complete = len(states) == len(hidden) > 0
+            rows = tokens[None]
+            logits = self.reading.logits(source, rows.to(source.device)) if self.is_model else source(rows)
+        first = EXTRA if self.is_model and (self.reading.packed or self.reading.padding == "left") else 0
+        found = [torch.cat(parts, 1) for parts in hidden.values() if parts and parts[0].ndim == 3]
+        states = [state[0, first : first + len(tokens)].cpu() for state in found]
+        complete = len(states) == len(hidden) and len({state.shape for state in states}) == 1
         return Outputs(_log_probs(logits, self.name, len(tokens)), layers=torch.stack(states) if complete else None)
 
 
@@ -313,8 +316,9 @@ def _cast(model: Any, dtype: torch.dtype) -> None:
 def _log_probs(logits: Tensor, name: str, length: int) -> Tensor:
     """Return log-probabilities (T, V) on the CPU from logits (1, T, V), in fp32 or the wider dtype of the logits."""
     expected = f"finite logits of shape (1, {length}, V)"
-    valid = isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == (1, length)
-    require(valid, name, f"logits of shape {tuple(getattr(logits, 'shape', ()))}", expected)
+    require(isinstance(logits, Tensor), name, f"a {type(logits).__name__}", expected)
+    valid = logits.ndim == 3 and logits.shape[:2] == (1, length)
+    require(valid, name, f"logits of shape {tuple(logits.shape)}", expected)
     require(bool(logits.isfinite().all()), name, "logits that are not finite", f"{expected}; check the weights for NaN")
     return logits[0].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).cpu()
 
@@ -328,6 +332,7 @@ def _differences(a: Outputs, b: Outputs) -> tuple[Tensor, Tensor | None, Tensor 
         if ids is not None:
             x, y = (z if side.ids is not None else z.gather(1, ids[rows]) for z, side in ((x, a), (y, b)))
         difference.append((x - y).abs().amax(1))
+        x, y = x.log_softmax(1), y.log_softmax(1)  # their sums differ from 1 by the rounding of fp32
         kl.append((x.exp() * (x - y)).sum(1).clamp(min=0))
     layers = None
     if a.layers is not None and b.layers is not None and a.layers.shape == b.layers.shape:
