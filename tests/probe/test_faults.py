@@ -20,7 +20,7 @@ from tests.hf.test_bos_and_gguf import YARN as YARN_IN_GGUF
 from tests.hf.test_bos_and_gguf import write_gguf
 from tests.hf.test_export import rope
 from tests.hf.test_modeling import random_kerple
-from tests.hf.tiny import hf, small
+from tests.hf.tiny import hf, random_model, small
 from tests.probe.models import FAMILIES, LENGTH, build
 
 RANDOM_POSITIONS = {"class_path": "RandomizedPositions", "init_args": {"position": "RoPE"}}
@@ -221,6 +221,22 @@ def test_a_model_without_attention_does_not_pass():
     report = probe_model(model, model.config, invariances=False)
     assert report.outcome == "nothing could be measured; 0 of 2 layers measured"
     assert [layer.expected for layer in report.layers] == ["state-space layer"] * 2
+
+
+@pytest.mark.parametrize("kind", ["Dory", "RecurrentGemma"])
+def test_layers_that_are_run_repeatedly_and_configurations_without_a_length_are_read(kind):
+    layers = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    options = {
+        "Dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1, "max_position_embeddings": LENGTH},
+        "RecurrentGemma": {"lru_width": 64, "attention_window_size": 8},
+    }[kind]
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 48, "pad_token_id": 0}
+    model = random_model(getattr(hf, f"{kind}Config")(**sizes, **layers, **options))
+    verdicts = [verdict.verdict for verdict in measure_layers(model, model.config)]
+    # Dory multiplies queries by weights after the rotation, and probe does not know this family
+    attention = [2] if kind == "RecurrentGemma" else []
+    assert [i for i, verdict in enumerate(verdicts) if verdict == "agrees"] == attention
+    assert verdicts.count("not judged") == (4 if kind == "Dory" else 0)
 
 
 def test_logits_of_another_shape_are_not_compared():

@@ -28,7 +28,7 @@ KNOWN = {
 differs from `configured_layers` is not called a fault."""
 SINKS = {"gpt_oss", "flint", "granite_swa", "granitemoe_swa"}
 """Families with a sink in the softmax of every layer."""
-UNSCALED = {"opt", "gemma3n_text", "gemma4_text"}
+UNSCALED = {"opt", "gemma3n_text", "gemma4_text", "gemma4_unified_text"}
 """Families whose attention functions receive a softmax scale of 1, because queries are scaled or normalised before."""
 
 
@@ -185,7 +185,7 @@ def _rope(parameters: Mapping[str, Any], config: Any) -> RoPE | None:
     if (options := read_rope(known, True, longest)) is None:
         return None
     length = longest if options.get("scaling") == "dynamic_ntk" else original_length(config)
-    rope = RoPE(Shape(head_dim, 1, length or longest), **options)
+    rope = RoPE(Shape(head_dim, 1, length or longest or 1), **options)  # without scaling, the length has no effect
     rope.frequencies = replace(rope.frequencies, truncate=parameters.get("truncate", True))
     if parameters.get("mscale") and parameters.get("mscale_all_dim") and not parameters.get("attention_factor"):
         growth = rope.attention_factor - 1  # 0.1 · ln s of YaRN

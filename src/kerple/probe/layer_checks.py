@@ -149,10 +149,12 @@ def _read(
     tokens = torch.full((1, len(rows)), token, device=model.device)
     with captured(model, mixers) as calls, suppress(UserError):  # `measure_invariances` reports such errors
         read_logits(model, tokens, parts, cache, **options)
-    # after an error, some tokens of the text have no attention call
-    complete = sum(call.q.shape[1] for call in calls if call.layer == calls[0].layer) == len(rows)
-    layers = {call.layer for call in calls} if complete else ()
-    by_layer = {layer: [call for call in calls if call.layer == layer] for layer in layers}
+    by_layer: dict[int, list[Call]] = {}
+    for layer in {call.layer for call in calls}:
+        found = [call for call in calls if call.layer == layer]
+        found = found[:: max(1, len(found) // len(sizes))]  # of a layer that is run repeatedly, the first runs
+        if sum(call.q.shape[1] for call in found) == len(rows):  # after an error, some tokens have no call
+            by_layer[layer] = found
     return Trace(label, rows, rows if ids is None else ids, by_layer)
 
 
