@@ -127,10 +127,9 @@ def _tokens(paths: dict[str, str], model: Any, corpus: str | None, length: int) 
     """Return the first tokens of a text, (length,) int64, after a comparison of the tokenizers of the two models."""
     import torch  # takes seconds, as do the imports below
 
-    from kerple.data.prepare.corpora import find_corpus
-    from kerple.data.prepare.readers import Document
     from kerple.hf.pretrained_files import find_model
     from kerple.hf.pretrained_tokenizer import has_tokenizer, read_tokenizer
+    from kerple.probe.text_measurements import first_tokens
 
     sources = [None if is_zipfile(path) else find_model(path) for path in paths.values()]
     if corpus is None:
@@ -139,17 +138,9 @@ def _tokens(paths: dict[str, str], model: Any, corpus: str | None, length: int) 
         generator = torch.Generator().manual_seed(0)
         return torch.randint(model.get_input_embeddings().num_embeddings, (length,), generator=generator)
     require(None not in sources, "text", corpus, "random for a checkpoint")
-    ids: list[list[int]] = [[], []]
-    readers = [read_tokenizer(source) for source in sources if source]
-    for document in find_corpus(corpus).documents():
-        for found, reader in zip(ids, readers, strict=True):
-            found += reader.encode(document.text).ids if isinstance(document, Document) else []
-        if min(map(len, ids)) >= length:
-            break
-    a, b = (torch.tensor(found[:length]) for found in ids)
-    require(
-        len(a) == length == len(b), "text", f"{len(a)} tokens", f"{length}; use a longer text or a smaller --length"
-    )
+    a, b = first_tokens(corpus, length, [read_tokenizer(source) for source in sources if source])
+    expected = f"{length}; use a longer text or a smaller --length"
+    require(len(a) == length == len(b), "text", f"{len(a)} tokens", expected)
     if other := (a != b).nonzero().flatten().tolist():
         first = f"token {other[0]} of the text is {int(a[other[0]])} in A and {int(b[other[0]])} in B"
         raise UserError(f"B: its tokenizer differs from that of A: {first}; expected models with the same tokenizer")
