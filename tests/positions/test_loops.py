@@ -258,6 +258,20 @@ def test_learned_relative_bias(extent: int, window: int | None, temperature: int
     compare_with_loops(position, score, window, 300)
 
 
+@pytest.mark.slow  # test_combined_strategies_keep_separate_states is the fast test
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("size", [1.0, 1e6])  # gates of the size 1e6 are exactly 0 or 1
+def test_fox(size: float, window: int | None) -> None:
+    position = positions.FoX(SHAPE).double()
+    torch.nn.init.normal_(position.gates.weight, std=size)
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        gates = F.logsigmoid(x[b] @ position.gates.weight[h] + position.gates.bias[h])
+        return plain_score(q, k, x, b, h, m, n) + gates[n + 1 : m + 1].sum()
+
+    compare_with_loops(position, score, window)
+
+
 def fire_with_changed_parameters(threshold: float) -> positions.FIRE:
     position = positions.FIRE(SHAPE, threshold=threshold).double()
     position.c.data.fill_(0.37)
@@ -265,15 +279,16 @@ def fire_with_changed_parameters(threshold: float) -> positions.FIRE:
     return position
 
 
-@pytest.mark.parametrize("offset", [0, 200])  # above the threshold the bias also depends on m
-def test_fire_is_the_papers_network(offset: int) -> None:
-    position = fire_with_changed_parameters(100.0)
+# above the threshold the bias also depends on m, and queries of a block differ in the pieces of many distances
+@pytest.mark.parametrize(("threshold", "offset"), [(100.0, 0), (100.0, 200), (4.0, 0)])
+def test_fire_is_the_papers_network(threshold: float, offset: int) -> None:
+    position = fire_with_changed_parameters(threshold)
 
     def psi(x: int | Tensor) -> Tensor:
         return torch.log(position.c * x + 1)
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
-        largest = torch.clamp(position.threshold_scale * 100.0, min=offset + m)
+        largest = torch.clamp(position.threshold_scale * threshold, min=offset + m)
         return plain_score(q, k, x, b, h, m, n) + position.mlp(psi(m - n) / psi(largest))[h]
 
     compare_with_loops(position, score, offset=offset)

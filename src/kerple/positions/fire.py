@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from kerple.positions.base import Position, Shape
 from kerple.positions.fp32_matmul import precise, product
-from kerple.positions.token_positions import QueryKeyBlock, heads_after_batch
+from kerple.positions.token_positions import QueryKeyBlock, heads_after_batch, readable, shift_rows
+
+MAX_MIXED = 0.25  # largest fraction of distances at which the queries of a block may be in several pieces of the MLP
 
 
 class FIRE(Position):
@@ -19,7 +21,8 @@ class FIRE(Position):
     that a constant added to all positions changes the logits.
 
     Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer by default.
-    Cost: explicit scores (see `Position`), and a search among ``hidden`` + 1 segments of the MLP for each score.
+    Cost: explicit scores (see `Position`). In a block of queries, most distances need a search among the ``hidden`` + 1
+    segments of the MLP once; the others need it for each score.
 
     Args:
         shape: Sizes of the model.
@@ -46,12 +49,33 @@ class FIRE(Position):
         self.mlp = nn.Sequential(first, nn.ReLU(), second)
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
-        distance = precise(block.distance.to(self.c.dtype))  # ((B,) Tq, Tk)
-        scale = torch.maximum(self.threshold_scale * self.threshold, block.queries.ids.to(self.c.dtype))
-        x = torch.log1p(self.c * distance) / torch.log1p(self.c * scale)[..., None]  # ((B,) Tq, Tk) in [0, 1]
-        slope, intercept, knots = self._pieces()
-        piece = torch.bucketize(x.detach(), knots)  # ((B,) Tq, Tk)
-        return s + heads_after_batch(slope[:, piece] * x + intercept[:, piece])
+        ids = block.queries.ids
+        scale = torch.log1p(self.c * torch.maximum(self.threshold_scale * self.threshold, ids.to(self.c.dtype)))
+        factor = precise(scale).reciprocal()[..., None]  # ((B,) Tq, 1)
+        slope, intercept, knots = pieces = self._pieces()
+        if block.keys.contiguous and readable(ids):
+            queries, keys = s.shape[2:]
+            # columns of `shift_rows`: the distances from the last query back to the keys, then 0 for later keys
+            curve = self._logarithm(torch.arange(keys - 1, -queries - 1, -1).clamp(min=0))  # (columns,)
+            piece, other = (torch.bucketize((curve * x).detach(), knots) for x in (factor.amin(), factor.amax()))
+            mixed = (piece != other).nonzero()[:, 0]
+            if len(mixed) <= MAX_MIXED * len(curve):
+                # where all queries have one piece, the bias is slope · ψ(d), a function of distance, times ``factor``
+                curves = torch.stack([slope[:, piece] * curve, intercept[:, piece]], -2)  # (H, 2, columns)
+                features = torch.cat([factor, torch.ones_like(factor)], -1)  # ((B,) Tq, 2)
+                bias = product(features[:, None] if features.ndim == 3 else features, curves)
+                bias = bias.index_copy(-1, mixed, self._evaluate(curve[mixed] * factor, *pieces))
+                return s + shift_rows(bias)[..., :keys]
+        return s + self._evaluate(self._logarithm(block.distance) * factor, *pieces)
+
+    def _logarithm(self, distance: Tensor) -> Tensor:
+        """Return ψ of distances."""
+        return torch.log1p(self.c * precise(distance.to(self.c.dtype)))
+
+    def _evaluate(self, x: Tensor, slope: Tensor, intercept: Tensor, knots: Tensor) -> Tensor:
+        """Return the MLP of x, ((B,) Tq, N) in [0, 1], from the result of `_pieces`; ((B,) H, Tq, N)."""
+        piece = torch.bucketize(x.detach(), knots)
+        return heads_after_batch(slope[:, piece] * x + intercept[:, piece])
 
     def _pieces(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return slopes and intercepts (H, hidden + 1), and knots (hidden,).
