@@ -60,3 +60,25 @@ def test_shards_that_were_unpacked_in_part_are_unpacked_again(tmp_path: Path, mo
         ("manifest.json", size), ("train-00000.tar", size),
     ]  # fmt: skip
     assert not [*archive.parent.glob("tmp*")]
+
+
+@pytest.mark.slow  # imports torch in another process
+def test_a_deadline_in_a_destructor_stops_the_run() -> None:
+    code = """
+import time
+from benchmarks.gpu.__main__ import stop_by_signals
+
+class Graph:
+    def __del__(self):
+        time.sleep(3)
+
+stop_by_signals(1)
+graph = Graph()
+del graph
+print("the destructor ended", flush=True)
+time.sleep(15)
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert run.stderr == "stopped by a signal or the deadline; the same command continues\n"
+    assert run.returncode == 1
+    assert run.stdout == "the destructor ended\n"

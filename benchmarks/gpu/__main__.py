@@ -153,9 +153,7 @@ def main() -> None:
     for name, row in read(options.resume).items():
         if name not in rows:
             rows[name] = append(path, row)
-    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit("stopped by a signal or the deadline; the same command continues"))
-    signal.alarm(options.deadline)
+    stop_by_signals(options.deadline)
     try:
         for name in selected:
             if name not in rows or rows[name]["error"]:
@@ -166,6 +164,22 @@ def main() -> None:
     finally:
         (out / "report.md").write_text(text := report(rows, list(calls)))
         print(text)
+
+
+def stop_by_signals(deadline: int) -> None:
+    """Raise SystemExit in this process at SIGTERM, SIGINT, and after ``deadline`` seconds; 0 for no deadline."""
+    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit("stopped by a signal or the deadline; the same command continues"))
+
+    def repeat_ignored_exit(unraisable: Any) -> None:
+        # Python ignores exceptions in destructors, and the compiled graphs of torch have destructors
+        if isinstance(unraisable.exc_value, SystemExit):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+        else:
+            sys.__unraisablehook__(unraisable)
+
+    sys.unraisablehook = repeat_ignored_exit
+    signal.alarm(deadline)
 
 
 def measure(name: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
