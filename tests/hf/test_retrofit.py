@@ -16,7 +16,7 @@ from torch.func import functional_call
 from kerple.base.errors import UserError
 from kerple.hf.translation_from_transformers import read_family
 from kerple.model.stored_model import build_transformer, copy_weights
-from kerple.positions import Combined, KerpleLog, Shape, SSMax, strategies
+from kerple.positions import Combined, KerpleLog, LayerPattern, NoPE, Shape, SSMax, strategies
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, configuration, hf, small, text, tiny
 
 from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
@@ -209,12 +209,15 @@ def test_a_saved_model_is_read_with_its_strategy_and_not_without(tmp_path: Any, 
     models = [
         disturbed(retrofit(tiny("llama"), "ALiBi", layers=[1])),
         disturbed(retrofit(tiny("gpt2"), Combined, parts=[SSMax, KerpleLog])),
+        disturbed(
+            retrofit(tiny("llama"), LayerPattern, kinds={"bias": KerpleLog, "none": NoPE}, pattern=["bias", "none"])
+        ),
     ]
     for i, model in enumerate(models):
         model.save_pretrained(tmp_path / f"{i}")
         for read in (from_pretrained, hf.AutoModelForCausalLM.from_pretrained):
             again = read(tmp_path / f"{i}")
-            assert type(again) is type(tiny("gpt2" if i else "llama"))
+            assert type(again) is type(tiny("gpt2" if i == 1 else "llama"))
             assert torch.equal(again(tokens).logits, model(tokens).logits)
         again.save_pretrained(tmp_path / "again")
         assert (tmp_path / "again/config.json").read_text() == (tmp_path / f"{i}/config.json").read_text()
