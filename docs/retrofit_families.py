@@ -53,7 +53,7 @@ def loop(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention with the bias ``-r1 · log(1 + r2 · d)``, query by query and head by head in fp64."""
-    r1, r2 = loop.rates  # type: ignore[attr-defined]
+    r1, r2 = (rate.double() for rate in loop.rates)  # type: ignore[attr-defined]
     out = torch.empty_like(query, dtype=torch.float64)
     window = options.get("sliding_window")
     for head in range(query.shape[1]):
@@ -70,45 +70,77 @@ def loop(
     return out.transpose(1, 2).to(query.dtype), None
 
 
-@torch.no_grad()
+def gradients(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+    """Return the gradients of the loss by the names of the parameters."""
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    loss = model(tokens, labels=tokens, use_cache=False).loss
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
+
+
+def gradient_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> Tensor:
+    """Return the largest difference of a gradient, relative to the largest gradient of its parameter.
+
+    Parameters whose gradients are below 1e-6 of the largest one are left out: they are rounding errors, as those of the
+    biases of keys.
+    """
+    assert found.keys() == expected.keys()
+    sizes = {name: gradient.abs().max() for name, gradient in expected.items()}
+    names = [name for name, size in sizes.items() if size > 1e-6 * max(sizes.values())]
+    return torch.stack([(found[name] - expected[name]).abs().max() / sizes[name] for name in names]).max()
+
+
 def row(family: str) -> list[str]:
-    """Return the cells of a family: its class, the largest errors of logits, cached logits and padded logits."""
+    """Return the cells of a family: its class, and the largest errors of its logits and gradients."""
     model, tokens = build(family), text(2, LENGTH)
     name = type(model).__name__
     try:
         retrofit(model, KerpleLog)
     except UserError as error:
-        return [name, "no", "", "", "", str(error).partition(", expected")[0].removeprefix("model: ")]
-    logits = model(tokens).logits
-    strategies = decoder(model).kerple
-    position = strategies.positions[0]
-    loop.rates = position.r1.double(), position.r2.double()  # type: ignore[attr-defined]
+        return [name, "no", "", "", "", "", str(error).partition(", expected")[0].removeprefix("model: ")]
+    position = decoder(model).kerple.positions[0]
+    loop.rates = position.r1, position.r2  # type: ignore[attr-defined]
+    found = gradients(model, tokens)
     with attention_replaced(model, "kerple_loop", loop):
-        error = (model(tokens).logits - logits).abs().max()
+        differences = [gradient_error(found, gradients(model, tokens))]
+        with torch.no_grad():
+            expected = model(tokens).logits
+    with torch.no_grad():
+        differences = [*logit_errors(model, tokens, expected), *differences]
+    errors = [f"{float(e):.0e}" for e in differences]
+    kinds = sorted({kind.partition("_")[0] for kind in layer_kinds(model.config)})
+    return [name, "yes", *errors, ", ".join(kinds)]
+
+
+def logit_errors(model: Any, tokens: Tensor, expected: Tensor) -> list[Tensor]:
+    """Return the largest errors of logits, of logits with a cache, and of logits after padding."""
+    logits = model(tokens).logits
     cache = model(tokens[:, :20], use_cache=True).cache
     cached = torch.cat([model(tokens[:, :20]).logits, model(tokens[:, 20:], cache=cache).logits], 1)
     mask = torch.ones(2, LENGTH + 5, dtype=torch.int64)
     mask[:, :5] = 0
     padded = model(torch.cat([text(2, 5, seed=2), tokens], 1), attention_mask=mask).logits[:, 5:]
-    position.r1.zero_()  # no bias is left: without the model's own positions, gaps in the positions change nothing
-    gaps = torch.arange(LENGTH) + 7 * (torch.arange(LENGTH) >= 9)
-    moved = (
-        model(tokens, position_ids=gaps[None]).logits - model(tokens).logits if takes_positions(model) else logits * 0
-    )
-    error = torch.maximum(error, moved.abs().max())
-    errors = [f"{e:.0e}" for e in (error, (cached - logits).abs().max(), (padded - logits).abs().max())]
-    kinds = sorted({kind.partition("_")[0] for kind in layer_kinds(model.config)})
-    return [name, "yes", *errors, ", ".join(kinds)]
+    errors = [(logits - expected).abs().max(), (cached - logits).abs().max(), (padded - logits).abs().max()]
+    if takes_positions(model):
+        # without a bias and the model's own positions, gaps in the positions change nothing
+        decoder(model).kerple.positions[0].r1.zero_()
+        gaps = torch.arange(LENGTH) + 7 * (torch.arange(LENGTH) >= 9)
+        moved = model(tokens, position_ids=gaps[None]).logits - model(tokens).logits
+        errors[0] = torch.maximum(errors[0], moved.abs().max())
+    return errors
 
 
 def main() -> None:
     """Write the table of the page. The text above the table is kept."""
-    lines = ["| model | works | error | cached | padded | kinds of layers, or reason |", "|---|---|---:|---:|---:|---|"]
+    lines = [
+        "| model | works | error | cached | padded | gradients | kinds of layers, or reason |",
+        "|---|---|---:|---:|---:|---:|---|",
+    ]
     for family in [*CONFIGS, *MORE]:
         try:
             cells = row(family)
         except Exception as error:  # the row states what is wrong
-            cells = [family, "not tested", "", "", "", f"{type(error).__name__}: {str(error).splitlines()[0]:.90}"]
+            cells = [family, "not tested", "", "", "", "", f"{type(error).__name__}: {str(error).splitlines()[0]:.90}"]
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     text_above = PAGE.read_text("utf-8").partition("\n| ")[0]
