@@ -1,4 +1,4 @@
-"""The commands of the pages own-figure, own-analysis and own-task, with fewer steps."""
+"""The commands of the pages own-figure, own-analysis and own-task with fewer steps, and programs of other pages."""
 
 import csv
 import importlib
@@ -6,6 +6,7 @@ import math
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,3 +98,25 @@ def test_the_commands_of_the_task_run(my_task, capsys):
     capsys.readouterr()
     main([*predict, "--length", "5"])
     assert capsys.readouterr().out.startswith("cab=")
+
+
+@pytest.mark.slow
+def test_the_block_of_x_transformers_has_the_bias_of_the_strategy(monkeypatch):
+    """The oracle is the attention of x-transformers, to which the bias is given as a matrix."""
+    attention = pytest.importorskip("x_transformers.attend")
+    names: dict[str, Any] = {}
+    for program in blocks("plain-block.md", "python")[:2]:
+        exec(program, names)
+    model, tokens = names["model"].eval(), torch.randint(256, (2, 40))
+    original = attention.Attend(heads=4, causal=True)
+
+    def forward(self, q, k, v, **options):
+        distance = (torch.arange(40)[:, None] - torch.arange(40)).clamp(min=0).float()
+        bias = self.position.bias(distance.flatten()).unflatten(1, distance.shape)
+        return original(q, k, v, **options | {"attn_bias": bias})
+
+    found = model(tokens)
+    monkeypatch.setattr(names["Attend"], "forward", forward)
+    torch.testing.assert_close(found, model(tokens), rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(names["Attend"], "forward", lambda self, *args, **options: original(*args, **options))
+    assert float((found - model(tokens)).detach().abs().max()) > 1e-3  # without a bias
