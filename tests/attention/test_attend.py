@@ -218,6 +218,16 @@ def test_biases_of_keys_lose_no_precision_in_long_inputs(length: int, start: flo
     assert error(attend(q.float(), k.float(), v.float(), AttentionSpec(key_bias=key_bias)), exact) < 3e-6
 
 
+@pytest.mark.numbers
+def test_biases_of_keys_lose_no_precision_between_near_keys() -> None:
+    """Gates as at the start of training: the biases of a block of queries differ by about 100."""
+    q, k, v, _ = inputs(1, 4, 400, 400, torch.float32, 32)
+    key_bias = -torch.nn.functional.logsigmoid(torch.randn(1, 4, 400, dtype=torch.float64)).cumsum(-1)
+    exact = attend_reference(q, k, v, AttentionSpec(key_bias=key_bias))
+    out = attend(q.float(), k.float(), v.float(), AttentionSpec(key_bias=key_bias))
+    assert (out - exact).abs().max() < 2e-6
+
+
 def test_the_custom_operators_keep_torchs_contract() -> None:
     q, k, v, _ = (x.float().requires_grad_() for x in inputs(2, 3, 20, 20, torch.float32))
     table = torch.randn(3, 20, requires_grad=True)

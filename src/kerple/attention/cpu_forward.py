@@ -23,8 +23,8 @@ from kerple.attention.cpu_backward import (
     slices,
 )
 
-QUERIES_AT_ONCE = 256
-MAX_SPREAD = 256  # largest difference of biases in a block of queries; at half of it, fp32 numbers have steps of 8e-6
+QUERIES_AT_ONCE = 128
+MAX_SPREAD = 32  # largest difference of biases in a block of queries; at half of it, fp32 numbers have steps of 1e-6
 
 
 class TiledForward:
