@@ -190,26 +190,30 @@ class Parity:
         write(folder / "parity.json", json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
     def figure(self) -> Figure:
-        """Return the figure of the page: differences by position, KL divergence by position, and ratios by layer."""
-        figure = Figure((10, 9), layout="constrained")
-        position, divergence, layer = figure.subplots(3, 1)
+        """Return the figure of the page: differences and KL divergence by position, and ratios by layer, if known."""
+        ratios = self.layer_ratios
+        count = 1 + (self.kl is not None) + bool(ratios)
+        figure = Figure((10, 3 * count), layout="constrained")
+        panels = iter(figure.subplots(count, 1, squeeze=False).flat)
         places = np.arange(len(self.difference))
         tiny = 1e-12  # differences of 0 are drawn here
+        position = next(panels)
         position.plot(places, self.difference.clamp(min=tiny), ".", ms=3, label="difference")
         position.plot(places, self.band.clamp(min=tiny), color="#555", lw=1, label="band of rounding")
         position.set(yscale="log", xlabel="position", ylabel="largest difference\nof log-probabilities")
         position.legend()
-        if self.kl is not None:
+        if self.kl is not None and self.kl_band is not None:
+            divergence = next(panels)
             divergence.plot(places, self.kl.clamp(min=tiny), ".", ms=3, color="#009E73")
-        if self.kl_band is not None:
             divergence.plot(places, self.kl_band.clamp(min=tiny), color="#555", lw=1)
-        divergence.set(yscale="log", xlabel="position", ylabel="KL divergence (nats)")
-        ratios = self.layer_ratios
-        colors = ["#D55E00" if ratio > 1 else "#0072B2" for ratio in ratios]
-        layer.scatter(range(len(ratios)), np.maximum(ratios, 1e-4), 18, colors)
-        layer.axhline(1, color="#555", lw=1)
-        layer.xaxis.get_major_locator().set_params(integer=True)
-        layer.set(yscale="log", xlabel="layer", ylabel="99th percentile of\ndifference / band")
+            divergence.set(yscale="log", xlabel="position", ylabel="KL divergence (nats)")
+        if ratios:
+            layer = next(panels)
+            colors = ["#D55E00" if ratio > 1 else "#0072B2" for ratio in ratios]
+            layer.scatter(range(len(ratios)), np.maximum(ratios, 1e-4), 18, colors)
+            layer.axhline(1, color="#555", lw=1)
+            layer.xaxis.get_major_locator().set_params(integer=True)
+            layer.set(yscale="log", xlabel="layer", ylabel="99th percentile of\ndifference / band")
         return figure
 
 
