@@ -2,7 +2,7 @@
 
 A fit takes 20 steps of FAKE_STEP seconds (default 0.01). It writes its progress, and a checkpoint every 5 steps. It
 does not write into an existing folder, unless it resumes. Its result is correct only if every step was taken once. A
-test takes 5 such steps, and leaves an incomplete file if it is killed.
+test takes 5 such steps, and leaves an incomplete file if it is killed. FAKE_PAUSE is a phase, see `pause`.
 """
 
 import json
@@ -40,7 +40,28 @@ def work() -> None:
     """Run the process of a run, with this file as the program."""
     run_process.PROGRAM, run_process.SHARED = Path(__file__), []
     committed_records._parent_digest = parent_digest
+    complete, replace = committed_records.complete, os.replace
+
+    def complete_slowly(run: PlannedRun) -> None:
+        os.replace = lambda *paths: pause("record", run.directory) or replace(*paths)
+        complete(run)
+
+    committed_records.complete = complete_slowly
     run_process.main()
+
+
+def pause(phase: str, folder: Path) -> None:
+    """Write the number of this process, and wait to be killed, if FAKE_PAUSE is this phase and the run was not in it.
+
+    Args:
+        phase: "fit" after a checkpoint, "test" with an incomplete file, or "record" before a file of a record replaces
+            the previous one.
+        folder: Folder of the run.
+    """
+    marker = folder.with_name(f"{folder.name}.{phase}")
+    if os.environ.get("FAKE_PAUSE") == phase and not marker.exists():
+        marker.write_text(str(os.getpid()))
+        time.sleep(600)
 
 
 def parent_digest(run: PlannedRun) -> dict[str, str]:
@@ -86,6 +107,7 @@ def fit(options: dict[str, str]) -> None:
             fresh = checkpoint.with_suffix(".new")
             fresh.write_text(json.dumps(state))
             fresh.replace(checkpoint)
+            pause("fit", directory)
     os.environ["LOCAL_RANK"] = "0"  # as Lightning does for several devices; a test would then start no ranks
     cost = {"tokens_per_second": 1e3, "peak_memory_bytes": 2**20, "parameters": 9, "position_parameters": 2}
     (directory / "cost.json").write_text(json.dumps(cost))
@@ -100,6 +122,7 @@ def test(options: dict[str, str]) -> None:
     loss = math.log(10 + state["value"] / 100 + len(state["position"]))
     rows = [Row("ppl", "full", length, None, None, 100 * loss + length / 100, 100) for length in (64, 128)]
     (folder / "half.csv").write_text("a,b\n1,")
+    pause("test", folder.parent)
     time.sleep(float(os.environ.get("FAKE_STEP", "0.01")) * 5)
     (folder / "half.csv").unlink()
     results_table.add_to_results(folder, "fake", [] if state["position"] == "Unmeasured" else rows, {})

@@ -40,10 +40,17 @@ class Nodes:
         self.address = self.cluster.address
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
 
+    def processes(self, node: Any) -> list[psutil.Process]:
+        """The processes that the process of a node has started."""
+        return psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True)
+
+    def index(self, number: int) -> int:
+        """The index of the node with a process."""
+        return next(i for i, node in enumerate(self.nodes) if number in [p.pid for p in self.processes(node)])
+
     def replace(self, index: int) -> None:
         """Kill a node as if its machine were switched off, and start another one."""
-        raylet = self.nodes[index].all_processes["raylet"][0].process.pid
-        children = psutil.Process(raylet).children(recursive=True)
+        children = self.processes(self.nodes[index])
         self.cluster.remove_node(self.nodes[index], allow_graceful=False)
         for process in children:  # the workers of a machine end with it
             if process.is_running():
@@ -117,6 +124,24 @@ def test_runs_whose_nodes_and_workers_are_killed_ten_times_have_the_same_results
     assert sum(fits(config).values()) > 6  # some fits were continued
 
 
+@pytest.mark.parametrize("phase", ["fit", "test", "record"])
+def test_a_run_whose_node_is_killed_continues_in_each_phase(nodes, tmp_path, monkeypatch, phase):
+    use_fake_runs(monkeypatch.setattr, processes=True)
+    one_run: Any = {"seeds": [1], "strategies": {"KerpleLog": {}}}
+    expected = results(write_file(tmp_path / "local", **one_run))
+    config = write_file(tmp_path / "ray", **one_run)
+    process = start_command(config, nodes.address, FAKE_PAUSE=phase, FAKE_STEP="0.01")
+    marker = config.parent / f"runs/KerpleLog/seed-1.{phase}"
+    while not (marker.exists() and marker.read_text()):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    nodes.replace(nodes.index(int(marker.read_text())))
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert (config.parent / "report" / WHOLE_TABLE).read_bytes() == expected
+    assert fits(config) == {"KerpleLog seed-1": 2}  # a finished fit is resumed too, and ends immediately
+
+
 def test_parts_are_tokenised_on_the_cluster_with_equal_shards(nodes, tmp_path):
     corpus = write_lines(tmp_path / "corpus.jsonl", [f"the number {number} and {number**2}" for number in range(2000)])
     on_ray = partial(tokenise_on_ray, ray_cluster.Cluster("prepare: engine", nodes.address))
@@ -146,16 +171,17 @@ import os, sys
 from tests.compare.conftest import use_fake_runs
 use_fake_runs(setattr, processes=True)
 from kerple.compare import engines
-engines.PROCESS = [engines.PROCESS[0], "import os; os.environ['FAKE_STEP'] = '1'; " + engines.PROCESS[1]]
+engines.PROCESS = [engines.PROCESS[0], f"import os; os.environ |= {sys.argv[3]}; " + engines.PROCESS[1]]
 from kerple.cli.main import main
 main(["compare", "--config", sys.argv[1], "--parallel", "2", "--engine", "ray", "--address", sys.argv[2]])
 """
 
 
-def start_command(config: Path, address: str) -> "subprocess.Popen[str]":
-    """Start the comparison, and wait until a fit has a checkpoint."""
+def start_command(config: Path, address: str, **variables: str) -> "subprocess.Popen[str]":
+    """Start the comparison, whose runs get the environment variables, and wait until a fit has a checkpoint."""
+    variables = {"FAKE_STEP": "1"} | variables
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", COMMAND, str(config), address], **pipes)
+    process = subprocess.Popen([sys.executable, "-c", COMMAND, str(config), address, str(variables)], **pipes)
     while not list(config.parent.rglob("last.ckpt")) and process.poll() is None:
         time.sleep(0.2)
     return process
