@@ -166,6 +166,18 @@ def test_other_versions_folders_and_addresses_are_one_line(nodes, tmp_path, monk
         cluster.task(json.dumps, 99)
 
 
+def test_a_cluster_with_another_python_is_one_line_with_both_versions(monkeypatch):
+    import ray
+
+    def refuse(**_: object) -> None:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.12.1")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(UserError, match=r"got host:1, which cannot be used \(Version mismatch: .*: 3.12.1\), exp"):
+        ray_cluster.Cluster("compare: engine", "host:1")
+
+
 COMMAND = """
 import os, sys
 from tests.compare.conftest import use_fake_runs

@@ -58,7 +58,8 @@ class Cluster:
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
             except Exception as error:  # of several classes, for each cause another
                 expected = f"HOST:PORT of the head of a cluster, with Ray {ray.__version__} and this Python"
-                given = f"{address or os.environ.get('RAY_ADDRESS')}, which cannot be used ({describe(error)[:300]})"
+                reason = " ".join(str(error).split())[:300]  # several lines, with the versions of the cluster
+                given = f"{address or os.environ.get('RAY_ADDRESS')}, which cannot be used ({reason})"
                 raise UserError(f"{option}: address: got {given}, expected {expected}") from error
         signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)  # Ray has replaced it
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
