@@ -89,7 +89,7 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
     for name, (reading, by_design) in tests.items():
         try:
             logits = reading.logits(model, tokens)
-            given, wanted = ([*x.shape] for x in (logits, expected))
+            given, wanted = (f"{[*x.shape]}" for x in (logits, expected))
             require(given == wanted, "model", f"logits of shape {given}", wanted)
             difference = float((logits.double() - expected.double()).abs().max())
             results.append(Invariance(name, difference, allowed, by_design))
