@@ -95,6 +95,7 @@ def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     assert [(x.shape, x.requires_grad) for x in calls[0][:3]] == [(x.shape, False) for x in inputs[:3]]
 
 
+@pytest.mark.slow
 def test_each_padded_length_and_window_compiles_one_graph(graphs) -> None:
     for length, window in ((40, None), (40, 100), (128, None), (200, None)):
         inputs, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)

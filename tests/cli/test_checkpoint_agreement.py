@@ -17,6 +17,7 @@ def refused(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[st
     return line
 
 
+@pytest.mark.slow
 def test_a_test_refuses_another_architecture_and_strategies_with_new_weights(genuine, tmp_path, capsys):
     (tmp_path / "more.yaml").write_text("model: {dim: 16}")
     parts = {f"--config={tmp_path}/more.yaml": "model.dim: ", "--model.position=T5": "network.positions.0"}

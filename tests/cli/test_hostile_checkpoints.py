@@ -85,6 +85,7 @@ def test_shards_are_not_written_to_a_folder_that_a_checkpoint_names(hostile_opti
         main(["test", *hostile_options(change), "--trainer.callbacks=[]"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_removes_no_file_that_a_checkpoint_names(genuine, tmp_path):
     """A resumed run removes an earlier best checkpoint after a better one. The checkpoint contains its path."""
     victim, run = tmp_path / "folder" / "thesis.txt", tmp_path / "run"

@@ -196,6 +196,7 @@ def test_mistakes_in_options_of_other_commands(arguments, part, capsys):
     assert part in complaint(capsys, *arguments)
 
 
+@pytest.mark.slow
 def test_bugs_and_debug_have_a_traceback_and_full_disks_or_gpus_one_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match="heads: got 3"):
         main(["fit", "--debug", "true", config(tmp_path), f"--output={tmp_path}/run", "--model.heads=3"])

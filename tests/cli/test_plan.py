@@ -18,6 +18,7 @@ def plan_rows(capsys, *arguments):
     return {row[0]: row[1:] for row in rows}
 
 
+@pytest.mark.slow
 def test_plan_of_the_papers_configuration(capsys):
     rows = plan_rows(capsys, "--devices", "1,8,32")
     assert rows["parameters"] == ["162,322,968"]

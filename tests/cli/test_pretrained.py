@@ -90,6 +90,7 @@ def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
     assert (folder / "receptive_window.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_strategy_without_parameters_replaces_that_of_the_model(here, capsys):
     run(here, here / "llama", "--output=before", *PERPLEXITY_ONLY)
     same = ["--model.position=RoPE", "--model.position.base=1000"]  # the strategy of the model
@@ -122,6 +123,7 @@ def broken(here: Path, name: str, *, without: tuple[str, ...] = (), index: str =
     return folder
 
 
+@pytest.mark.slow
 def test_incomplete_models_and_other_tokenizers_are_refused(here, capsys):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     hf.BertModel(hf.BertConfig(vocab_size=257, **sizes)).save_pretrained(here / "bert")
@@ -203,6 +205,7 @@ def test_pretrained_models_are_rows_of_a_comparison(here):
     main(["compare", "--config", "windows.yaml"])  # nothing to do
 
 
+@pytest.mark.slow
 def test_a_warning_if_the_text_is_not_that_of_the_exported_run(here, capsys):
     run(here, here / "llama", *PERPLEXITY_ONLY, "--output", "first")
     sha256 = TokenShards(corpus=None, directory="shards").manifest.splits["test"].sha256

@@ -53,6 +53,7 @@ def click(browser: Any, selector: str) -> None:
     browser.execute_script("document.querySelector(arguments[0]).click()", selector)
 
 
+@pytest.mark.slow
 def test_charts_are_drawn_in_a_small_page_that_fits_the_window_without_sending_data(
     browser: Any, hostile_report: Path
 ) -> None:

@@ -262,6 +262,7 @@ def test_a_changed_test_is_repeated_without_a_fit(config: Path, capsys: pytest.C
     assert sum(fits(config).values()) == 2
 
 
+@pytest.mark.slow
 def test_removed_folders_are_written_again_and_unfinished_runs_of_earlier_code_continue(config: Path) -> None:
     before, report, runs = run(config), config.parent / "report", config.parent / "runs" / "ALiBi"
     shutil.rmtree(runs / "seed-1")

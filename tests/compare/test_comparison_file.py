@@ -93,6 +93,7 @@ def test_differences_leave_out_older_options_locations_and_new_options_with_defa
     assert differences(data | {sections: 1}, data | {sections: None}) == [f"{sections}: 1 -> None"]
 
 
+@pytest.mark.slow
 def test_the_last_run_of_each_shipped_comparison_parses_and_folders_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # paths in comparison files are relative to the current folder
     parsed = set()

@@ -221,6 +221,7 @@ def test_latex_has_columns_that_do_not_fit_on_a_page_in_tables_below() -> None:
     assert latex.count(r"\caption") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_a_table_of_many_lengths_or_tasks_has_at_most_twelve_columns(tmp_path: Path) -> None:
     curve, lengths = tuple(np.linspace(20, 30, 20)), tuple(64 * n for n in range(1, 21))

@@ -73,6 +73,7 @@ if __name__ == "__main__": list(TrainingLoader(read, 2, 100, 0, 1, workers=2))
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_after_an_error_in_a_worker(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     run = subprocess.run([sys.executable, tmp_path / "broken.py"], capture_output=True, text=True, timeout=120)

@@ -161,6 +161,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_manifest_with_a_random_entry_is_refused_by_name_or_describes_the_shards(prepared, tmp_path, data):

@@ -86,6 +86,7 @@ def test_problems_and_places_of_the_task_are_what_the_page_says(my_task):
     assert task.places(torch.tensor([characters_to_ids("«cab=abc··")]))[0].tolist() == [0, 2, 3, 4, 2, 3, 4, 5, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_commands_of_the_task_run(my_task, capsys):
     fit, test, predict = commands("own-task.md")

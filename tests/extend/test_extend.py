@@ -97,6 +97,7 @@ def test_transformers_gives_the_losses_of_a_method_with_its_folder(unscaled, tmp
         assert search.losses(method, "validation", TARGET, 1)[0] == pytest.approx(expected, rel=1e-5), method.label
 
 
+@pytest.mark.slow
 def test_foreign_text_is_the_start_of_another_document(unscaled, tmp_path):
     search = make_search(unscaled, tmp_path)
     (blocks, others), pi = search.blocks["test"], search.methods[1]
@@ -178,6 +179,7 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_results_and_continues_after_a_stop(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     kinds = ("unchanged", "Self-Extend, window 8, groups of 5", "window with first 4 tokens, distances cache")

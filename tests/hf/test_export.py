@@ -181,6 +181,7 @@ def path(workdir):
     return fit(workdir, "run", "--model.position=KerpleLog")
 
 
+@pytest.mark.slow
 def test_generate_and_predict_give_the_same_text(workdir, path, capsys):
     folder = workdir / "out"
     main(["export", "--ckpt_path", path, "--output", str(folder)])
@@ -257,6 +258,7 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
         network_and_text(loaded, path, "modules")
 
 
+@pytest.mark.slow
 def test_fit_starts_from_weights_with_another_strategy(workdir, capsys):
     folder = saved(workdir / "theirs", "llama")
     weights, data = ["--weights", str(folder)], [f"--data.tokenizer=hf:{folder}", f"--data.directory={workdir}/other"]

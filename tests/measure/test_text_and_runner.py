@@ -73,6 +73,7 @@ def measure(rank: int, folder: Path, port: int, processes: int = 2) -> None:
             result.write(folder)
 
 
+@pytest.mark.slow
 def test_two_processes_without_a_trainer_give_the_sums_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")

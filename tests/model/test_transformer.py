@@ -159,6 +159,7 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_cross_entropy(stored:
     torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_compiled_network_are_sent_during_the_backward_pass(tmp_path) -> None:
     def send(_, bucket):
         events.append("bucket")

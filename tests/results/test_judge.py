@@ -118,6 +118,7 @@ def test_a_tier_leaves_out_seeds_and_documents_and_the_first_tested_tier_decides
     assert deciding(claim, found | {"main": found["table3"]}) == "main"
 
 
+@pytest.mark.slow
 def test_no_planned_result_is_read_before_all_runs_of_the_questions_are_finished(tmp_path: Path) -> None:
     finished = plan.seeds("main") | {"FoX": [1300]}  # of four seeds
     folders = [tmp_path / "main/runs" / name / f"seed-{seed}" for name, seeds in finished.items() for seed in seeds]
