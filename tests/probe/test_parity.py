@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from itertools import product
 from typing import Any
 from zipfile import ZipFile
 
@@ -61,6 +62,18 @@ def test_all_readings_of_a_correct_model_are_equal_within_rounding(name):
         assert not compare(model, model, reading).differs, reading
     assert not compare(model, model, Reading(), dtype=torch.bfloat16).differs
     assert not compare(model, lambda tokens: model(tokens).logits).differs
+
+
+def test_ways_of_reading_can_be_combined():
+    model = build("llama")
+    ways = {"shift": (0, 16), "continued": (False, True), "batched": (False, True)}
+    ways |= {"cached": (False, True), "packed": (False, True), "padding": ("none", "left", "right")}
+    for values in product(*ways.values()):
+        options = dict(zip(ways, values, strict=True))
+        # with a cache or a mask, transformers does not separate packed documents
+        if not (options["packed"] and (options["cached"] or options["padding"] == "right")):
+            difference = Reading(**options).logits(model, TOKENS[None, :40]) - model(TOKENS[None, :40]).logits
+            assert difference.abs().max() < 1e-4, options
 
 
 def test_an_exact_forward_pass_has_no_rounding_of_fp32():

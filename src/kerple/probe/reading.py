@@ -14,9 +14,8 @@ from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.position_limit import takes_positions
 from kerple.hf.windowed_attention import attention_replaced
 
-EXTRA = (
-    16  # number of padding tokens, of tokens of the other document or of a continuation, and of positions of a shift
-)
+# number of padding tokens, of tokens of the other document or of a continuation, and of positions of a shift
+EXTRA = 16
 PART = 256  # largest number of tokens that are read at once after the first half of a text
 
 
@@ -65,11 +64,11 @@ class Reading:
         if self.packed or self.shift:
             if not takes_positions(model):
                 raise UserError("the model takes no position_ids")
-            ids = [torch.arange(first), torch.arange(self.shift, self.shift + length)]
+            ids = [self.shift + torch.arange(size) for size in (first, length + last)]
             options["position_ids"] = torch.cat(ids).to(tokens.device)[None]
         tokens = torch.cat([extra[:, :first], tokens, extra[:, :last]], 1)
-        tokens = torch.cat([tokens, tokens.flip(1)]) if self.batched else tokens
-        sizes = [tokens.shape[1]] if self.cached and self.packed else self._parts(length) if self.cached else None
+        whole = tokens.shape[1]
+        sizes = [whole] if self.cached and self.packed else self._parts(whole) if self.cached else None
         if self.attention and self.attention != "eager" and not getattr(model, f"_supports_{self.attention}", False):
             raise UserError(f"the model has no {self.attention} attention")
         with attention_replaced(model, self.attention) if self.attention else nullcontext():
@@ -94,7 +93,8 @@ def read_logits(
         sizes: Numbers of tokens of the parts that are read one after the other with a cache; None to read all tokens
             in one forward pass without a cache.
         cache: Cache of tokens before these, or None.
-        **options: Further arguments of each forward pass.
+        **options: Further arguments of the forward pass. With ``sizes``, a part gets its columns of ``position_ids``,
+            and the columns of ``attention_mask`` up to its last token.
 
     Raises:
         UserError: If the model raises an error, or ``sizes`` is given and the model returns no cache.
@@ -103,11 +103,15 @@ def read_logits(
     if sizes is None:
         with foreign_errors("model: it cannot read a short text", "use another model"):
             return model(input_ids=tokens, use_cache=False, **options).logits
-    logits = []
+    logits, begin = [], 0
     for part in tokens.split(sizes, 1):
-        options |= {} if cache is None else {"cache": cache}
+        end = begin + part.shape[1]
+        columns = {"position_ids": slice(begin, end), "attention_mask": slice(end)}
+        of_part = {name: value[:, columns[name]] if name in columns else value for name, value in options.items()}
+        of_part |= {} if cache is None else {"cache": cache}
+        begin = end
         with foreign_errors("model: it cannot read a short text with a cache", "use another model"):
-            output = model(input_ids=part, use_cache=True, **options)
+            output = model(input_ids=part, use_cache=True, **of_part)
             logits.append(output.logits)
         if (cache := output.get("cache")) is None:
             raise UserError("the model has no cache")
