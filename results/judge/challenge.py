@@ -41,8 +41,9 @@ def reasons_to_refuse(entry: Path, challenge: Comparison, recipe: dict[int, Plan
     try:
         runs = recorded_runs(entry)
         labels = {run.strategy for run in runs}
-        if len(labels) != 1 or labels & challenge.strategies.keys():
-            expected = "one strategy with a name of its own"
+        # the standings read runs by strategy and seed, so that two entries must not have the same strategy
+        if labels != {entry.name} or entry.name in challenge.strategies:
+            expected = "one strategy with the name of the folder, which no strategy of main has"
             return [f"runs of {', '.join(sorted(labels)) or 'no strategy'}, expected {expected}"]
         if sorted(run.seed for run in runs) != sorted(recipe):
             return [f"seeds {', '.join(str(run.seed) for run in runs)}, expected {', '.join(map(str, sorted(recipe)))}"]
@@ -91,7 +92,7 @@ def standings(tier: Tier) -> str:
 
 
 def _signed(text: str) -> str:
-    """A text with minus signs in place of hyphens."""
+    """Return a text with minus signs in place of hyphens."""
     return text.replace("-", "−")
 
 

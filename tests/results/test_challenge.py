@@ -84,9 +84,13 @@ def test_an_entry_with_another_recipe_is_refused(root: Path, change: Change, rea
 @pytest.mark.slow
 def test_an_entry_without_all_seeds_or_with_a_strategy_of_main_is_refused(root: Path) -> None:
     runs = root / "challenge/Mine/runs"
-    (runs / "Mine").rename(runs / "ALiBi")
-    assert "- Mine: runs of ALiBi, expected one strategy with a name of its own" in page(root)
-    (runs / "ALiBi").rename(runs / "Mine")
+    copy, expected = root / "challenge/Copy", "expected one strategy with the name of the folder, which no strategy of"
+    shutil.copytree(root / "challenge/Mine", copy)
+    assert f"- Copy: runs of Mine, {expected}" in page(root)
+    copy.rename(root / "challenge/ALiBi")
+    (root / "challenge/ALiBi/runs/Mine").rename(root / "challenge/ALiBi/runs/ALiBi")
+    assert f"- ALiBi: runs of ALiBi, {expected}" in page(root)
+    shutil.rmtree(root / "challenge/ALiBi")
     shutil.rmtree(runs / "Mine/seed-1302")
     assert "- Mine: seeds 1300, 1301, expected 1300, 1301, 1302" in page(root)
 
