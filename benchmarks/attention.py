@@ -119,12 +119,11 @@ def table(measured: pd.DataFrame) -> Table:
             version = "" if measured["code"].nunique() == 1 else f", {code}"
             text = f"{ratio:.2f} ({seconds[label].median():.2f} s, {memory[label]:,.0f} MiB)"
             rows.setdefault(label + version, {})[str(name)] = Cell(text)
-    at = machine()
+    host, rounds = machine(), measured.groupby("task")["round"].nunique()
     note = (
-        f"Processor time divided by that of NoPE, median over {min(x[3] for x in TASKS.values())} to "
-        f"{max(x[3] for x in TASKS.values())} rounds, with the seconds and the peak memory above the weights. A step "
-        f"is forward, backward, clipping and AdamW. Training length {TRAINED}, fp32, 1 thread. {at['cpu']}, load "
-        f"{at['load']:.1f}, torch {at['torch']}."
+        f"Processor time divided by that of NoPE, median over {rounds.min()} to {rounds.max()} rounds, with the "
+        f"seconds and the peak memory above the weights. A step is forward, backward, clipping and AdamW. Training "
+        f"length {TRAINED}, fp32, 1 thread. {host['cpu']}, load {host['load']:.1f}, torch {host['torch']}."
     )
     return Table("Cost of attention", pd.DataFrame.from_dict(rows, orient="index").sort_index(), note)
 
