@@ -26,14 +26,18 @@ def corpus_text(corpus: str, tokenizer: Any, source: str = "") -> Text:
 
 
 def first_tokens(corpus: str, length: int, tokenizers: list[Any]) -> list[torch.Tensor]:
-    """Return the first tokens of a corpus, (length,) int64 or fewer, from each `tokenizers.Tokenizer`."""
+    """Return the first tokens of a corpus, (length,) int64 or fewer, from each `tokenizers.Tokenizer`.
+
+    Raises:
+        UserError: The corpus is unknown or cannot be read.
+    """
     ids: list[list[int]] = [[] for _ in tokenizers]
     for document in find_corpus(corpus).documents():
         for found, tokenizer in zip(ids, tokenizers, strict=True):
             found += tokenizer.encode(document.text).ids if isinstance(document, Document) else []
         if min(map(len, ids)) >= length:
             break
-    return [torch.tensor(found[:length]) for found in ids]
+    return [torch.tensor(found[:length], dtype=torch.int64) for found in ids]
 
 
 def measure_on_text(
