@@ -116,8 +116,8 @@ class TrainingLoader:
         pin_memory: Whether to copy batches to page-locked memory, for faster transfer to a GPU.
         locate: Returns the places (n,) int64, at least 0, of samples from their indices (n,) int64. It is called for
             many batches at once, because a call for one sample takes nearly as long as one for hundreds.
-        lane: Returns a number for each sample. The samples of a micro-batch are sorted by it before rank r gets the
-            r-th group of them.
+        lane: Returns the lanes (n,) int64 of samples from their indices (n,) int64. The samples of a micro-batch are
+            sorted by lane before rank r gets the r-th group of them.
         fetcher: Fetches the shards of places, `ahead` micro-batches before they are read.
         ahead: Number of micro-batches; 0 for those that are located at once.
     """

@@ -171,7 +171,7 @@ class Mixture:
         return places * len(self.parts) + parts
 
     def lane(self, samples: Indices) -> Indices:
-        """Return the lane of each sample in the sections of its part."""
+        """Return the lane of each sample (n,) int64 in the sections of its part, from the indices (n,) int64."""
         parts, indices = self._parts_and_indices(samples)
         for number, part in enumerate(self.parts):
             assert isinstance(part.order, SectionOrder)
@@ -180,7 +180,7 @@ class Mixture:
         return indices
 
     def _parts_and_indices(self, samples: Indices) -> tuple[Indices, Indices]:
-        """Return the part of each sample (n,), and the index of the sample in its part (n,)."""
+        """Return the part of each sample, and the index of the sample in its part, both (n,) int64."""
         rounds, slots = np.divmod(samples, self.round)
         numbers, index = np.unique(rounds, return_inverse=True)
         # `mix` is a bijection, so that the hashes of the slots of a round are different, and their order is random

@@ -152,7 +152,10 @@ class SectionOrder:
         return starts
 
     def lane(self, samples: Indices) -> Indices:
-        """Return the lane of each sample. The samples of neighbouring lanes are in the same shards."""
+        """Return the lane of each sample, (...) int64 from 0 to N - 1, from the indices (...) int64.
+
+        The samples of neighbouring lanes are in the same shards.
+        """
         lanes = np.empty_like(samples)
         for _, _, inside, entries in self._by_section(samples):
             lanes[inside] = entries % self.lanes
