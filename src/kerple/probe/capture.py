@@ -102,7 +102,7 @@ def captured(model: Any, mixers: set[nn.Module] | None = None, search: bool = Fa
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, None]:
         mask = None if attention_mask is None else attention_mask[0, 0, :, : key.shape[2]]
-        visible = None if mask is None else mask if mask.dtype == torch.bool else mask > HIDDEN
+        visible = mask if mask is None or mask.dtype == torch.bool else mask > HIDDEN
         sinks, bias = (options.get(name) is not None for name in ("s_aux", "position_bias"))
         index = getattr(module, "layer_idx", None)
         layer = len(calls) % model.config.get_text_config().num_hidden_layers if index is None else int(index)
