@@ -119,6 +119,25 @@ def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(doc
     assert manifest.splits == good.splits
 
 
+def test_a_refused_corpus_is_prepared_after_a_correction_of_options_or_files(documents, prepared, tmp_path):
+    corpus = tmp_path / "texts"
+    corpus.mkdir()
+    for number, document in enumerate(documents):
+        encoding = "utf-8" if number % 3 else "latin-1"
+        (corpus / f"{number}.txt").write_bytes(f"{document} é".encode(encoding, "replace"))
+    options = {"tokenizer": str(prepared), "split_fractions": (0.6, 0.2, 0.2)}
+    with pytest.raises(UserError, match=r"data\.max_dropped_fraction: got 0\.01, .* set data\.encoding\)"):
+        small_build(tmp_path / "out", corpus, **options)
+    corrected = small_build(tmp_path / "out", corpus, encoding="utf-8,latin-1", **options)
+    assert corrected == small_build(tmp_path / "new", corpus, encoding="utf-8,latin-1", **options)
+    with pytest.raises(UserError, match="max_dropped_fraction"):
+        small_build(tmp_path / "again", corpus, **options)
+    for number, document in enumerate(documents):
+        (corpus / f"{number}.txt").write_text(f"{document} é")
+    small_build(tmp_path / "again", corpus, **options)
+    verify(Folder(str(tmp_path / "again")))
+
+
 def test_tokens_of_a_large_vocabulary_have_four_bytes(prepared, json_lines, tmp_path, monkeypatch):
     assert (token_dtype(1 << 16), token_dtype((1 << 16) + 1)) == (np.uint16, np.uint32)
     for module in ("manifest", "prepare.build"):

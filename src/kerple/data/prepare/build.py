@@ -46,6 +46,7 @@ from kerple.data.tokenizer import (
 TRAINING_BYTES = 10**8  # bytes of the training split on which a tokenizer is trained
 SHIPPED = Path(__file__).parents[1] / "tokenizers"  # folder of the trained tokenizers for `code` and `rfc`
 PARTS = ".parts"  # folder with the settings and a file for each finished part; it is deleted after the preparation
+REFUSED = "refused"  # file in `PARTS` of a preparation whose documents were refused
 
 
 def prepare(options: ShardOptions, tokenise_all: Callable[..., Any] = tokenise_parts) -> Manifest:
@@ -210,6 +211,8 @@ def _corpus_tokenizer(
             manifest. Or the corpus has no training document. Or the trained tokenizer has too many entries.
     """
     unfinished = directory / PARTS / "settings.json"
+    if (unfinished.parent / REFUSED).exists() and read_mapping(unfinished) != settings:
+        _discard(directory)  # the settings or the corpus were corrected
     if unfinished.exists():
         _compare_settings(options.location, read_mapping(unfinished), settings)
         if given is None:
@@ -222,6 +225,13 @@ def _corpus_tokenizer(
     write(directory / "tokenizer.json", tokenizer.to_str())
     write(unfinished, json.dumps(settings))
     return tokenizer
+
+
+def _discard(directory: Path) -> None:
+    """Remove the files of an unfinished preparation from its folder."""
+    for file in chain(directory.glob("*.tar"), directory.glob("tokenizer.json")):
+        file.unlink()
+    shutil.rmtree(directory / PARTS)
 
 
 def _trained_tokenizer(options: ShardOptions, corpus: Corpus) -> Tokenizer:
@@ -301,13 +311,14 @@ def _write_test_documents(
 def _check_documents(options: ShardOptions, reader: CorpusReader) -> None:
     """Raise a UserError if a corpus has no documents, too many unusable ones, or not the expected checksum."""
     if not reader.used_bytes:
-        Path(options.location, "tokenizer.json").unlink()  # so that a corrected corpus can be prepared
-        shutil.rmtree(Path(options.location, PARTS))
+        _discard(Path(options.location))  # so that a corrected corpus can be prepared
         given = f"got {options.corpus!r}, which has no document that can be used: {reader.reasons() or 'it is empty'}"
         raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of the text column")
     fraction, limit = reader.lost_bytes / (reader.lost_bytes + reader.used_bytes), options.max_dropped_fraction
     expected = f"{fraction:.2g} or more, the fraction of {options.corpus!r} that cannot be used: {reader.reasons()}"
-    advice = f"repair the corpus and delete {options.location}, or increase data.max_dropped_fraction"
+    if fraction > limit:
+        write(Path(options.location, PARTS, REFUSED), "")
+    advice = "repair the corpus, or increase data.max_dropped_fraction"
     require(fraction <= limit, "data.max_dropped_fraction", limit, f"{expected}; {advice}")
     text = reader.text.hexdigest()
     advice = f"delete its files in {options.source_folder} and run again; if the error remains, report it"
