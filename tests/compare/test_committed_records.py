@@ -99,10 +99,14 @@ def test_a_committed_record_is_one_of_the_run_that_its_comparison_describes_toda
 ) -> None:
     monkeypatch.chdir(ROOT)  # paths in comparison files are relative to the current folder
     comparison = read_comparison(str(path))
+    records = {}
     for planned in {planned.label: planned for planned in comparison.planned_runs()}.values():
-        folders = (planned.record(folder) for folder in comparison.records)
-        if record := next((folder for folder in folders if (folder / results_table.ABOUT).is_file()), None):
-            entry, now = results_table.read(record)[1]["run"], resolution.resolve(planned)
-            changed = committed_records.changed_fit(entry, now) + committed_records.changed_test(entry, now)
-            # PoPE's phase was added to queries, and is added to keys now
-            assert changed == (["model.position.init_args.phase: 0.0 -> None"] if planned.label == "PoPE" else [])
+        folders = [planned.record(folder) for folder in comparison.records]
+        records[planned] = [folder for folder in folders if (folder / results_table.ABOUT).is_file()]
+    if not any(records.values()):
+        pytest.skip("no committed records")
+    for planned, (record, *_) in records.items():
+        entry, now = results_table.read(record)[1]["run"], resolution.resolve(planned)
+        changed = committed_records.changed_fit(entry, now) + committed_records.changed_test(entry, now)
+        # PoPE's phase was added to queries, and is added to keys now
+        assert changed == (["model.position.init_args.phase: 0.0 -> None"] if planned.label == "PoPE" else [])
