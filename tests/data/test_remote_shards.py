@@ -112,6 +112,15 @@ def test_an_error_of_the_network_is_repeated(server, cache, prepared, monkeypatc
     assert tokens(folder) == tokens(Folder(prepared))
 
 
+def test_a_full_memory_is_no_error_of_the_server(server, cache, monkeypatch):
+    folder, requests = Folder(server.url, cache, GB), []
+    full = SimpleNamespace(cat_file=lambda url: requests.append(url) or throw(MemoryError()))
+    monkeypatch.setattr(remote_shards, "filesystem", lambda url, *_, **__: (full, url))
+    with pytest.raises(MemoryError):
+        folder.shard("train", 0)
+    assert len(requests) == 1
+
+
 def throw(error: Exception) -> None:
     raise error
 

@@ -201,12 +201,13 @@ def _open_url(url: str) -> BytesIO:
     Raises:
         UserError: The URL has another protocol than `PROTOCOLS`, needs a package, or redirects to another server.
         UnreachableShards: The file cannot be read. The cause is the error of fsspec.
+        MemoryError: The file does not fit into memory.
     """
     options = {"get_client": _http_client} if url.startswith(("http://", "https://")) else {}
     try:
         system, path = filesystem(url, "data.directory", **options)
         return BytesIO(system.cat_file(path))
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:  # each file system raises other errors
         advice = "check the address, the server and your credentials, then run the same command again"
