@@ -150,12 +150,12 @@ def test_the_loss_and_gradients_of_packed_documents_are_those_of_separate_inputs
     packed = model(tokens, position_ids=ids, use_cache=False).logits
     separate = torch.cat([model(part, use_cache=False).logits for part in tokens.split(lengths, 1)], 1)
     torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-5)
-    targets, parameters = tokens.roll(-1, 1).flatten(), [p for p in model.parameters() if p.requires_grad]
+    targets, parameters = tokens.roll(-1, 1).flatten(), {n: p for n, p in model.named_parameters() if p.requires_grad}
     losses = [torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets) for logits in (packed, separate)]
     torch.testing.assert_close(*losses, rtol=1e-6, atol=1e-6)
-    got, expected = (torch.autograd.grad(loss, parameters, materialize_grads=True) for loss in losses)
-    for name_, ours, theirs in zip([n for n, _ in model.named_parameters()], got, expected, strict=False):
-        assert (ours - theirs).abs().max() <= 1e-5 * max(theirs.abs().max(), 1e-2), name_
+    got, expected = (torch.autograd.grad(x, list(parameters.values()), materialize_grads=True) for x in losses)
+    for parameter, ours, theirs in zip(parameters, got, expected, strict=True):
+        assert (ours - theirs).abs().max() <= 1e-5 * max(theirs.abs().max(), 1e-2), parameter
 
 
 @torch.no_grad()
