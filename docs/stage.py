@@ -20,6 +20,10 @@ OTHER_PAGES = {  # pages outside docs/ that are not tables, and their paths in s
     "results/families/retrofit.md": "results/families-retrofit.md",
     "results/probe/families.md": "results/families-probe.md",
     "results/probe/faults.md": "results/faults-probe.md",
+    "results/probe/llama-cpp.md": "results/llama-cpp.md",
+    "results/cost/attention.md": "results/cost-attention.md",
+    "results/challenge/README.md": "results/challenge.md",
+    "results/copying/README.md": "results/copying.md",
     "benchmarks/gpu/README.md": "gpu-measurements.md",
 }
 REEXPORTS = ("data", "tasks")  # packages whose __init__.py imports names that their modules document
@@ -82,6 +86,7 @@ if __name__ == "__main__":
         stage(ROOT / name, page)
     (SITE / "results/main").mkdir()
     shutil.copy(ROOT / "results/main/dilution.png", SITE / "results/main")
+    shutil.copy(ROOT / "results/probe/llama-cpp.png", SITE / "results")
     for table in (ROOT / "results").rglob("table.md"):
         front = "---\nhide:\n  - toc # wide tables need the space\n---\n\n"
         page = SITE / table.parent.relative_to(ROOT).with_suffix(".md")
