@@ -259,6 +259,9 @@ class Mine(KerpleLog):
 
 
 def test_a_strategy_of_the_user_is_read_only_if_it_is_given(tmp_path: Any) -> None:
+    retrofit(tiny("llama"), "ALiBi").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"strategy: got Mine, expected null or ALiBi"):
+        from_pretrained(tmp_path, strategy=Mine)
     retrofit(tiny("llama"), Mine).save_pretrained(tmp_path)
     with pytest.raises(
         UserError, match=r"strategy: got .*Mine' in config.json, expected a strategy of kerple.positions"

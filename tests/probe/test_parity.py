@@ -135,6 +135,8 @@ def test_a_port_that_is_right_at_position_0_is_found_with_its_layer():
     port = Port(deepcopy(model), 0)
     with pytest.raises(UserError, match="B: got a tuple, expected finite logits of shape"):
         compare(model, lambda tokens: (port(tokens), None))
+    with pytest.raises(UserError, match=r"B: dtype: got torch.bfloat16, expected torch.float32 for a source"):
+        Side(port, "B", dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("kind", ["log_probs", "target_log_probs", "top_log_probs"])

@@ -91,7 +91,8 @@ def read_strategy(description: Any, strategy: StrategyBuilder | None = None) -> 
         strategy: A class of the user, used instead of a class that is not in `kerple.positions`.
 
     Raises:
-        UserError: If the description has another form, or its strategy is not in `kerple.positions`.
+        UserError: If the description has another form, its strategy is not in `kerple.positions` and ``strategy`` is
+            None, or ``strategy`` is another one than it names.
     """
     valid = isinstance(description, dict) and isinstance(description.get("init_args"), dict)
     valid = valid and "class_path" in description
@@ -99,7 +100,10 @@ def read_strategy(description: Any, strategy: StrategyBuilder | None = None) -> 
     path = description["class_path"]
     name = str(path).removeprefix(PREFIX)
     if path == f"{PREFIX}{name}" and name in strategies():
-        strategy = strategies()[name]
+        known = strategies()[name]
+        given = getattr(strategy, "__name__", strategy)
+        require(strategy in (None, known), "strategy", given, f"null or {name}, which config.json names")
+        strategy = known
     if strategy is None:
         own = "a strategy of kerple.positions; pass your own class: from_pretrained(folder, strategy=…)"
         raise UserError(f"strategy: got {path!r:.80} in config.json, expected {own}")

@@ -54,9 +54,12 @@ class Side:
         source: A `transformers.PreTrainedModel` in evaluation mode and fp32, a function or another module from tokens
             (1, T) int64 to logits (1, T, V), or the `Outputs` of another engine.
         name: Name in messages.
-        reading: How the model reads the tokens. Functions and other modules ignore it and the dtype.
-        dtype: Dtype to which the weights of the model are cast.
+        reading: How the model reads the tokens. Functions and other modules ignore it.
+        dtype: Dtype to which the weights of the model are cast; fp32 for other sources.
         config: Configuration with which `probe` compares a layer; None for the model's own.
+
+    Raises:
+        UserError: If the source is no model of transformers, and the dtype is not fp32.
     """
 
     source: Any
@@ -64,6 +67,10 @@ class Side:
     reading: Reading = field(default_factory=Reading)
     dtype: torch.dtype = torch.float32
     config: Any = None
+
+    def __post_init__(self) -> None:
+        expected = "torch.float32 for a source that is no model of transformers; cast it before"
+        require(self.is_model or self.dtype == torch.float32, f"{self.name}: dtype", self.dtype, expected)
 
     @property
     def is_model(self) -> bool:
