@@ -16,6 +16,9 @@ os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp()
 # matplotlib keeps its list of fonts, which takes seconds to make, and only our notes are in a temporary folder
 os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+# the compiler's cache does not distinguish the instruction set that this variable limits, and its code would be wrong
+if "ATEN_CPU_CAPABILITY" in os.environ:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
 # Tests of hypothesis use the same examples in each run. The slow fuzz test uses new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
