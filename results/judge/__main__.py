@@ -26,7 +26,7 @@ from results.judge import questions
 from results.judge.evidence import Tier, Untested, flattest_heads
 from results.judge.figure import draw_dilution
 from results.judge.plan import progress
-from results.judge.statements import ALPHA, Part, chances, correlation, evaluate, parts, verdict
+from results.judge.statements import ALPHA, Part, chances, correlation, evaluate, parts, verdict, with_interval
 
 HERE = Path(__file__).parent
 TABLE = yaml.safe_load((HERE / "claims.yaml").read_text())
@@ -191,7 +191,7 @@ def findings_page(root: Path) -> str:
         estimate = evaluate(slot["expression"], known[slot["tier"]]).estimate
         values = estimate.mean, *estimate.interval()
         if slot["shown"] == "nats":
-            return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*values).replace("-", "−")
+            return with_interval(*values)
         return "{:+.1f}% [{:+.1f}, {:+.1f}]".format(*(100 * math.expm1(v) for v in values)).replace("-", "−")
 
     found = correlation(*flattest_heads(known["main"], "KerpleLog"))

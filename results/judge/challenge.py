@@ -23,7 +23,7 @@ from kerple.config.user_code_digests import own_classes
 from kerple.measure import results_table
 from results.judge.evidence import Tier
 from results.judge.plan import CONFIGS
-from results.judge.statements import evaluate
+from results.judge.statements import evaluate, with_interval
 
 PAGE = Path(__file__).with_suffix(".md")
 REFERENCE = "KerpleLog"  # strategy of which the differences are shown, and whose recipe is that of every entry
@@ -80,20 +80,14 @@ def standings(tier: Tier) -> str:
         "| ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for place, name in enumerate(order, start=1):
-        cells = [f"{own[name]:.3f} ({ranks[name][0]})", _signed(f"{gain[name]:+.3f}") + f" ({ranks[name][1]})"]
+        cells = [f"{own[name]:.3f} ({ranks[name][0]})", f"{gain[name]:+.3f} ({ranks[name][1]})".replace("-", "−")]
         mine, theirs = f"own:{name}[16x]", f"own:{REFERENCE}[16x]"
         gains = f"none:{name}[16x] / {mine} * {theirs} / none:{REFERENCE}[16x]"
         for expression in (f"{mine} / {theirs}", gains):
             found = evaluate(expression, tier).estimate
-            values = "{:+.3f} [{:+.3f}, {:+.3f}]".format(found.mean, *found.interval())
-            cells.append("–" if name == REFERENCE else _signed(values))
+            cells.append("–" if name == REFERENCE else with_interval(found.mean, *found.interval()))
         lines.append(f"| {place} | {name} | {len(losses[name][0])} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _signed(text: str) -> str:
-    """Return a text with minus signs in place of hyphens."""
-    return text.replace("-", "−")
 
 
 def page(root: Path) -> str:

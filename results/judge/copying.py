@@ -19,8 +19,9 @@ from kerple.base.errors import require
 from kerple.config.files import read_mapping
 from kerple.data.evaluation_text import ShardText, Text
 from kerple.data.shards import Folder
-from kerple.measure.far_context import document_groups, mean_interval
+from kerple.measure.far_context import document_groups, far_context_texts, mean_interval
 from kerple.model.network import Network
+from results.judge.statements import with_interval
 
 PAGE = Path(__file__).with_suffix(".md")
 MODELS = {"kerple-log": "KERPLE-log", "alibi": "ALiBi", "rnope-swa": "RNoPE-SWA", "rope": "RoPE"}
@@ -53,12 +54,13 @@ def contexts(block: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """Return the texts by the names of `CONTEXTS`, which end in the same targets.
 
     Args:
-        block: N inputs and the last target, (N + 1,) int64.
+        block: `LENGTH` inputs and the last target, (LENGTH + 1,) int64.
         generator: Source of the random order of the shuffled text.
     """
-    distant, near = block[: -NEAR - 1], block[-NEAR - 1 :]
-    order = torch.randperm(len(distant), generator=generator)
-    return {"none": near, "own": block, "shuffled": torch.cat([distant[order], near])}
+    distant = block[: -NEAR - 1]
+    shuffled = distant[torch.randperm(len(distant), generator=generator)]
+    texts = far_context_texts(block, shuffled, LENGTH, NEAR)
+    return {"none": texts["none"], "own": texts["own"], "shuffled": texts["foreign"]}
 
 
 @torch.inference_mode()
@@ -95,7 +97,7 @@ def answer(values: pd.Series, above: bool) -> str:
     """Return the answer to the question whether the mean over packages is above 0, or below 0, and the interval."""
     mean, low, high = mean_interval(values.to_numpy())
     yes, no = (low > 0, high < 0) if above else (high < 0, low > 0)
-    return f"**{'Yes' if yes else 'No' if no else 'Inconclusive'}**, {_interval(mean, low, high)}"
+    return f"**{'Yes' if yes else 'No' if no else 'Inconclusive'}**, {with_interval(mean, low, high)}"
 
 
 def page(table: pd.DataFrame) -> str:
@@ -127,14 +129,10 @@ def _rows(
             row = totals.loc[category]
             cells = [f"{row['targets'] / totals['targets'].sum():.1%}"]
             cells.append(f"{(row['none'] - row['own']) / row['targets']:+.3f}".replace("-", "−"))
-            cells += [_interval(*mean_interval(each[name][category].to_numpy())) for each in (own, shuffled)]
+            cells += [with_interval(*mean_interval(each[name][category].to_numpy())) for each in (own, shuffled)]
             yield f"| {name} | {category} | {' | '.join(cells)} |"
-        sums_of = [_interval(*mean_interval(each[name].sum(axis=1).to_numpy())) for each in (own, shuffled)]
+        sums_of = [with_interval(*mean_interval(each[name].sum(axis=1).to_numpy())) for each in (own, shuffled)]
         yield f"| {name} | all | 100% | | {' | '.join(sums_of)} |"
-
-
-def _interval(mean: float, low: float, high: float) -> str:
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")
 
 
 def main(arguments: list[str]) -> None:

@@ -19,7 +19,7 @@ from scipy import stats
 from kerple.compare.estimates import Estimate
 from results.judge.evidence import Tier, Untested, Value, flattest_heads
 from results.judge.plan import missing_seeds
-from results.judge.statements import ALPHA, correlation, evaluate
+from results.judge.statements import ALPHA, correlation, evaluate, with_interval
 
 LEVEL = ALPHA / 2  # of each one-sided test
 # smallest effects of interest in nats; those of D1 are for each doubling
@@ -117,8 +117,7 @@ QUESTIONS: dict[str, tuple[str, Callable[[Any], Answer]]] = {  # comparison and 
 
 
 def _nats(found: Estimate, parts: int = 1) -> str:
-    mean, low, high = (value / parts for value in (found.mean, *found.interval()))
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}] nats".replace("-", "−")
+    return f"{with_interval(*(value / parts for value in (found.mean, *found.interval())))} nats"
 
 
 def answers(root: Path) -> str:

@@ -167,6 +167,11 @@ def evaluate(expression: str, tier: Tier, n: int | str = "") -> Number:
     return Number(estimate(*sums), is_angle, len(values), pages)
 
 
+def with_interval(mean: float, low: float, high: float) -> str:
+    """Format a difference of losses in nats and the ends of its interval, with minus signs in place of hyphens."""
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")
+
+
 def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float, float]:
     """Return the correlation of two values of each seed, and the ends of its 95% interval by Fisher's z."""
     r = float(np.corrcoef(x, y)[0, 1])
