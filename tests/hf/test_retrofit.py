@@ -1,6 +1,8 @@
 """`retrofit` puts strategies into models of transformers. The oracle is the same model as our own `Transformer`."""
 
 import json
+import subprocess
+import sys
 from copy import deepcopy
 from pathlib import Path
 from threading import Thread
@@ -183,6 +185,14 @@ def test_a_strategy_in_some_layers_leaves_the_others_as_they_are() -> None:
         torch.testing.assert_close(model(tokens).logits, oracle(model)(tokens), rtol=1e-4, atol=1e-5)
     unchanged = retrofit(deepcopy(original), "NoPE", keep_rope=True)
     torch.testing.assert_close(unchanged(tokens).logits, original(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_torch_load_reads_a_model_in_another_process(tmp_path: Path) -> None:
+    model, tokens = disturbed(retrofit(tiny("llama"), KerpleLog)), text(2, 40)
+    torch.save((model, tokens, model(tokens).logits.detach()), tmp_path / "model.pt")
+    script = "import sys, torch; m, x, y = torch.load(sys.argv[1], weights_only=False); assert m(x).logits.equal(y)"
+    subprocess.run([sys.executable, "-c", script, tmp_path / "model.pt"], check=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

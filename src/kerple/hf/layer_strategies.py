@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
 
 from kerple.attention import attend
 from kerple.attention.spec import sink_of_queries
@@ -240,3 +242,8 @@ def without_rotation(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         raise UserError(f"model: got {given}; use keep_rope=True")
     cos, sin = rotation
     return args, kwargs | {"position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))}
+
+
+# here, so that a model that `torch.load` reads finds its functions
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, make_mask)

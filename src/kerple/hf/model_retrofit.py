@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from kerple.base.errors import UserError, describe, require, unknown
@@ -131,9 +131,7 @@ def connect(model: Any) -> None:
     base = decoder(model)
     config, name = model.config.get_text_config(), type(model).__name__
     layers, keep_rope = base.kerple.layers, base.kerple.keep_rope
-    AttentionInterface.register(NAME, attention)
-    for function in (NAME, TRIAL):
-        AttentionMaskInterface.register(function, make_mask)
+    AttentionMaskInterface.register(TRIAL, make_mask)
     hooks = [
         base.register_forward_pre_hook(begin_forward, with_kwargs=True),
         base.register_forward_hook(end_forward, with_kwargs=True, always_call=True),

@@ -51,9 +51,20 @@ def saved_as_retrofit(config: PreTrainedConfig, entry: dict[str, Any]) -> None:
         inner = json.loads(self.to_json_string(use_diff))
         KerpleRetrofitConfig(inner, architectures=[ARCHITECTURE], dtype=inner.get("dtype")).to_json_file(json_file_path)
 
-    methods = {"to_json_file": to_json_file, "__init__": original.__init__, "__module__": original.__module__}
+    def __reduce__(self: Any) -> tuple[Any, ...]:
+        return _copy_of_retrofit, (original, entry), self.__dict__
+
+    methods = {"to_json_file": to_json_file, "__reduce__": __reduce__}
+    methods |= {"__init__": original.__init__, "__module__": original.__module__}
     config.__class__ = type(original.__name__, (original,), methods)
     config.kerple_retrofit = entry
+
+
+def _copy_of_retrofit(original: type[PreTrainedConfig], entry: dict[str, Any]) -> PreTrainedConfig:
+    """Return an empty configuration for `pickle`, which finds classes by their names."""
+    config = original.__new__(original)
+    saved_as_retrofit(config, entry)
+    return config
 
 
 def describe_strategy(strategy: str | StrategyBuilder, options: dict[str, Any]) -> dict[str, Any]:
