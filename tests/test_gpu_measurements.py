@@ -55,6 +55,8 @@ def test_shards_that_were_unpacked_in_part_are_unpacked_again(tmp_path: Path, mo
         trainings.unpack()
     assert not (shards / "manifest.json").exists()  # `rank` unpacks again if this file is missing
     archive.write_bytes(content)
+    shards.mkdir(exist_ok=True)
+    (shards / "validation-00000.tar").touch()  # of a preparation that was stopped
     trainings.unpack()
     assert sorted((path.name, path.stat().st_size) for path in shards.iterdir()) == [
         ("manifest.json", size), ("train-00000.tar", size),

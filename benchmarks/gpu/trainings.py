@@ -162,6 +162,7 @@ def unpack() -> None:
         TemporaryDirectory(dir=(ROOT / ARCHIVE).parent) as folder,
     ):
         archive.extractall(folder, filter="data")
+        shutil.rmtree(ROOT / SHARDS, ignore_errors=True)  # a preparation that was stopped
         (Path(folder) / SHARDS).rename(ROOT / SHARDS)
 
 
