@@ -23,9 +23,11 @@ for package in ("moto", "s3fs", "gcsfs", "gcp_storage_emulator"):
     pytest.importorskip(package, reason=f"no {package}: make test-slow installs requirements-remote.txt")
 pytestmark = pytest.mark.slow
 KINDS = ["s3", "gs"]
-EXPIRED = {
-    "s3": answer(403, content=b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"),
-    "gs": answer(401, content=b'{"error": {"code": 401, "message": "Request had invalid authentication credentials"}}'),
+REFUSED = {
+    ("s3", "expired"): answer(403, content=b"<Error><Code>ExpiredToken</Code><Message>expired</Message></Error>"),
+    ("s3", "denied"): answer(403, content=b"<Error><Code>AccessDenied</Code><Message>denied</Message></Error>"),
+    ("gs", "credentials"): answer(401, content=b'{"error": {"code": 401, "message": "invalid credentials"}}'),
+    ("gs", "Forbidden"): answer(403, content=b'{"error": {"code": 403, "message": "no storage.objects.get"}}'),
 }
 
 
@@ -117,8 +119,8 @@ def test_missing_credentials_are_one_line(tmp_path, monkeypatch):
         assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_credentials_that_expire_are_one_line_and_copies_are_kept(prepared, tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize(("kind", "cause"), REFUSED)
+def test_credentials_that_are_refused_are_one_line_and_copies_are_kept(prepared, tmp_path, monkeypatch, kind, cause):
     path = {"s3": "corpus/shards", "gs": "download/storage/v1/b/corpus/o/shards"}[kind]
     shutil.copytree(prepared, tmp_path / path)
     with serving(tmp_path) as server:
@@ -126,10 +128,9 @@ def test_credentials_that_expire_are_one_line_and_copies_are_kept(prepared, tmp_
         folder = Folder(f"{kind}://corpus/shards", str(tmp_path / "cache"), 1.0)
         folder.shard("train", 0).close()
         number = len(server.handler.requests)
-        server.handler.fault = EXPIRED[kind]
-        with pytest.raises(
-            UserError, match=rf"^data.directory: {folder.location}/train-00001.tar cannot be read .*cred"
-        ):
+        server.handler.fault = REFUSED[kind, cause]
+        message = rf"^data.directory: {folder.location}/train-00001.tar cannot be read .*{cause}.*your credentials"
+        with pytest.raises(UserError, match=message):
             folder.shard("train", 1)
         assert len(server.handler.requests) == number + 1  # not repeated
         folder.shard("train", 0).close()

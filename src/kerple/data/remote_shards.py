@@ -187,12 +187,13 @@ def _may_pass(error: BaseException | None) -> bool:
     """Return whether a request that raised this error may succeed when it is repeated."""
     status = getattr(error, "status", None) or getattr(error, "code", None)  # of aiohttp; of gcsfs
     refused = status in range(400, 500) and status not in PASSING
+    forbidden = str(error).startswith("Forbidden")  # 403 of gcsfs, whose error has no status
     missing = isinstance(error, FileNotFoundError | PermissionError)
-    return not (refused or missing or "Credentials" in type(error).__name__)
+    return not (refused or forbidden or missing or "Credentials" in type(error).__name__)
 
 
 def _describe(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")[:300]
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")[:300]
 
 
 def _open_url(url: str) -> BytesIO:
