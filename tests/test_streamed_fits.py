@@ -3,11 +3,9 @@
 import json
 import random
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,17 +15,17 @@ from kerple.data import remote_shards
 from kerple.data.manifest import read_manifest
 from tests.data.conftest import small_build, write_lines
 from tests.disturbed import Fit, assert_same_state, interruption
-from tests.web_server import Handler, Server, answer, send_slowly, serving
+from tests.web_server import Clock, Handler, Server, answer, send_slowly, serving
 
 STEPS = 300
 
 
 class Impatient(Callback):
-    """Shortens the time between two attempts to read a file to a thousandth."""
+    """Repeats requests for shards without a pause."""
 
     def __init__(self) -> None:
         super().__init__()
-        remote_shards.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 1000))
+        remote_shards.time = Clock()
 
 
 def gone(after: int) -> Any:

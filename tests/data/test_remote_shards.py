@@ -18,7 +18,7 @@ from kerple.base.errors import UserError
 from kerple.data import remote_shards
 from kerple.data.manifest import SPLITS
 from kerple.data.shards import Folder, TokenStream, verify
-from tests.web_server import answer, send_slowly, serving, truncate
+from tests.web_server import Clock, answer, send_slowly, serving, truncate
 
 GB = 1.0
 
@@ -30,8 +30,14 @@ def server(prepared, tmp_path):
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_shards, "time", SimpleNamespace(sleep=lambda seconds: None))  # between two attempts
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(remote_shards, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def cache(tmp_path, clock):
     return str(tmp_path / "cache")
 
 
@@ -74,7 +80,7 @@ def test_an_interrupted_answer_is_repeated_and_leaves_no_partial_file(server, pr
 @pytest.mark.parametrize(
     ("fault", "message", "attempts"),
     [
-        (answer(503), r"cannot be read \(ClientResponseError: 503.*check the address, the server and your cred", 10),
+        (answer(503), r"cannot be read \(ClientResponseError: 503.*check the address, the server and your cred", 11),
         (answer(403), r"/train-00000.tar cannot be read \(ClientResponseError: 403", 1),
         (answer(404), "/train-00000.tar cannot be read", 1),
         (
@@ -112,6 +118,18 @@ def test_an_error_of_the_network_is_repeated(server, cache, prepared, monkeypatc
     assert tokens(folder) == tokens(Folder(prepared))
 
 
+@pytest.mark.parametrize("seconds", [0, 60, 119])
+def test_a_server_that_does_not_answer_is_asked_for_two_minutes(server, cache, clock, monkeypatch, seconds):
+    folder, requests = Folder(server.url, cache, GB), []
+    silent = SimpleNamespace(
+        cat_file=lambda url: requests.append(clock.now) or clock.sleep(seconds) or throw(OSError())
+    )
+    monkeypatch.setattr(remote_shards, "filesystem", lambda url, *_, **__: (silent, url))
+    with pytest.raises(UserError, match=r"train-00000.tar cannot be read"):
+        folder.shard("train", 0)
+    assert 60 <= requests[-1] <= 120
+
+
 def test_a_full_memory_is_no_error_of_the_server(server, cache, monkeypatch):
     folder, requests = Folder(server.url, cache, GB), []
     full = SimpleNamespace(cat_file=lambda url: requests.append(url) or throw(MemoryError()))
@@ -134,7 +152,7 @@ def test_a_server_that_sends_nothing_is_given_up_and_one_that_is_slow_is_not(ser
     server.handler.requests.clear()
     server.handler.fault = partial(send_slowly, pauses=[60])
     with pytest.raises(UserError, match=r"train-00001.tar cannot be read \(.*Timeout.*; check the address, the server"):
-        folder.shard("train", 1, attempts=2)
+        folder.shard("train", 1, patience=2.0)
     assert len(server.handler.requests) == 2
     fsspec.get_filesystem_class("http").clear_instance_cache()
 

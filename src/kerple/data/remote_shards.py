@@ -24,6 +24,7 @@ from kerple.data.file_opening import filesystem, without_query
 SCHEME = "fsspec"  # webdataset opens the URL fsspec:URL with `_open_url`
 VERIFIED = "verified"  # kind of the notes with the ctime and sha256 of each file whose checksum was correct
 TIMEOUT = 60.0  # seconds without a byte after which a connection counts as broken
+PATIENCE = 120.0  # seconds after which no other attempt begins
 PASSING = (408, 425, 429)  # status codes from 400 to 499 with which a server asks to try again
 
 
@@ -89,7 +90,7 @@ class RemoteFiles:
         """
         return _open_url(f"{self.url}/{name}").read()
 
-    def open(self, name: str, sha256: str, size: int = 0, attempts: int = 10) -> BinaryIO:
+    def open(self, name: str, sha256: str, size: int = 0, patience: float = PATIENCE) -> BinaryIO:
         """Open the copy of a file, after fetching it if it is missing. Other processes wait for it.
 
         The copy is locked, so that it is not deleted, until the returned file and all memory maps of it are closed.
@@ -98,7 +99,7 @@ class RemoteFiles:
             name: Name of the file.
             sha256: Its checksum.
             size: Its number of bytes; 0 if it is small.
-            attempts: 10 to try again for two minutes after an error that may pass; 1 to try once.
+            patience: Seconds in which to try again after an error that may pass; 0 to try once.
 
         Raises:
             UserError: The file cannot be read, differs from its checksum, or does not fit into the cache.
@@ -112,12 +113,12 @@ class RemoteFiles:
             if copy.exists() and not is_intact(copy, sha256):
                 copy.unlink()  # damaged on this machine
             if not copy.exists():
-                self._fetch(name, copy, sha256, size, attempts)
+                self._fetch(name, copy, sha256, size, patience)
             file = copy.open("rb")
             fcntl.flock(file, fcntl.LOCK_SH)
             return file
 
-    def _fetch(self, name: str, copy: Path, sha256: str, size: int, attempts: int) -> None:
+    def _fetch(self, name: str, copy: Path, sha256: str, size: int, patience: float) -> None:
         """Write the copy of a file. See `open` for the arguments and errors."""
         from webdataset.cache import FileCache  # imports torch, which takes seconds
         from webdataset.gopen import gopen_schemes
@@ -133,15 +134,17 @@ class RemoteFiles:
         self._make_room(size)
         gopen_schemes[SCHEME] = lambda url, *_: _open_url(url.removeprefix(f"{SCHEME}:"))
         cache = FileCache(str(self.directory), url_to_name=lambda _: copy.name, validator=is_intact_copy)
-        for attempt in range(1, attempts + 1):
+        pause, end = 1.0, time.monotonic() + patience
+        while True:
             try:
                 cache.get_file(f"{SCHEME}:{self.url}/{name}")
                 return
             except UnreachableShards as error:
-                if attempt == attempts or not _may_pass(error.__cause__):
+                if time.monotonic() + pause > end or not _may_pass(error.__cause__):
                     raise
                 print(f"{self.url}/{name}: {_describe(error.__cause__)}; trying again", file=sys.stderr, flush=True)
-                time.sleep(1.5 ** (attempt - 1))
+                time.sleep(pause)
+                pause *= 1.5
             except OSError as error:
                 error.filename = error.filename or str(copy)  # missing if a write fails, for example on a full disk
                 raise

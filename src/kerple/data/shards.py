@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.data.manifest import MANIFEST_FILE, TEST_DOCUMENTS, Shard, read_manifest
-from kerple.data.remote_shards import RemoteFiles, is_intact, is_url
+from kerple.data.remote_shards import PATIENCE, RemoteFiles, is_intact, is_url
 from kerple.data.shard_options import CACHE, CACHE_GB
 from kerple.data.tokenizer import load_tokenizer
 
@@ -91,14 +91,14 @@ class Folder:
         self.location = str(location if self.remote else Path(location))
         self.manifest = read_manifest(self.location, self.remote.read(MANIFEST_FILE) if self.remote else None)
 
-    def shard(self, split: str, number: int, recheck: bool = False, attempts: int = 10) -> BinaryIO:
+    def shard(self, split: str, number: int, recheck: bool = False, patience: float = PATIENCE) -> BinaryIO:
         """Open a shard, after comparing its size and checksum with the manifest (`is_intact`).
 
         Args:
             split: Name of the split.
             number: Index of the shard.
             recheck: Whether to compare the checksum even if the file has not changed.
-            attempts: See `RemoteFiles.open`.
+            patience: See `RemoteFiles.open`.
 
         Raises:
             UserError: The shard is missing, or its size or checksum differs from the manifest.
@@ -106,7 +106,7 @@ class Folder:
         shard, name = self.manifest.splits[split].shards[number], shard_file(split, number)
         size = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
         if self.remote:
-            return self.remote.open(name, shard.sha256, size, attempts)
+            return self.remote.open(name, shard.sha256, size, patience)
         path = Path(self.location, name)
         if not path.is_file() or path.stat().st_size != size:
             raise UserError(f"{path}: is missing, or not {size} bytes long; prepare or copy the folder again")
@@ -257,7 +257,7 @@ class ShardFetcher:
             part, number = shard
             stream = self.parts[part][0]
             with suppress(UserError, OSError):
-                stream.folder.shard(stream.split, number, attempts=1).close()
+                stream.folder.shard(stream.split, number, patience=0).close()
 
 
 def map_tokens(file: Path | BinaryIO, dtype: np.dtype[Any], count: int) -> Tokens:
