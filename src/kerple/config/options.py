@@ -123,6 +123,13 @@ def name_in_errors(option: str) -> Iterator[None]:
         raise UserError(re.sub("^(model|ckpt_path): ", f"{option}: ", str(error))) from error
 
 
+def subclasses(base: type[Any]) -> Iterator[type]:
+    """Yield all subclasses of a class whose modules are imported, with theirs."""
+    for kind in base.__subclasses__():
+        yield kind
+        yield from subclasses(kind)
+
+
 def import_modules(package: str, skip: tuple[str, ...] = ()) -> None:
     """Import the modules of a package, except those in ``skip`` and those whose optional dependencies are missing.
 

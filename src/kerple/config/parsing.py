@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from argparse import ArgumentError
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from difflib import get_close_matches
 from importlib import import_module
 from pydoc import locate
@@ -13,7 +13,7 @@ from typing import Any, cast
 from jsonargparse import ArgumentParser, Namespace
 
 from kerple.base.errors import UserError, unknown, user_location
-from kerple.config.options import RenamedOption
+from kerple.config.options import RenamedOption, subclasses
 
 # Patterns for jsonargparse's messages. STRATEGY has two groups: the reason why a value of model.position is wrong, and
 # this value. Each other pattern has one group: the name of an existing class that is not a strategy (NO_STRATEGY), of
@@ -108,7 +108,7 @@ def _value_message(message: str) -> str:
     words = list(dict.fromkeys(re.findall(r"[\w-]+", " ".join(WORDS.findall(reason)))))
     types = {"".join(found) for found in TYPE.findall(reason)}
     bases = [getattr(sys.modules.get(module), name, None) for module, name in BASE.findall(message)]
-    names = [*words, *(name for base in bases if isinstance(base, type) for name in _subclasses(base))]
+    names = [*words, *(kind.__name__ for base in bases if isinstance(base, type) for kind in subclasses(base))]
     if value in class_names and (nearest := _nearest(value, names)):
         return f"{option}: got {value}, did you mean {nearest[0]}?"
     if words and not class_names:
@@ -117,13 +117,6 @@ def _value_message(message: str) -> str:
     if value and expected:
         return f"{option}: got {value}, expected {expected}"
     return f"{option}: {re.split(r'[.]? (?:Got|Given) value', reason.rpartition('callable class: ')[2])[0]}"
-
-
-def _subclasses(base: type) -> Iterator[str]:
-    kinds: list[type] = base.__subclasses__()
-    for kind in kinds:
-        yield kind.__name__
-        yield from _subclasses(kind)
 
 
 def _nearest(name: str, names: Collection[str]) -> list[str]:

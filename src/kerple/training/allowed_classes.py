@@ -1,14 +1,11 @@
 """The classes that a checkpoint may name when a command builds its model and data."""
 
-from collections.abc import Iterator
-from typing import Any
-
 from pytorch_lightning import Callback, LightningDataModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import kerple.data.datamodule  # noqa: F401 -- defines data modules
-from kerple.config.options import import_modules
+from kerple.config.options import import_modules, subclasses
 from kerple.config.untrusted_checkpoints import Classes
 from kerple.measure.measure import Measure
 from kerple.positions import Position
@@ -33,12 +30,5 @@ def allowed_classes(trust: str = "") -> Classes:
     """
     import_classes()
     bases: tuple[type, ...] = (Position, Task, LightningDataModule, Callback, Measure, Optimizer, LRScheduler)
-    kinds = [kind for base in bases for kind in _subclasses(base) if kind.__module__.startswith(("kerple.", "torch."))]
+    kinds = [kind for base in bases for kind in subclasses(base) if kind.__module__.startswith(("kerple.", "torch."))]
     return Classes(kinds, tuple(filter(None, trust.split(","))), LanguageModel)
-
-
-def _subclasses(base: type[Any]) -> Iterator[type]:
-    kind: type[Any]
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _subclasses(kind)
