@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError, require
+from kerple.base.temporary_value import temporary_value
 from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.position_limit import config_length, learned_positions, longest_input, takes_positions
 from kerple.hf.rope import strategy_name
@@ -90,11 +91,8 @@ class HuggingFaceNetwork(nn.Module, HasLengthLimit, SupportsWindows, SupportsGen
         """Return the losses (N,) of targets (N,) from hidden states (N, D) and the code of the model after them."""
         base = base_model(self.model)
         name = next(name for name, child in self.model.named_children() if child is base)
-        setattr(self.model, name, KnownHiddenStates(self.output_type(last_hidden_state=x[None])))
-        try:
+        with temporary_value(self.model, name, KnownHiddenStates(self.output_type(last_hidden_state=x[None]))):
             logits = self.model(input_ids=targets[None], use_cache=False)[0][0]  # (N, V)
-        finally:
-            setattr(self.model, name, base)
         return logit_losses(precise(logits), targets)
 
     @torch.inference_mode()
@@ -110,12 +108,10 @@ class HuggingFaceNetwork(nn.Module, HasLengthLimit, SupportsWindows, SupportsGen
         mask = torch.ones_like(tokens)  # without a mask, transformers hides tokens that equal the padding token
         options = {"max_new_tokens": steps, "do_sample": False, "use_cache": use_cache}
         stored = self.model.generation_config  # may have penalties and beams, which apply to greedy generation too
-        self.model.generation_config = type(stored)(eos_token_id=stored.eos_token_id, pad_token_id=stored.pad_token_id)
-        try:
-            with foreign_errors(f"model: {type(self.model).__name__} cannot continue a text", ADVICE):
-                return self.model.generate(tokens, attention_mask=mask, **options)[0, tokens.shape[1] :].tolist()
-        finally:
-            self.model.generation_config = stored
+        greedy = type(stored)(eos_token_id=stored.eos_token_id, pad_token_id=stored.pad_token_id)
+        failure = f"model: {type(self.model).__name__} cannot continue a text"
+        with temporary_value(self.model, "generation_config", greedy), foreign_errors(failure, ADVICE):
+            return self.model.generate(tokens, attention_mask=mask, **options)[0, tokens.shape[1] :].tolist()
 
     def _after_bos(self, tokens: Tensor) -> Tensor:
         return tokens if self.bos is None else F.pad(tokens, (1, 0), value=self.bos)

@@ -7,8 +7,7 @@ gradient checkpointing runs again.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +25,7 @@ from kerple.hf.modeling import constrain_after_steps
 from kerple.hf.token_layout import TokenLayout, read_layout
 from kerple.model.self_attention import PositionContext, spec_of
 from kerple.positions import NoPE, Position, Shape
-from kerple.positions.visibility import EVERYTHING, Visibility
+from kerple.positions.visibility import EVERYTHING
 
 NAME = "kerple"
 """Name of the strategies in a base model, and of the functions in the registries of transformers."""
@@ -75,15 +74,6 @@ class LayerStrategies(nn.Module):
     def strategies(self) -> list[Position]:
         """All strategies; the last one is that of layers without an index."""
         return [position for position in self.positions if isinstance(position, Position)]
-
-    @contextmanager
-    def limited(self, visibility: Visibility) -> Iterator[None]:
-        """Limit the keys that queries see in every layer, as a context manager."""
-        self.visibility = visibility
-        try:
-            yield
-        finally:
-            self.visibility = EVERYTHING
 
     def contexts(self, layout: TokenLayout, window: int | None) -> "LayerContexts":
         """Return the contribution of each strategy to the forward pass of tokens, for layers with a window."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kerple.attention.spec import AttentionSpec, query_blocks, visible_keys
 from kerple.base.errors import UserError
+from kerple.base.temporary_value import temporary_value
 from kerple.positions.visibility import Visibility
 
 NAME = "kerple_windowed"
@@ -33,7 +34,7 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
             use transformers' registry of attention functions, or divides the text into chunks by its mask (Llama 4).
     """
     if (strategies := getattr(decoder(model), "kerple", None)) is not None:
-        with strategies.limited(visibility):  # of `kerple.hf.retrofit`
+        with temporary_value(strategies, "visibility", visibility):  # of `kerple.hf.retrofit`
             yield
         return
     config, calls, failure = model.config.get_text_config(), 0, None

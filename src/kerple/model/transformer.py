@@ -1,6 +1,7 @@
 """`Transformer`: a decoder with any positional strategy."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kerple.base.errors import UserError, require
+from kerple.base.temporary_value import temporary_value
 from kerple.model.architecture import Architecture
 from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
@@ -277,14 +279,11 @@ class Transformer(
         def hook(layer: int, attention: SelfAttention, arguments: tuple[Any, ...]) -> None:
             visit(layer, attention.probabilities(*arguments[:3])[:, :, text, text])
 
-        hooks = [block.attention.register_forward_pre_hook(partial(hook, i)) for i, block in enumerate(self.blocks)]
-        compiled, self.run_block = self.run_block, run_block  # compiled graphs do not call hooks
-        try:
+        with ExitStack() as contexts:
+            for i, block in enumerate(self.blocks):
+                contexts.enter_context(block.attention.register_forward_pre_hook(partial(hook, i)))
+            contexts.enter_context(temporary_value(self, "run_block", run_block))  # compiled graphs do not call hooks
             self.features(tokens, visibility, documents=documents)
-        finally:
-            self.run_block = compiled
-            for handle in hooks:
-                handle.remove()
 
     @property
     def max_length(self) -> int | None:

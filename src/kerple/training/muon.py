@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kerple.base.temporary_value import temporary_value
+
 MOMENTUM = 0.95
 COEFFICIENTS, STEPS = (3.4445, -4.7750, 2.0315), 5  # of the quintic Newton-Schulz iteration
 
@@ -38,16 +40,13 @@ class Muon(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        groups = self.param_groups
-        for group in groups:
+        for group in self.param_groups:
             if group["muon"] is not None:
                 self._update_matrices(group)
-        self.param_groups = [group for group in groups if group["muon"] is None]
-        try:
+        others = [group for group in self.param_groups if group["muon"] is None]
+        with temporary_value(self, "param_groups", others):
             # `super().step()` would call our hooks again, because torch wraps AdamW.step when an AdamW is built
             inspect.unwrap(torch.optim.AdamW.step, stop=lambda step: not getattr(step, "hooked", False))(self)
-        finally:
-            self.param_groups = groups
         return loss
 
     def _update_matrices(self, group: dict[str, Any]) -> None:
