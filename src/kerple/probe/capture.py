@@ -1,6 +1,6 @@
 """Capture of the queries, keys, values and mask that the attention of each layer receives."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -140,6 +140,23 @@ def captured(model: Any, mixers: set[nn.Module] | None = None, search: bool = Fa
         contexts.enter_context(register_module_forward_hook(collect_output, with_kwargs=True))
         contexts.enter_context(torch.inference_mode())
         yield calls
+
+
+@contextmanager
+def recorded_outputs(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[Tensor]]]:
+    """Context that records the output of each call of some modules, and yields the outputs by module.
+
+    If a module returns a tuple, the first entry is recorded.
+    """
+    outputs: dict[nn.Module, list[Tensor]] = {module: [] for module in modules}
+
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        outputs[module].append(output[0] if isinstance(output, tuple) else output)
+
+    with ExitStack() as hooks:
+        for module in outputs:
+            hooks.enter_context(module.register_forward_hook(record))
+        yield outputs
 
 
 def _equal(x: Tensor) -> bool:

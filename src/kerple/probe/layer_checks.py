@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kerple.base.errors import UserError
 from kerple.hf.position_limit import learned_positions
 from kerple.model import Transformer
-from kerple.probe.capture import SAME, SHORT, Call, captured, find_mixers, repeated_token
+from kerple.probe.capture import SAME, SHORT, Call, captured, find_mixers, recorded_outputs, repeated_token
 from kerple.probe.configured_positions import Layer, configured_layers, original_length, our_layers
 from kerple.probe.reading import read_logits
 from kerple.probe.rotation import Rotation, rotation_differences
@@ -281,21 +281,14 @@ def _cached_differences(model: Any, mixers: set[nn.Module]) -> dict[nn.Module, f
 
     The difference is relative to the largest entry of the output. The result is empty if the model has no cache.
     """
-    outputs: dict[nn.Module, list[Tensor]] = defaultdict(list)
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        outputs[module].append(output[0] if isinstance(output, tuple) else output)
-
     tokens = torch.randint(3, model.get_input_embeddings().num_embeddings, (1, SHORT), generator=torch.Generator())
     half = SHORT // 2
     results = []
-    with ExitStack() as hooks, suppress(UserError), torch.inference_mode():  # `measure_invariances` reports errors
-        for module in mixers:
-            hooks.enter_context(module.register_forward_hook(keep))
+    with suppress(UserError), torch.inference_mode():  # `measure_invariances` reports errors
         for sizes in (None, [half, *[1] * half]):
-            read_logits(model, tokens.to(model.device), sizes)
-            results.append({module: torch.cat(parts, 1) for module, parts in outputs.items()})
-            outputs.clear()
+            with recorded_outputs(mixers) as outputs:
+                read_logits(model, tokens.to(model.device), sizes)
+            results.append({module: torch.cat(parts, 1) for module, parts in outputs.items() if parts})
     if len(results) < 2:
         return {}
     whole, cached = results

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from kerple.base.errors import require
 from kerple.base.templates import render_template
 from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.position_limit import decoder_layers
+from kerple.probe.capture import recorded_outputs
 from kerple.probe.layer_checks import measure_layers
 from kerple.probe.probe_model import embedded
 from kerple.probe.reading import EXTRA, Reading
@@ -91,17 +92,8 @@ class Side:
                 _cast(source, self.dtype)
         elif isinstance(source, nn.Module):  # the layers of a port are its first list of modules
             layers = next((module for module in source.modules() if isinstance(module, nn.ModuleList)), layers)
-        hidden: dict[nn.Module, list[Tensor]] = {layer: [] for layer in layers}
-
-        def keep(layer: nn.Module, args: Any, output: Any) -> None:
-            hidden[layer].append(output[0] if isinstance(output, tuple) else output)
-
-        with ExitStack() as contexts:
-            for layer in hidden:
-                contexts.enter_context(layer.register_forward_hook(keep))
-            contexts.enter_context(torch.inference_mode())
-            contexts.enter_context(InFp64() if exact else nullcontext())
-            rows = tokens[None]
+        rows = tokens[None]
+        with recorded_outputs(layers) as hidden, torch.inference_mode(), InFp64() if exact else nullcontext():
             logits = self.reading.logits(source, rows.to(source.device)) if self.is_model else source(rows)
         first = EXTRA if self.is_model and (self.reading.packed or self.reading.padding == "left") else 0
         found = [torch.cat(parts, 1) for parts in hidden.values() if parts and parts[0].ndim == 3]
