@@ -38,15 +38,8 @@ def main(arguments: list[str]) -> None:
     engine: Callable[[int], Engine[Any]] = LocalProcesses
     if options.engine == "ray":
         engine = partial(RayRuns, address=options.address, cpus=options.cpus, gpus=options.gpus)
-    compare_strategies(
-        Comparison.from_options(options),
-        options.parallel,
-        options.report_only,
-        options.rerun_changed,
-        options.yes,
-        _printed(options),
-        engine,
-    )
+    given = {name: options[name] for name in ("parallel", "report_only", "rerun_changed", "yes")}
+    compare_strategies(Comparison.from_options(options), **given, printed=_printed(options), engine=engine)
 
 
 def _printed(options: Namespace) -> list[str] | None:
@@ -74,9 +67,8 @@ def _directories_parser() -> ArgumentParser:
     parser.add_argument("--directories", type=str, nargs="+", required=True, help=folders)
     tests = "name of the folder with the results of a test, inside the folder of its run"
     parser.add_argument("--test_folder", type=str, default="test", help=tests)
-    parser.add_argument(
-        "--baseline", type=str, required=True, help="Label of the strategy with which the others are compared."
-    )
+    label = "Label of the strategy with which the others are compared."
+    parser.add_argument("--baseline", type=str, required=True, help=label)
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="title of the report")
     _add_report_arguments(parser)

@@ -38,10 +38,8 @@ def main(arguments: list[str]) -> None:
 
     configure_torch()
     folder = Path(options.output or f"logs/extend/{model_name(options.model)}-{options.length}")
-    lengths = options.length, options.training_length
-    extension = Extension.prepare(
-        options.model, *lengths, options.bound, options.precision, folder, options.data.as_dict()
-    )
+    numbers = options.length, options.training_length, options.bound
+    extension = Extension.prepare(options.model, *numbers, options.precision, folder, options.data.as_dict())
     blocks, seconds = extension.search.block_budget(options.minutes)
     methods = len(extension.search.methods)
     print(f"{methods} methods, {blocks} blocks of {options.length:,} tokens: about {duration(seconds)}", flush=True)

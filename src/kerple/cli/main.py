@@ -36,17 +36,8 @@ COMMANDS = {
 }
 TRAIN = {
     *("braceexpand", "filelock", "fsspec", "jinja2", "jsonargparse", "matplotlib", "pandas", "plotly", "psutil"),
-    *(
-        "pytorch_lightning",
-        "rich",
-        "scipy",
-        "tensorboard",
-        "tokenizers",
-        "torchmetrics",
-        "tqdm",
-        "webdataset",
-        "zstandard",
-    ),
+    *("pytorch_lightning", "rich", "scipy", "tensorboard", "tokenizers", "torchmetrics", "tqdm", "webdataset"),
+    "zstandard",
 }
 """Packages of the group ``train`` in pyproject.toml, by the names of their modules. All commands need the group."""
 PRINTING = {"predict", "inspect", "plan", "check"}  # their output is their result, so a failed write is an error

@@ -32,12 +32,10 @@ def main(arguments: list[str]) -> None:
     add_switch(parser, "far_context", False, "measure perplexity and far context at --length")
     length = "evaluation length of --far_context in tokens, a multiple of the training length; null: twice that length"
     parser.add_argument("--length", type=int | None, help=length)
-    parser.add_argument(
-        "--blocks", type=int, default=4, help="number of documents for --far_context, one block of each"
-    )
-    parser.add_argument(
-        "--text", type=str, default="modules", help="text for --gap and --far_context, as in data.corpus"
-    )
+    blocks = "number of documents for --far_context, one block of each"
+    parser.add_argument("--blocks", type=int, default=4, help=blocks)
+    text = "text for --gap and --far_context, as in data.corpus"
+    parser.add_argument("--text", type=str, default="modules", help=text)
     parser.add_argument("--output", type=str | None, help="folder of the results; null: logs/probe/<model>")
     add_switch(parser, "trust_remote_code", False, "run code in the model's folder")
     add_trust_argument(parser)
