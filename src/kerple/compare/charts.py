@@ -192,10 +192,9 @@ def context_charts(table: pd.DataFrame | None, strategies: pd.Series, column: st
     """
     if table is None:
         return
-    shown = table["strategy"].isin(strategies)
-    for part, of_part in _parts(
-        table[shown & (table["first"] >= table["window"])] if column == "gain" else table[shown]
-    ):
+    table = table[table["strategy"].isin(strategies)]
+    table = table[table["first"] >= table["window"]] if column == "gain" else table
+    for part, of_part in _parts(table):
         rows = []
         for strategy, of_strategy in of_part.groupby("strategy", sort=False):
             for x, found in zip(*curve(of_strategy, column), strict=True):
@@ -271,9 +270,8 @@ def training_charts(runs: Runs) -> Iterator[Chart]:
             by_step = curves.dropna(subset=column).sort_values("step", kind="stable").groupby(keys, sort=False)[column]
             points = with_deviation(by_step.agg(["mean", "std"]).reset_index().assign(text=""))
             panels = [Panel(part, of_part.assign(x=of_part["step"]), "step") for part, of_part in _parts(points)]
-            yield Chart(
-                "", title, panels, label, note=DEVIATION * bool(points["std"].notna().any()), log="loss" in column
-            )
+            note = DEVIATION * bool(points["std"].notna().any())
+            yield Chart("", title, panels, label, note=note, log="loss" in column)
         elif column in costs and costs[column].notna().any():
             points = costs.assign(x=costs[column], y=costs["strategy"], low=None, high=None)
             points["text"] = "seed " + points["seed"].astype(str)

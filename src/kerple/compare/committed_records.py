@@ -91,9 +91,8 @@ def changed_test(entry: dict[str, Any], run: PlannedRun) -> list[str]:
     """
     now = {name: value for name, value in flat(run.test_config).items() if value != {}}
     names = dict.fromkeys([*entry["test"], *flat(run.test)])
-    return differences(entry["test"], {name: now.get(name) for name in names}) + _changed_inputs(
-        entry, run, of_test=True
-    )
+    changed = differences(entry["test"], {name: now.get(name) for name in names})
+    return changed + _changed_inputs(entry, run, of_test=True)
 
 
 def _changed_inputs(entry: dict[str, Any], run: PlannedRun, of_test: bool = False) -> list[str]:

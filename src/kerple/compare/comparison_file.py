@@ -243,9 +243,8 @@ class Comparison:
             return planned
         if model := self._strategies[strategy.parent].hf:
             return replace(planned, fit_flags=[*fit, f"--weights={model}"])
-        parent = replace(
-            planned, label=strategy.parent, directory=self.runs_folder / part / strategy.parent / f"seed-{seed}"
-        )
+        directory = self.runs_folder / part / strategy.parent / f"seed-{seed}"
+        parent = replace(planned, label=strategy.parent, directory=directory)
         return replace(planned, parent=parent.name, weights=parent.checkpoint)
 
     def _flags(self, strategy: Strategy) -> dict[str, Any]:

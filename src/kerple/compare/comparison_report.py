@@ -193,9 +193,8 @@ class Report:
         common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
         differing: dict[str, dict[str, str]] = {}
         for run, config in configs.items():  # the first seed stands for all seeds of a strategy
-            differing.setdefault(
-                run.part_and_strategy, {key: str(value) for key, value in config.items() if key not in common}
-            )
+            own = {key: str(value) for key, value in config.items() if key not in common}
+            differing.setdefault(run.part_and_strategy, own)
         return yaml.safe_dump(common, sort_keys=False), differing
 
     def only_positions_differ(self) -> bool:

@@ -133,9 +133,8 @@ def power_of_the_tests(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iter
     if needed:
         unit = "nats per token" if metric == "ppl" else METRIC_NAMES[metric].lower()
         ends = " to ".join(dict.fromkeys(f"{end:.2g}" for end in (min(detectable), max(detectable))))
-        seeds = (
-            f"{n if n <= MOST_SEEDS else f'more than {MOST_SEEDS}'} ({', '.join(needed[n])})" for n in sorted(needed)
-        )
+        more = f"more than {MOST_SEEDS}"
+        seeds = (f"{n if n <= MOST_SEEDS else more} ({', '.join(needed[n])})" for n in sorted(needed))
         yield (
             f"At length {length:,}, the smallest difference from {baseline} that a test detects with a probability of "
             f"80% is {ends} {unit} (two-sided test at 5% without Holm's correction). For a difference of the observed "

@@ -44,11 +44,10 @@ def plan_runs(comparison: Comparison, parallel: int, report_only: bool) -> list[
     runs = [replace(run, data=checksums.get(str(run.data_options)), plan=plan, parallel=parallel) for run in runs]
     # the weights of a parent that is still to be trained are not known
     finished = {run.name for run in runs if committed_records.finished(run)}
-    lost = [{} if run.parent in finished else {committed_records.PARENT} for run in runs]
-    return [
-        replace(run, inputs={k: v for k, v in run.inputs.items() if k not in of})
-        for run, of in zip(runs, lost, strict=True)
-    ]
+    for run in runs:
+        if run.parent not in finished:
+            run.inputs.pop(committed_records.PARENT, None)
+    return runs
 
 
 def resolve(run: PlannedRun) -> PlannedRun:

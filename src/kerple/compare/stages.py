@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kerple.compare.estimates import Estimate, by_block, difference
+from kerple.compare.estimates import by_block, difference
 from kerple.compare.finished_runs import Runs
 from kerple.compare.table_markup import NOTHING, Cell, Table
-from kerple.compare.tables import format_estimate, loss_differences
+from kerple.compare.tables import format_estimate, gain_cell, loss_differences
 from kerple.config.flat_configuration import configured_length
 
 BOUND = 0.005  # largest accepted increase of the loss at the parent's training length, relative to the parent
@@ -57,7 +57,8 @@ def _table(
     if (parent, short) not in of:
         return None
     longest = int(losses["length"].max())
-    gains = {name: loss_differences(runs.blocks, *pair) for name, pair in _gain_protocols(runs, part).items()}
+    estimates = {name: loss_differences(runs.blocks, *pair) for name, pair in _gain_protocols(runs, part).items()}
+    gains = {name: {cell: gain_cell(gain) for cell, gain in of_name.items()} for name, of_name in estimates.items()}
     against = partial(_against, of, pretrained=parent if pretrained else None)
     rows = {}
     for label in (parent, *stages):
@@ -66,7 +67,7 @@ def _table(
             f"loss at {short}, % against {parent}": against(label, parent, short, relative=True),
             f"loss at {longest} minus {parent}": against(label, parent, longest),
             **{f"loss at {longest} minus {c}": against(label, c, longest) for c in controls[:1]},
-            **{f"{name} at {longest}": _gain(of_name.get((label, longest))) for name, of_name in gains.items()},
+            **{f"{name} at {longest}": of_name.get((label, longest), NOTHING) for name, of_name in gains.items()},
         }
     note = (
         f"Losses in nats per token, {full}. Differences are computed for each seed. The bound at {short} is "
@@ -127,14 +128,6 @@ def _against(
     if relative:
         return Cell(format_estimate("+.2f", mean, low, high), (mean if math.isnan(high) else high) <= 100 * BOUND)
     return Cell(format_estimate("+.4f", mean, low, high), bool(high < 0))
-
-
-def _gain(gain: Estimate | None) -> Cell:
-    """Return the cell of a gain, bold if its whole interval is positive."""
-    if gain is None:
-        return NOTHING
-    low, high = gain.interval()
-    return Cell(format_estimate("+.4f", gain.mean, low, high), bool(low > 0))
 
 
 def _tokens(runs: Runs, part: str, label: str, configs: dict[str, dict[str, Any]]) -> str:

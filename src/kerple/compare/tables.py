@@ -99,10 +99,7 @@ def difference_tables(
             contrasts.append((f"Far context: {quantity}", first, second, meaning))
     for title, first, second, meaning in contrasts:
         if gains := loss_differences(blocks, first, second):
-            cells = {
-                cell: Cell(format_estimate("+.4f", gain.mean, *gain.interval()), bool(gain.interval()[0] > 0))
-                for cell, gain in gains.items()
-            }
+            cells = {cell: gain_cell(gain) for cell, gain in gains.items()}
             sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
             interval = f"; 95% interval over {sources}" if max(gain.seeds for gain in gains.values()) > 1 else ""
             note = f"{first} minus {second}, nats per token, on the same targets{interval}. "
@@ -264,6 +261,12 @@ def format_estimate(digits: str, value: float, low: float, high: float) -> str:
     """
     interval = f" [{low:{digits}}, {high:{digits}}]" if low <= high else " (one seed)" * math.isfinite(value)
     return f"{value:{digits}}{interval}"
+
+
+def gain_cell(gain: Estimate) -> Cell:
+    """Return the cell of a gain, bold if its whole interval is positive."""
+    low, high = gain.interval()
+    return Cell(format_estimate("+.4f", gain.mean, low, high), bool(low > 0))
 
 
 def _interval_note(ratios: pd.DataFrame) -> str:
