@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import kerple
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 
 FILE_OPTIONS = ("--config", "-c", "--model", "--data", "--trainer")  # their values may be files
 
@@ -25,8 +25,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot be read ({error}); correct the file, or give another one") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: got {text!r:.60}, expected a mapping of names to values, such as `name: value`")
+    expected = "a mapping of names to values, such as `name: value`"
+    require(isinstance(content, dict), str(path), f"{text!r:.60}", expected)
     return content
 
 

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from kerple.base.errors import require
+from kerple.config.options import listed
 
 COUNTS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
@@ -17,10 +18,8 @@ POSITIVE = (
     *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
     *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor"),
 )
-ROPE: dict[str, tuple[float, float]] = dict.fromkeys(SIGNED, (-math.inf, math.inf)) | dict.fromkeys(
-    POSITIVE, (0, math.inf)
-)
-ROPE |= {"rope_theta": (1, math.inf), "partial_rotary_factor": (0, 1.001)}
+ROPE: dict[str, tuple[float, float]] = dict.fromkeys(SIGNED, (-math.inf, math.inf))
+ROPE |= dict.fromkeys(POSITIVE, (0, math.inf)) | {"rope_theta": (1, math.inf), "partial_rotary_factor": (0, 1.001)}
 """Entries of ``rope_parameters`` that are numbers or lists of numbers: their bounds, which are excluded."""
 
 
@@ -34,7 +33,7 @@ def check_configuration(config: Any) -> None:
             layer.
     """
     for name in COUNTS:
-        for count in _listed(getattr(config, name, None)):
+        for count in listed(getattr(config, name, None)):
             valid = type(count) is int and 1 <= count <= LARGEST
             _check(valid, config.attribute_map.get(name, name), count, "a whole number of 1 or more")
     kinds, layers = getattr(config, "layer_types", None), getattr(config, "num_hidden_layers", None)
@@ -43,14 +42,10 @@ def check_configuration(config: Any) -> None:
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *(rope for rope in ropes.values() if isinstance(rope, dict))):
         for name, (low, high) in ROPE.items():
-            for number in _listed(rope.get(name)):
+            for number in listed(rope.get(name)):
                 valid = type(number) in (int, float) and low < number < high
                 expected = f"a number between {low} and {high:.0f}"
                 _check(valid, f"rope_parameters.{name}", number, expected)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _check(valid: bool, name: str, value: Any, expected: str) -> None:

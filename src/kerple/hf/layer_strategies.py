@@ -138,9 +138,8 @@ def attention(
     for option in ("softcap", "position_bias"):
         require(options.get(option) is None, "model", f"{option} in {name}", "attention scores without it")
     require(getattr(module, "is_causal", True), "model", f"{name}, which attends to later tokens", "causal attention")
-    require(
-        not dropout, "model", f"dropout {dropout} in {name}", "attention dropout 0; set it when the model is loaded"
-    )
+    expected = "attention dropout 0; set it when the model is loaded"
+    require(not dropout, "model", f"dropout {dropout} in {name}", expected)
     position, context = attention_mask.of_layer(int(module.layer_idx), query.device)
     reentrant = not torch.is_grad_enabled() and context.spec.table is not None and context.spec.table.requires_grad
     expected = 'false: gradient_checkpointing_kwargs={"use_reentrant": False}'

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -65,9 +66,8 @@ def retrofit(
     Raises:
         UserError: If the model, the strategy, a layer or an option is not supported. The model is then unchanged.
     """
-    require(
-        isinstance(model, PreTrainedModel), "model", f"a {type(model).__name__}", "a PreTrainedModel of transformers"
-    )
+    expected = "a PreTrainedModel of transformers"
+    require(isinstance(model, PreTrainedModel), "model", f"a {type(model).__name__}", expected)
     given = f"{type(model).__name__}, which has an encoder"
     require(not getattr(model.config, "is_encoder_decoder", False), "model", given, "a causal language model")
     given = f"{type(model).__name__}, which reads more than text"
@@ -132,23 +132,17 @@ def connect(model: Any) -> None:
     config, name = model.config.get_text_config(), type(model).__name__
     layers, keep_rope = base.kerple.layers, base.kerple.keep_rope
     AttentionMaskInterface.register(TRIAL, make_mask)
-    hooks = [
-        base.register_forward_pre_hook(begin_forward, with_kwargs=True),
-        base.register_forward_hook(end_forward, with_kwargs=True, always_call=True),
-    ]
-    try:
-        if not keep_rope:
-            hooks += _leave_out_positions(model)
+    with ExitStack() as hooks:  # an error removes them
+        hooks.enter_context(base.register_forward_pre_hook(begin_forward, with_kwargs=True))
+        hooks.enter_context(base.register_forward_hook(end_forward, with_kwargs=True, always_call=True))
+        for hook in [] if keep_rope else _leave_out_positions(model):
+            hooks.enter_context(hook)
         called = _layers_with_registry(model)
-        missing = [
-            i for i, kind in enumerate(layer_kinds(config)) if i not in called and (i in layers or kind in KINDS)
-        ]
+        needed = (i for i, kind in enumerate(layer_kinds(config)) if i in layers or kind in KINDS)
+        missing = [i for i in needed if i not in called]
         given = f"{name}, whose attention in layer {missing[:1]} is not in transformers' registry"
         require(not missing, "model", given, "a model that uses the registry in all layers with attention")
-    except BaseException:
-        for hook in hooks:
-            hook.remove()
-        raise
+        hooks.pop_all()  # the hooks stay
     if not keep_rope and (table := learned_positions(model)) is not None:
         table.weight.requires_grad_(False)
     for part in {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values():

@@ -28,11 +28,10 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     """
     if config.model_type == "kerple_retrofit":
         config = config.get_text_config()
+    model = read_options(config)
     if config.model_type == "kerple":
-        model = read_options(config)
         weights = {name.removeprefix("network."): value for name, value in state.items()}
     else:
-        model = read_options(config)
         weights = _read_weights(FAMILIES[config.model_type], config, state)
     if config.tie_word_embeddings:
         weights["head.weight"] = weights["embedding.weight"]

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from kerple.hf.position_limit import config_length
-from kerple.hf.rope import NO_ROPE_IN_FULL_LAYERS, NO_ROPE_WITH_WINDOWS, has_alibi, layer_rope, read_rope
+from kerple.hf.rope import LENGTH, NO_ROPE_IN_FULL_LAYERS, NO_ROPE_WITH_WINDOWS, has_alibi, layer_rope, read_rope
 from kerple.hf.windowed_attention import layer_kinds
 from kerple.model import Transformer
 from kerple.positions import LayerPattern, NoPE, RoPE, Shape
 from kerple.positions.temperature import Temperature
 from kerple.positions.token_positions import TokenPositions
 
-ORIGINAL = "original_max_position_embeddings"
 KNOWN = {
     *("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "gemma", "gemma2", "gemma3_text"),
     *("olmo", "olmo2", "olmo3", "smollm3", "cohere", "phi", "phi3", "gpt_neox", "gpt2", "opt", "bloom", "granite"),
@@ -127,8 +126,8 @@ def original_length(config: Any) -> int | None:
     """Return the context length in tokens before any scaling, or None if the configuration does not state it."""
     rope = getattr(config, "rope_parameters", None) or {}
     for entry in (rope, *rope.values(), vars(config)):
-        if isinstance(entry, Mapping) and entry.get(ORIGINAL):
-            return int(entry[ORIGINAL])
+        if isinstance(entry, Mapping) and entry.get(LENGTH):
+            return int(entry[LENGTH])
     return config_length(config)
 
 
@@ -200,4 +199,4 @@ def _temperature(parameters: Mapping[str, Any], config: Any) -> Temperature | No
     if getattr(config, "attn_temperature_tuning", False) and not parameters:
         return Temperature(shape, "llama4", config.attn_scale, int(config.floor_scale))
     beta = parameters.get("llama_4_scaling_beta")
-    return Temperature(shape, "ministral3", beta, parameters[ORIGINAL]) if beta else None
+    return Temperature(shape, "ministral3", beta, parameters[LENGTH]) if beta else None

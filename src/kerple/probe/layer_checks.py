@@ -270,10 +270,8 @@ def _describe_mixers(model: Any, mixers: set[nn.Module], verdicts: list[Verdict]
         else:
             verdict.expected, verdict.unknown = kind, f"{class_name} has no queries and keys"
         if (difference := differences.get(module)) is not None and difference > SAME:
-            message = (
-                f"{class_name}: cached output differs from uncached output by {difference:.2%} of its largest value"
-            )
-            verdict.differences.append(message)
+            message = f"cached output differs from uncached output by {difference:.2%} of its largest value"
+            verdict.differences.append(f"{class_name}: {message}")
 
 
 def _cached_differences(model: Any, mixers: set[nn.Module]) -> dict[nn.Module, float]:

@@ -179,7 +179,6 @@ class Parity:
 
     def write(self, folder: Path) -> None:
         """Write ``parity.html`` and ``parity.json`` into a folder."""
-        folder.mkdir(parents=True, exist_ok=True)
         page = render_template("kerple.probe", "parity.html.jinja", parity=self, figure=embedded(self.figure()))
         write(folder / "parity.html", page)
         content = {"names": self.names, "differs": self.differs, "words": self.words}
@@ -290,9 +289,8 @@ def read_outputs(path: str, name: str) -> Outputs:
     require(valid, name, f"a file with {', '.join(sorted(arrays)) or 'no arrays'}", ARRAYS)
     tokens = arrays["tokens"]
     valid = tokens.ndim == 1 and len(tokens) > 1 and np.issubdtype(tokens.dtype, np.integer) and tokens.min() >= 0
-    require(
-        valid, name, f"tokens of shape {tokens.shape} and dtype {tokens.dtype}", "at least two ids in one dimension"
-    )
+    given = f"tokens of shape {tokens.shape} and dtype {tokens.dtype}"
+    require(valid, name, given, "at least two ids in one dimension")
     values = arrays[kinds[0]]
     values = values[:, None] if kinds == ["target_log_probs"] and values.ndim == 1 else values
     rows = len(tokens) - (kinds == ["target_log_probs"])

@@ -108,11 +108,8 @@ class Report:
 
     def write(self, folder: Path) -> None:
         """Write ``probe.html`` and ``probe.json`` into a folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        page = render_template(
-            "kerple.probe", "probe.html.jinja", report=self, embedded=embedded, figure=layer_figure([*self.groups])
-        )
-        write(folder / "probe.html", page)
+        values = {"report": self, "embedded": embedded, "figure": layer_figure([*self.groups])}
+        write(folder / "probe.html", render_template("kerple.probe", "probe.html.jinja", **values))
         invariances = [asdict(i) | {"verdict": i.verdict} for i in self.invariances]
         for entry in invariances:  # JSON has neither inf nor NaN
             entry["difference"] = entry["difference"] if math.isfinite(entry["difference"] or 0) else None

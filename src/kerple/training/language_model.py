@@ -295,8 +295,8 @@ class LanguageModel(LightningModule):
         """
         if not gradient_clip_val:
             return
-        if gradient_clip_algorithm not in (None, "norm"):
-            raise UserError(f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm'")
+        valid = gradient_clip_algorithm in (None, "norm")
+        require(valid, "trainer.gradient_clip_algorithm", repr(gradient_clip_algorithm), "'norm'")
         norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
         self.log("train/gradient_norm", full_tensor(norm))
 

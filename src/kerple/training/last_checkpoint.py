@@ -10,7 +10,7 @@ from pytorch_lightning.callbacks import Checkpoint, GradientAccumulationSchedule
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.base.run_folder import LAST
 from kerple.data.remote_shards import UnreachableShards
 from kerple.training.signals import Signals, requeue
@@ -53,9 +53,9 @@ class LastCheckpoint(Checkpoint):
     def __init__(self, every_n_train_steps: int | None = None, every_minutes: float | None = 10.0) -> None:
         super().__init__()
         numbers = [number for number in (every_n_train_steps, every_minutes) if number is not None]
-        if not numbers or not min(numbers) > 0:
-            given = f"every_n_train_steps={every_n_train_steps} and every_minutes={every_minutes}"
-            raise UserError(f"LastCheckpoint: got {given}, expected positive numbers or null, and not null for both")
+        given = f"every_n_train_steps={every_n_train_steps} and every_minutes={every_minutes}"
+        expected = "positive numbers or null, and not null for both"
+        require(bool(numbers) and min(numbers) > 0, "LastCheckpoint", given, expected)
         self.every_n_train_steps, self.every_minutes = every_n_train_steps, every_minutes
         self.path: Path | None = None
         self._between_batches = False  # whether the checkpoint is saved because the next batch cannot be read

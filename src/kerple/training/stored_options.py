@@ -124,9 +124,8 @@ def insert_architecture(arguments: list[str], path: str, trust: str | None = Non
     Raises:
         UserError: If the model cannot be read.
     """
-    stored = {
-        key: value for key, value in _read(weights_file(path), trust or "").model.items() if key not in DATA_OPTIONS
-    }
+    options = _read(weights_file(path), trust or "").model
+    stored = {key: value for key, value in options.items() if key not in DATA_OPTIONS}
     # a file such as configs/demo.yaml may set qk_norm, but a model whose options do not mention it has no such norms
     model = {"qk_norm": False} | stored
     files, flags = split_options(arguments)
