@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from dataclasses import fields
 from itertools import product
 from typing import Any
 from zipfile import ZipFile
@@ -62,6 +63,26 @@ def test_all_readings_of_a_correct_model_are_equal_within_rounding(name):
         assert not compare(model, model, reading).differs, reading
     assert not compare(model, model, Reading(), dtype=torch.bfloat16).differs
     assert not compare(model, lambda tokens: model(tokens).logits).differs
+
+
+def test_every_option_of_a_reading_changes_what_the_model_reads():
+    model, calls = build("llama"), []
+
+    def record(module: Any, args: Any, options: dict[str, Any]) -> None:
+        tensors = {name: x.tolist() for name, x in options.items() if isinstance(x, torch.Tensor)}
+        calls.append((model.config._attn_implementation, options["use_cache"], tensors))
+
+    model.register_forward_pre_hook(record, with_kwargs=True)
+
+    def calls_of(**options: Any) -> list[Any]:
+        calls.clear()
+        Reading(**options).logits(model, TOKENS[None, :40])
+        return [*calls]
+
+    values = {"decoded": 4, "padding": "left", "attention": "eager", "shift": 16}
+    for name in (field.name for field in fields(Reading)):
+        others = {"cached": True} if name == "decoded" else {}
+        assert calls_of(**others, **{name: values.get(name, True)}) != calls_of(**others), name
 
 
 def test_ways_of_reading_can_be_combined():

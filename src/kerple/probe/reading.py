@@ -67,6 +67,9 @@ class Reading:
             ids = [self.shift + torch.arange(size) for size in (first, length + last)]
             options["position_ids"] = torch.cat(ids).to(tokens.device)[None]
         tokens = torch.cat([extra[:, :first], tokens, extra[:, :last]], 1)
+        if self.batched:
+            tokens = torch.cat([tokens, tokens.flip(1)])
+            options = {name: x.repeat(len(tokens) // len(x), 1) for name, x in options.items()}
         whole = tokens.shape[1]
         sizes = [whole] if self.cached and self.packed else self._parts(whole) if self.cached else None
         if self.attention and self.attention != "eager" and not getattr(model, f"_supports_{self.attention}", False):
