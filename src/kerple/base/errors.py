@@ -94,9 +94,8 @@ def machine_error(error: BaseException | None) -> str | None:
     if number not in OF_MACHINE:
         return None
     name = getattr(error, "filename", None) or ("memory" if number == errno.ENOMEM else "file system")
-    return (
-        f"{name}: {os.strerror(number)}; {ADVICE.get(number, 'check this path and its disk; earlier files are intact')}"
-    )
+    advice = ADVICE.get(number, "check this path and its disk; earlier files are intact")
+    return f"{name}: {os.strerror(number)}; {advice}"
 
 
 def describe(error: BaseException) -> str:

@@ -91,8 +91,8 @@ def write_comparison(
         write_print_figures(report.summary, runs, printed, baseline, folder / "paper")
     title = [f"Not as planned: {'; '.join(deviations)}.\n"] if deviations else []
     title.append(f"# {without_tags(name)}\n")
-    if differences := without_tags("; ".join(report.inconsistencies)):
-        title.append(f"Runs differ in more than strategy and seed: {differences}.\n")
+    if differences := inconsistencies(runs):
+        title.append(f"Runs differ in more than strategy and seed: {without_tags('; '.join(differences))}.\n")
     all_tables = [*report.tables[0], *report.tables[1]]
     markdown = "\n".join([*title, *(table.markdown() for table in all_tables)])
     (folder / "table.md").write_text(markdown, encoding="utf-8")
@@ -100,7 +100,9 @@ def write_comparison(
     (folder / "table.tex").write_text(latex, encoding="utf-8")
     write_figures(report.charts, report.summary["strategy"], folder)
     path = folder / "report.html"
-    path.write_text(render_template("kerple.compare", "page.html.jinja", report=report), encoding="utf-8")
+    values = {"report": report, "inconsistencies": differences, "only_positions_differ": only_positions_differ(runs)}
+    values |= {"time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
+    path.write_text(render_template("kerple.compare", "page.html.jinja", **values), encoding="utf-8")
     return path
 
 
@@ -128,11 +130,6 @@ class Report:
     def charts(self) -> list[Chart]:
         """The charts, in the order of the page."""
         return list(charts(self.summary, self.runs, self.baseline))
-
-    @cached_property
-    def inconsistencies(self) -> list[str]:
-        """Differences of the runs in more than strategy and seed."""
-        return inconsistencies(self.runs)
 
     @cached_property
     def tables(self) -> tuple[list[Table], list[Table]]:
@@ -197,10 +194,6 @@ class Report:
             differing.setdefault(run.part_and_strategy, own)
         return yaml.safe_dump(common, sort_keys=False), differing
 
-    def only_positions_differ(self) -> bool:
-        """Whether the runs differ only in strategy and seed."""
-        return only_positions_differ(self.runs)
-
     def data(self) -> Markup:
         """JSON of the charts, for the script of the page. In a panel, a strategy has rows (x, y, low, high, text)."""
 
@@ -222,7 +215,3 @@ class Report:
             for package, file in (("plotly", "package_data/plotly.min.js"), ("kerple.compare", "page.js"))
         )
         return base64.b64encode(gzip.compress(plotly, 6, mtime=0)).decode(), Markup(page.decode())
-
-    def time(self) -> str:
-        """The current time."""
-        return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -69,7 +69,7 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
         del before["data.init_args.sections"]
     kept = ("trainer.callbacks.", "model.position.init_args.")
     removed = [key for key in before if key.startswith(kept) and key not in now]
-    keys = [*now, *(key for key in removed if not _has_no_effect(key, before[key]))]
+    keys = [*now, *(k for k in removed if (k.rpartition(".")[2], before[k]) not in WITHOUT_EFFECT.items())]
     return [
         f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
         for key in keys
@@ -78,12 +78,6 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
         and not STORAGE_OPTIONS.fullmatch(key)
         and (key in before or not is_default(resolved, key))
     ]
-
-
-def _has_no_effect(key: str, value: Any) -> bool:
-    """Whether a removed option had a value of `WITHOUT_EFFECT`."""
-    name = key.rpartition(".")[2]
-    return name in WITHOUT_EFFECT and value == WITHOUT_EFFECT[name]
 
 
 def with_class_names(config: dict[str, Any]) -> dict[str, Any]:

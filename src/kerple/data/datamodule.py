@@ -91,11 +91,6 @@ class TokenShards(ShardOptions, LightningDataModule):
         return parts
 
     @property
-    def weights(self) -> list[float]:
-        """The fraction of each part of the mixture in the training tokens; empty without a mixture."""
-        return list((self.mixture or {}).values())
-
-    @property
     def manifest(self) -> Manifest:
         """The manifest of the folder of the shards."""
         return self.folder.manifest
@@ -149,7 +144,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         if self.mixture is None:
             read, order = parts[0].read, parts[0].order
         else:
-            order = Mixture(parts, [round(1000 * weight) for weight in self.weights], self.seed)
+            order = Mixture(parts, [round(1000 * weight) for weight in self.mixture.values()], self.seed)
             read = order.read
         batch_samples, available = self.batch_size * world_size, self.samples or order.samples  # of all ranks
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
