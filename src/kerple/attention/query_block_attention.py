@@ -39,9 +39,8 @@ def attend_blocks(
     """
     k, v = repeat_for_query_heads(q, k, v)
     length, first_query = k.shape[2], k.shape[2] - q.shape[2]
-    blocks = query_blocks(
-        q.shape[2], length, queries_at_once or QUERIES_AT_ONCE, None if spec.first_keys else spec.window
-    )
+    window = None if spec.first_keys else spec.window
+    blocks = query_blocks(q.shape[2], length, queries_at_once or QUERIES_AT_ONCE, window)
     widest = max(columns.stop - columns.start for _, columns in blocks)
     recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * widest > LARGEST_STORED
     out = []

@@ -1,6 +1,7 @@
 """`AutoTrainer`: Lightning's Trainer with the defaults and checks of this project."""
 
 from functools import partial
+from itertools import product
 from typing import Any, Literal, cast
 
 import torch
@@ -13,6 +14,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from kerple.base.errors import UserError, require
 from kerple.config.auto_precision import EMULATED, SAFE, choose_precision, emulated
+from kerple.config.options import listed
 from kerple.measure.measure import Measure
 from kerple.training.measure_callback import MeasureCallback
 
@@ -64,11 +66,10 @@ class AutoTrainer(Trainer):
         overfit = kwargs.get("overfit_batches")  # Lightning would replace the sampler
         expected = "0; to fit few samples, set data.samples, or data.examples for a task"
         require(not overfit, "trainer.overfit_batches", overfit, expected)
-        callbacks = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
-        for callback in callbacks:
-            for kind, reason in REFUSED.items():
-                if isinstance(callback, kind):
-                    raise UserError(f"trainer.callbacks: got {type(callback).__name__}, {reason}; remove it")
+        callbacks = listed(callbacks)
+        for callback, (kind, reason) in product(callbacks, REFUSED.items()):
+            if isinstance(callback, kind):
+                raise UserError(f"trainer.callbacks: got {type(callback).__name__}, {reason}; remove it")
         wrapped = [MeasureCallback(c) if isinstance(c, Measure) else c for c in callbacks]
         super().__init__(*args, precision=cast("_PRECISION_INPUT | None", resolved), callbacks=wrapped, **kwargs)
 
