@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import yaml
 from kerple.cli import compare
 from kerple.cli.main import main
 from kerple.compare import committed_records
-from kerple.compare.comparison_file import Comparison, Strategy
+from kerple.compare.comparison_file import Comparison, Strategy, read_comparison
 from kerple.compare.finished_runs import FinishedRun, Runs
 from kerple.compare.planned_run import PlannedRun
+from kerple.compare.resolution import resolve
 from kerple.compare.stages import stage_tables
 from kerple.compare.table_markup import NOTHING
 from tests.cli.tiny import TINY, complaint
@@ -174,6 +176,18 @@ def test_a_pretrained_parent_without_seeds_is_compared_with_all_seeds_of_its_sta
     (table,) = stage_tables(runs)
     # the mean of three seeds is 0.01 above the first seed, the only one of the parent
     assert table.body["loss at 128 minus parent"]["control"].text.startswith("-0.0900 [")
+
+
+@pytest.mark.slow  # reads the options of a fit with Lightning
+def test_a_stage_of_a_pretrained_model_is_tested_with_its_own_strategy() -> None:
+    recipe = read_comparison("configs/compare/extend-by-training.yaml")
+    strategies = recipe.strategies | {"parent": Strategy(hf="results/models/rope")}
+    stages = replace(recipe, strategies=strategies).planned_runs()[1:]
+    assert len(stages) == 10
+    for stage in map(resolve, stages):
+        position = stage.config["model"]["position"]
+        assert position["class_path"] == f"kerple.positions.{strategies[stage.label].position}"
+        assert stage.test_config["model"]["position"] == position
 
 
 @pytest.mark.slow

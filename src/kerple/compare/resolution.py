@@ -63,11 +63,17 @@ def resolve(run: PlannedRun) -> PlannedRun:
             return replace(run, test_config=_of_run(configuration(run.test_flags)))
         config, test_config, position = _shared(tuple(run.fit_flags), tuple(run.test_flags))
         strategy = {"position": _position(position, *run.position_flags)}
-        if test_config["model"]["position"] == config["model"]["position"]:  # unless the test replaces the strategy
+        if _strategy(test_config) == _strategy(config):  # unless the test replaces the strategy
             test_config = test_config | {"model": test_config["model"] | strategy}
         return replace(run, config=config | {"model": config["model"] | strategy}, test_config=test_config)
     except (ArgumentError, UserError) as error:
         raise UserError(f"compare: {run.name}: {error}") from error
+
+
+def _strategy(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the class of the strategy in a configuration, and its options, which may be missing if there are none."""
+    position = config["model"]["position"]
+    return position["class_path"], position.get("init_args", {})
 
 
 @cache
