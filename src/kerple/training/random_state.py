@@ -2,11 +2,15 @@
 
 import os
 import random
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor, distributed
+from torch.nn.functional import pad
+from torch.nn.parallel import DistributedDataParallel
 
 from kerple.base.processor_cores import CHOSEN, cores
 from kerple.training.trainer import print_once
@@ -24,13 +28,19 @@ class RandomState(Callback):
     the rank and the step.
 
     A checkpoint also contains the number of CPU threads, because sums over parts round differently for each number. A
-    resumed run on a CPU uses this number, unless the user has set one or there are fewer cores.
+    resumed run on a CPU uses this number, unless the user has set one or there are fewer cores. For the same reason,
+    DDP on a CPU adds the gradients of more than two ranks by `add_in_rank_order`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._state: State | None = None  # at the end of the last micro-batch
         self._stored: list[State] | None = None  # of each rank in the checkpoint from which the run resumes
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        model = trainer.strategy.model
+        if isinstance(model, DistributedDataParallel) and trainer.world_size > 2 and pl_module.device.type == "cpu":
+            model.register_comm_hook(None, add_in_rank_order)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         rank = trainer.global_rank
@@ -72,6 +82,21 @@ class RandomState(Callback):
         else:
             torch.set_num_threads(before)
             print_once(f"threads: {before}, because the run was started with this number")
+
+
+def add_in_rank_order(_: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    """Return the mean of a bucket's gradients over ranks, which are added in the order of the ranks: a hook of DDP.
+
+    In gloo's sum, the order depends on the place of a gradient in its bucket, and DDP builds other buckets after its
+    first step. A resumed run would therefore round its first step differently. As in gloo's sum, each rank adds a part
+    of the bucket, so that the same number of bytes is sent.
+    """
+    ranks, gradients = distributed.get_world_size(), bucket.buffer()
+    own = pad(gradients, (0, -len(gradients) % ranks)) / ranks
+    of_ranks = torch.empty_like(own)  # this rank's part of the bucket, from each rank
+    distributed.all_to_all_single(of_ranks, own)
+    work = distributed.all_gather([*own.chunk(ranks)], reduce(torch.add, of_ranks.chunk(ranks)), async_op=True)
+    return work.get_future().then(lambda _: own[: len(gradients)])
 
 
 def capture(device: torch.device) -> State:
