@@ -36,8 +36,8 @@ class Documents:
         second = segments + 1  # the first input of a document is the token before its first token
         first, stop = self.begins.searchsorted(second), self.begins.searchsorted(second + length)
         starts = np.zeros((len(segments), length), bool)
-        for row in np.flatnonzero(first < stop):
-            starts[row, self.begins[first[row] : stop[row]] - second[row]] = True
+        rows, documents = ranges(first, stop)
+        starts[rows, self.begins[documents] - second[rows]] = True
         return starts
 
     def entries(self, starts: NDArray[np.bool_]) -> dict[str, Tensor]:
@@ -48,6 +48,13 @@ class Documents:
         """
         entries = {"documents": torch.from_numpy(starts).cumsum(1)} if self.mask else {}
         return entries if self.score_first else entries | {"scored": torch.from_numpy(~starts[:, :-1])}
+
+
+def ranges(first: Indices, stop: Indices) -> tuple[Indices, Indices]:
+    """Return the integers from ``first``[i] to ``stop``[i] - 1 for each i, and before them the i of each integer."""
+    counts = stop - first
+    rows = np.arange(len(counts)).repeat(counts)
+    return rows, np.arange(len(rows)) + (stop - counts.cumsum())[rows]
 
 
 def mean_visible_keys(lengths: Indices, length: int, packed: bool) -> float:

@@ -17,7 +17,7 @@ import torch
 
 from kerple.base.atomic import writing
 from kerple.base.errors import require
-from kerple.data.documents import Documents
+from kerple.data.documents import Documents, ranges
 from kerple.data.order import Indices, Permutation
 from kerple.data.shards import TokenStream
 from kerple.model import Batch
@@ -106,9 +106,9 @@ class PackedSamples:
         wholes, rests = np.divmod(lengths, length)
         items, bins = self._pack(cache / f"{digest[:32]}.npy", seed, rests, shards)
         # the parts of documents: those that are a sample, and the rests
-        count = int(wholes.sum())
-        document = np.append(np.arange(len(lengths)).repeat(wholes), items)
-        offset = np.append(np.arange(count) - (wholes.cumsum() - wholes).repeat(wholes), wholes[items]) * length
+        documents_of_wholes, numbers = ranges(np.zeros_like(wholes), wholes)
+        document, offset = np.append(documents_of_wholes, items), np.append(numbers, wholes[items]) * length
+        count = len(numbers)
         samples, shard = np.append(np.arange(count), count + bins), shards[1:-1].searchsorted(document, "right")
         order = np.lexsort((offset == 0, samples, shard))  # the rest of a cut document first, with its context
         self.begins = (documents.begins[document] + offset)[order]
@@ -150,19 +150,21 @@ class PackedSamples:
 
         The batch has ``tokens`` (B, T + 1) int64, ``scored`` (B, T) bool, and ``documents`` if they are masked.
         """
-        tokens = np.full((len(numbers), self.length + 1), self.end_of_text, np.int64)
-        starts, scored = np.zeros(tokens.shape, bool), np.ones((len(tokens), self.length), bool)
         samples = np.array(numbers) - self.ends.searchsorted(numbers, "right")
-        for row, (first, last) in enumerate(zip(self.first_parts[samples], self.first_parts[samples + 1], strict=True)):
-            end = 0  # number of targets so far
-            parts = (values[first:last].tolist() for values in (self.begins, self.sizes, self.is_first))
-            for begin, size, is_first in zip(*parts, strict=True):
-                before = int(end == 0 and not is_first)  # number of inputs of the document before its first target
-                tokens[row, end + 1 - before : end + 1 + size] = self.stream[begin - before : begin + size]
-                starts[row, end] = is_first or end > 0
-                scored[row, end] = is_first or end == 0
-                end += size
-            starts[row, end] = True
-            scored[row, end:] = False
+        rows, parts = ranges(self.first_parts[samples], self.first_parts[samples + 1])
+        begins, sizes, is_first = self.begins[parts], self.sizes[parts], self.is_first[parts]
+        places = sizes.cumsum() - sizes
+        places -= places[rows.searchsorted(rows)]  # index of the first target of each part in its sample
+        ends = np.bincount(rows, sizes).astype(np.int64)  # number of targets in each sample
+        has_context = (places == 0) & ~is_first  # whether the input of the first target is in the same document
+        starts = np.zeros((len(samples), self.length + 1), bool)
+        starts[rows, places] = ~has_context
+        starts[np.arange(len(samples)), ends] = True
+        scored = np.arange(self.length) < ends[:, None]
+        scored[rows, places] = is_first | has_context
+        tokens = np.full(starts.shape, self.end_of_text, np.int64)
+        columns = (rows, places + 1 - has_context, begins - has_context, begins + sizes)
+        for row, place, begin, end in zip(*map(np.ndarray.tolist, columns), strict=True):
+            tokens[row, place : place + end - begin] = self.stream[begin:end]
         batch = {"tokens": torch.from_numpy(tokens)} | self.options.entries(starts)
         return batch | {"scored": torch.from_numpy(scored) & batch.get("scored", torch.tensor(True))}
