@@ -86,6 +86,8 @@ def export(
             weight.data = weight.data.to(getattr(torch, dtype))
     with new_folder("output", folder) as unfinished:
         model.save_pretrained(unfinished)
+        for weights in unfinished.glob("*.safetensors"):  # only the owner can read what safetensors writes
+            weights.chmod(unfinished.stat().st_mode & 0o666)
         add_transformers_4_entries(model.config, unfinished)
         if tokenizer is not None:
             end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
