@@ -10,7 +10,7 @@ CARD = """# {name}
 
 A language model of {parameters:,} parameters with the positional strategy {position}, for research on length
 extrapolation. It was trained on {corpus} for {steps:,} steps with a training length of {length} tokens. Its weights
-are {dtype}, but those of the strategy are float32.
+are {dtype}.
 """
 
 
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
         corpus=corpus,
         steps=untrusted_checkpoints.load(options.ckpt_path)["global_step"],
         length=stored.model["length"],
-        dtype=options.dtype,
+        dtype="float32" if options.dtype == "float32" else f"{options.dtype}, but those of the strategy are float32",
     )
     end = end_token(data)
     name = export(stored, Path(options.output), tokenizer, end, options.dtype, trained_on, card)
