@@ -44,8 +44,7 @@ def measure_pretrained(
     from kerple.hf.pretrained_tokenizer import check_tokenizer, read_tokenizer
 
     measures = listed(trainer.callbacks)
-    expected = "one measurement or more, as in configs/hf.yaml"
-    require(bool(measures), "trainer.callbacks", "none", expected)
+    require(bool(measures), "trainer.callbacks", "none", "one measurement or more, as in configs/hf.yaml")
     check_names(measures)
     runner = trainer.runner()
     if runner.rank == 0:  # only this rank has the right folder: other ranks never add a suffix such as _v1
