@@ -218,6 +218,7 @@ def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config
     # another command trains a run after this command has compared the configurations
     (content := yaml.safe_load((folder / "run.yaml").read_text()))["config"]["flags"]["model.dim"] = "9"
     monkeypatch.setattr(sys, "stdin", StringIO(yaml.safe_dump(content)))
+    monkeypatch.setattr(sys, "argv", ["run_process.py"])  # not the arguments of pytest
     with pytest.raises(SystemExit, match=r"another configuration: flags\.model\.dim: None -> '9'"):
         run_process.main()
 
@@ -242,6 +243,7 @@ def test_a_class_or_model_that_has_changed_since_the_start_of_the_comparison_is_
     config = {"data": {"class_path": "none"}} | config
     job = PlannedRun("ALiBi", 1, "", folder, folder / "test", config=config, test_config=config | test, inputs=digests)
     monkeypatch.setattr(sys, "stdin", StringIO(job.description()))
+    monkeypatch.setattr(sys, "argv", ["run_process.py"])  # not the arguments of pytest
     with pytest.raises(SystemExit, match=rf"^{name} has changed since the comparison was started"):
         run_process.main()
     assert not folder.exists()
