@@ -4,9 +4,7 @@ import json
 import os
 import sys
 import tarfile
-import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +24,7 @@ from kerple.data.prepare.readers import Document, Fault, as_ids, read_lines
 from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder, TokenStream
 from tests.data.conftest import small_build
+from tests.web_server import serving
 
 TEXTS = [f"document {i} " * (i + 1) for i in range(25)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -135,12 +134,16 @@ SAMPLES = {
 }  # fmt: skip
 
 
+def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
 def test_a_sample_in_a_tar_file_is_one_document_and_its_metadata_is_no_text(tmp_path):
     with tarfile.open(tmp_path / "a.TAR.GZ", "w:gz") as archive:
         for name, content in SAMPLES.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+            add(archive, name, content)
     first = ["metadata", "zero", "metadata", "one", "metadata", "two", "three", "four", "five", '{\n"key": 6}']
     assert read(tmp_path / "a.TAR.GZ") == [*first, "damaged file", "tar file inside a tar file", *TEXTS]
 
@@ -152,9 +155,7 @@ def test_json_lines_and_text_files_of_a_tar_file_are_read_and_links_are_skipped(
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for member_name, content in members.items():
-            member = tarfile.TarInfo(member_name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+            add(archive, member_name, content)
         link = tarfile.TarInfo("x/link.txt")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
@@ -177,14 +178,12 @@ def test_text_files_of_a_folder_are_documents_and_hidden_files_are_skipped(tmp_p
 
 def test_a_corpus_at_a_url_is_read(tmp_path):
     (tmp_path / "c.jsonl").write_bytes(LINES)
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        corpus = f"http://127.0.0.1:{server.server_port}/c.jsonl?download=1"
+    with serving(tmp_path) as server:
+        corpus = f"{server.url}/c.jsonl?download=1"
         assert read(corpus) == TEXTS
         assert find_corpus(corpus).state() is None
         with pytest.raises(UserError, match=r"/none\.jsonl.* cannot be read"):
             read(corpus.replace("c.jsonl", "none.jsonl"))
-        server.shutdown()
 
 
 def test_a_link_is_read_unless_it_leaves_the_corpus_or_is_broken(tmp_path):
