@@ -1,6 +1,6 @@
 """`python -m results.judge.error_rates results`: error rates of the statistics on simulated data with a known truth.
 
-Seeds and test files are drawn with replacement from results/earlier/beyond-128. The truth is the mean over all of them.
+Seeds and packages are drawn with replacement from results/main. The truth is the mean over all of them.
 To measure false positives, strategies are shifted to equal means before drawing. The four questions of the plan are
 answered on comparisons drawn from normal distributions, see `Plan`.
 """
@@ -26,44 +26,76 @@ TIMES = 1000  # simulated data sets per row
 K = 64  # the pilot's runs with this number of scored targets per block are used
 
 
+Terms = dict[tuple[str, int], float]
+"""A linear combination of losses of a strategy: the factor of each protocol and length in training lengths."""
+
+
+def far(more: str, less: str, times: int, sign: int = 1) -> Terms:
+    """Return the difference of two losses of `FarContext` at a length in training lengths."""
+    return {(f"far_{more}", times): sign, (f"far_{less}", times): -sign}
+
+
+GAIN: Terms = {("windowed", 8): 1, ("full", 8): -1}
+GROWTH: Terms = {(p, n): s * k for p, s in (("windowed", 1), ("full", -1)) for n, k in ((8, 2), (4, -3), (2, 1))}
+# statistic -> the terms of each strategy, and the numbers of seeds that are drawn of each
+INTERVALS: dict[str, tuple[dict[str, Terms], list[tuple[int, ...]]]] = {
+    "context gain at 8×, KERPLE-log": ({"KerpleLog": GAIN}, [(2,), (3,), (5,), (8,)]),
+    "its growth from 4× to 8× (C9)": ({"KerpleLog": GROWTH}, [(3,), (8,)]),
+    **{
+        f"loss of KERPLE-log minus that of ALiBi at {n}×": (
+            {"KerpleLog": {("full", n): 1}, "ALiBi": {("full", n): -1}},
+            [(2, 2), (3, 3), (8, 8), (8, 3)],
+        )
+        for n in (8, 16)
+    },
+    "gain at 8×, KERPLE-log": ({"KerpleLog": far("none", "own", 8)}, [(8,)]),
+    "content at 8×, KERPLE-log": ({"KerpleLog": far("foreign", "own", 8)}, [(8,)]),
+    "gain at 16× of KERPLE-log minus that of RNoPE-SWA": (
+        {"KerpleLog": far("none", "own", 16), "RNoPE-SWA": far("none", "own", 16, -1)},
+        [(8, 8)],
+    ),
+    "gain at 8× of KERPLE-power minus that of KERPLE-log": (
+        {"KerplePower": far("none", "own", 8), "KerpleLog": far("none", "own", 8, -1)},
+        [(4, 8)],
+    ),
+    "own loss of RNoPE-SWA, 16× minus 4×": ({"RNoPE-SWA": {("far_own", 16): 1, ("far_own", 4): -1}}, [(8,)]),
+    "disturbance at 16×, RNoPE-SWA": ({"RNoPE-SWA": far("foreign", "none", 16)}, [(8,)]),
+    "own loss at 16× of RNoPE-SWA with a temperature minus that without": (
+        {"RNoPE-SWA temperature": {("far_own", 16): 1}, "RNoPE-SWA": {("far_own", 16): -1}},
+        [(3, 8)],
+    ),
+}
+
+
 class ResampledRuns:
-    """The runs of beyond-128 as sums by seed and file, and random samples of them."""
+    """The runs of main as sums by seed and package, and random samples of them."""
 
     def __init__(self, root: Path) -> None:
         self.generator = np.random.default_rng(0)
-        tier = tiers(root)["beyond-128"]
-        self.sums = {
-            (strategy, protocol, times): tier.losses(strategy, protocol, 128 * times).blocks
-            for strategy in ("KerpleLog", "ALiBi", "T5")
-            for protocol in ("full", "windowed")
-            for times in (2, 4, 8, 16)
-        }
-        self.counts = self.sums["ALiBi", "full", 8][1][0]
+        self.tier = tiers(root)["main"]
 
-    def combination(self, strategy: str, terms: dict[tuple[str, int], float]) -> Sums:
-        """Return a linear combination of losses, such as windowed less full, of all runs of a strategy.
+    def combination(self, strategy: str, terms: Terms) -> Sums:
+        """Return a linear combination of losses of all runs of a strategy."""
+        cells = [self.tier.losses(strategy, protocol, 128 * times).blocks for protocol, times in terms]
+        return sum(factor * cell[0] for factor, cell in zip(terms.values(), cells, strict=True)), cells[0][1]
 
-        ``terms`` has the factor of each (protocol, length in training lengths).
-        """
-        sums = sum(factor * self.sums[strategy, *key][0] for key, factor in terms.items())
-        return sums, np.broadcast_to(self.counts, sums.shape)
-
-    def centred(self, strategy: str, terms: dict[tuple[str, int], float]) -> Sums:
-        """Return `combination`, shifted to a mean of 0 over all seeds and files."""
+    def centred(self, strategy: str, terms: Terms) -> Sums:
+        """Return `combination`, shifted to a mean of 0 over all seeds and packages."""
         sums, counts = self.combination(strategy, terms)
         return sums - (sums.sum(1) / counts.sum(1)).mean() * counts, counts
 
     def samples(self, *populations: tuple[Sums, int]) -> Iterator[list[Sums]]:
-        """Yield `TIMES` samples with replacement, each with the same files of all populations.
+        """Yield `TIMES` samples with replacement, each with the same packages of all populations.
 
         Args:
             *populations: Sums of all seeds, and the number of seeds in a sample.
         """
+        number_of_packages = populations[0][0][0].shape[1]
         for _ in range(TIMES):
-            files = self.generator.integers(len(self.counts), size=len(self.counts))
+            packages = self.generator.integers(number_of_packages, size=number_of_packages)
             seeds = [self.generator.integers(len(sums[0]), size=number) for sums, number in populations]
             yield [
-                (sums[np.ix_(chosen, files)], counts[np.ix_(chosen, files)])
+                (sums[np.ix_(chosen, packages)], counts[np.ix_(chosen, packages)])
                 for ((sums, counts), _), chosen in zip(populations, seeds, strict=True)
             ]
 
@@ -76,20 +108,11 @@ def tails(estimates: list[Estimate], truth: float = 0.0) -> tuple[str, ...]:
 
 def intervals(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
     """Yield rows (statistic, seeds, fraction of intervals above the truth, fraction below it, median width)."""
-    gain = {("windowed", 8): 1.0, ("full", 8): -1.0}
-    step = {(name, n): sign * k for name, sign in (("windowed", 1), ("full", -1)) for n, k in ((8, 2), (4, -3), (2, 1))}
-    for seeds in (2, 3, 5, 8):
-        samples = runs.samples((runs.centred("KerpleLog", gain), seeds))
-        yield "context gain at 8×, KERPLE-log", str(seeds), *tails([estimate(s) for (s,) in samples])
-    for seeds in (3, 8):
-        samples = runs.samples((runs.centred("KerpleLog", step), seeds))
-        yield "its growth from 4× to 8× (C9)", str(seeds), *tails([estimate(s) for (s,) in samples])
-    for times in (8, 16):
-        ours, theirs = (runs.centred(strategy, {("full", times): 1.0}) for strategy in ("KerpleLog", "ALiBi"))
-        for seeds in ((2, 2), (3, 3), (8, 8), (8, 3)):
-            samples = runs.samples((ours, seeds[0]), (theirs, seeds[1]))
-            found = [difference(*pair) for pair in samples]
-            yield f"loss of KERPLE-log minus that of ALiBi at {times}×", f"{seeds[0]} and {seeds[1]}", *tails(found)
+    for name, (terms, numbers) in INTERVALS.items():
+        for seeds in numbers:
+            drawn = zip((runs.centred(*of_strategy) for of_strategy in terms.items()), seeds, strict=True)
+            found = [estimate(*sample) for sample in runs.samples(*drawn)]
+            yield name, " and ".join(map(str, seeds)), *tails(found)
     ours, theirs = (runs.combination(strategy, {("full", 8): 1.0}) for strategy in ("KerpleLog", "ALiBi"))
     truth = np.subtract(*(np.log(s.sum(1) / c.sum(1)).mean() for s, c in (ours, theirs)))
     found = [difference(logarithm(*a), logarithm(*b)) for a, b in runs.samples((ours, 3), (theirs, 3))]
@@ -98,12 +121,12 @@ def intervals(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
 
 def decisions(runs: ResampledRuns) -> Iterator[tuple[str, ...]]:
     """Yield rows (wrong decision, seeds, rate)."""
-    columns = [runs.centred(strategy, {("full", 8): 1.0}) for strategy in ("KerpleLog", "ALiBi", "T5")]
+    columns = [runs.centred(strategy, {("full", 8): 1.0}) for strategy in ("KerpleLog", "ALiBi", "RNoPE-SWA")]
     significant = []
     for ours, *others in runs.samples(*((column, 3) for column in columns)):
         significant.append(min(holm([found.p() for other in others if (found := difference(other, ours))])) < ALPHA)
     yield "a † in a column without differences (5%)", "3 each", f"{np.mean(significant):.1%}"
-    losses = runs.sums["KerpleLog", "full", 16][0].sum(1)
+    losses = runs.combination("KerpleLog", {("full", 16): 1})[0].sum(1)
     pairs = [losses[runs.generator.integers(8, size=(2, 8))] for _ in range(TIMES)]
     spreads = [stats.levene(*pair, center="median").pvalue < ALPHA for pair in pairs]
     name = "standard deviations of two samples of the same seeds differ significantly, Brown and Forsythe (5%)"
