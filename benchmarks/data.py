@@ -29,9 +29,9 @@ from kerple.data import TokenShards
 TOKENS = 2**20  # number of tokens of a turn
 
 
-def ours(folder: str, batch: int, length: int) -> Iterator[Any]:
-    """Yield the batches of `TokenShards`, epoch after epoch."""
-    loader = TokenShards(None, directory=folder, length=length, batch_size=batch).train_dataloader()
+def ours(folder: str, batch: int, length: int, **options: Any) -> Iterator[Any]:
+    """Yield the batches of `TokenShards` with these options, epoch after epoch."""
+    loader = TokenShards(None, directory=folder, length=length, batch_size=batch, **options).train_dataloader()
     while True:
         yield from loader
 

@@ -22,8 +22,10 @@ from kerple.base.processor_cores import cores
 RECORDS = Path(__file__).parent / "records"
 
 
-def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Return the seconds of each repetition of each function, by its name.
+def in_turn(
+    runs: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Return the seconds of each repetition of each function, by its name, on a clock such as `time.process_time`.
 
     The functions take turns, so that a slow moment of the machine affects all of them. Two earlier repetitions of each
     function are not timed.
@@ -31,10 +33,10 @@ def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str,
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-2, repeats):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             run()
             if turn >= 0:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return seconds
 
 

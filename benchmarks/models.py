@@ -34,7 +34,9 @@ def build(size: str, name: str, length: int, device: str = "cpu", **options: Any
     return Transformer(Shape(dim, heads, length), layers, vocabulary, strategy).to(device)
 
 
-def training_step(network: Transformer, batch: int, length: int, bf16: bool = True) -> Callable[[], None]:
+def training_step(
+    network: Transformer, batch: int, length: int, bf16: bool = True, documents: torch.Tensor | None = None
+) -> Callable[[], None]:
     """Return a function that makes one training step like `fit`: loss, gradients clipped at norm 1, and fused AdamW.
 
     Args:
@@ -42,6 +44,7 @@ def training_step(network: Transformer, batch: int, length: int, bf16: bool = Tr
         batch: Number of segments in the batch.
         length: Number of tokens in a segment.
         bf16: Whether autocast to bf16 is enabled.
+        documents: The document of each token, (batch, length + 1) int64; None if a query sees all earlier tokens.
     """
     device = next(network.parameters()).device
     optimiser = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
@@ -49,7 +52,7 @@ def training_step(network: Transformer, batch: int, length: int, bf16: bool = Tr
 
     def step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            loss = network.losses(tokens).mean()
+            loss = network.losses(tokens, documents=documents).mean()
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
