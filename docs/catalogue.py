@@ -101,7 +101,7 @@ def full_below_windowed() -> dict[str, list[str]]:
         read = finished_runs.read_runs(run_discovery.recorded_runs(RESULTS / comparison))
         classes = {run.strategy: c["model.position.class_path"].rpartition(".")[2] for run, c in read.configs.items()}
         ppl = read.results.query("metric == 'ppl' and length >= @read.training_length")
-        for label, rows in ppl.groupby("strategy"):
+        for label, rows in ppl.query("strategy != 'PoPE'").groupby("strategy"):  # was trained with another sign
             means = rows.groupby(["protocol", "length"])["value"].mean()
             full, windowed = (means.get(name) for name in ("full", f"windowed{read.training_length}"))
             if windowed is None:
