@@ -54,7 +54,7 @@ def saved_as_retrofit(config: PreTrainedConfig, entry: dict[str, Any]) -> None:
     def __reduce__(self: Any) -> tuple[Any, ...]:
         return _copy_of_retrofit, (original, entry), self.__dict__
 
-    methods = {"to_json_file": to_json_file, "__reduce__": __reduce__}
+    methods: dict[str, Any] = {"to_json_file": to_json_file, "__reduce__": __reduce__}
     methods |= {"__init__": original.__init__, "__module__": original.__module__}
     config.__class__ = type(original.__name__, (original,), methods)
     config.kerple_retrofit = entry
