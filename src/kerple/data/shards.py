@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -229,6 +229,7 @@ class ShardFetcher:
         self.parts, self.threads = parts, threads
         self.shards: SimpleQueue[tuple[int, int] | None] = SimpleQueue()  # a part and a shard; None ends a thread
         self.last = dict[tuple[int, int], None]()
+        self.stopped = False
         for _ in range(threads):
             Thread(target=self._fetch, daemon=True).start()
 
@@ -246,14 +247,12 @@ class ShardFetcher:
 
     def stop(self) -> None:
         """End the threads after the shards that they are fetching."""
-        with suppress(Empty):
-            while True:
-                self.shards.get_nowait()
+        self.stopped = True
         for _ in range(self.threads):
             self.shards.put(None)
 
     def _fetch(self) -> None:
-        while (shard := self.shards.get()) is not None:
+        while (shard := self.shards.get()) is not None and not self.stopped:
             part, number = shard
             stream = self.parts[part][0]
             with suppress(UserError, OSError):
