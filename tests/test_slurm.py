@@ -15,7 +15,7 @@ import yaml
 from tests.cli.tiny import TINY
 
 pytest.importorskip("ray", reason="no ray: make test-slow installs requirements-remote.txt")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[1]
 SRUN = """#!/usr/bin/env bash
 while test "${1#--}" != "$1"; do shift; done
@@ -54,12 +54,17 @@ def job(tmp_path):
     variables |= {"SLURM_LOG": str(tmp_path / "scontrol.log"), "KERPLE_PYTHON": sys.executable}
     variables |= {"SLURM_NODE": socket.gethostbyname(socket.gethostname()), "OMP_NUM_THREADS": "1"}
 
+    started: list[subprocess.Popen[str]] = []
+
     def start() -> "subprocess.Popen[str]":
         command = [str(ROOT / "slurm/compare.sbatch"), "--config", str(tmp_path / "compare.yaml"), "--parallel", "2"]
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, env=os.environ | variables, **pipes)
+        started.append(subprocess.Popen(command, env=os.environ | variables, **pipes))
+        return started[-1]
 
-    return start
+    yield start
+    for process in started:
+        process.terminate()  # after a failure; the script then ends Ray
 
 
 def test_a_comparison_on_two_nodes_is_requeued_and_finished(job, tmp_path):
@@ -70,11 +75,21 @@ def test_a_comparison_on_two_nodes_is_requeued_and_finished(job, tmp_path):
         assert line, output
         output += line
     process.send_signal(signal.SIGUSR1)
-    output += process.communicate(timeout=300)[0]
+    output += process.communicate()[0]
     assert "to continue, run the command again" in output
     assert process.returncode == 130, output
+    assert "Token authentication is disabled" not in output
     assert "requeue 7" in (tmp_path / "scontrol.log").read_text()
     process = job()
-    output = process.communicate(timeout=500)[0]
+    output = process.communicate()[0]
     assert process.returncode == 0, output
     assert set(pd.read_csv(tmp_path / "report/results.csv")["seed"]) == {1, 2}
+
+
+def test_a_node_on_which_ray_does_not_start_ends_the_job(job, tmp_path):
+    fails = SRUN.replace("exec", 'case "$*" in *--address=*) exit 1 ;; esac\nexec')
+    (tmp_path / "srun").write_text(fails)
+    process = job()
+    output = process.communicate()[0]  # until Ray of the other node has ended too
+    assert "slurm/compare.sbatch: Ray has not started on all nodes" in output
+    assert process.returncode == 1

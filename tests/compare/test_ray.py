@@ -27,7 +27,7 @@ from tests.compare.conftest import WHOLE_TABLE, fits, use_fake_runs, write_file
 from tests.data.conftest import contents, small_build, write_lines
 
 pytest.importorskip("ray", reason="no ray: make test-slow installs requirements-remote.txt")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 class Nodes:
