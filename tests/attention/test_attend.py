@@ -68,6 +68,30 @@ def test_gradients_are_those_of_explicit_attention(
     compare(implementation, dtype, batch, heads, queries, keys, window)
 
 
+@pytest.mark.numbers
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(
+    "biases", [("table",), ("key_bias",), ("table", "key_bias", "first_key", "sink"), ("first_key",)]
+)
+def test_one_query_without_gradients_is_explicit_attention(dtype, window, biases) -> None:
+    """As in generation, with query heads that share key heads, narrower values, and the strides of a cache."""
+    q, k, v, _ = inputs(3, 6, 1, 300, dtype)
+    k, v = k[:, :2], v[:, :2, :, :12]
+    kind = torch.promote_types(dtype, torch.float32)
+    options = {
+        "table": torch.randn(6, 303).to(kind), "key_bias": torch.randn(3, 6, 300).double().cumsum(-1),
+        "first_key": torch.tensor([[0], [270], [299]]), "sink": torch.randn(6),
+    }  # fmt: skip
+    spec = AttentionSpec(window=window, **{name: options[name] for name in biases})
+    expected = attend_reference(q, k, v, spec)
+    for ours in ((q, k, v), [x.mT.contiguous().mT for x in (q, k, v)]):
+        with torch.no_grad():
+            out = attend(*(x.to(dtype) for x in ours), spec)
+        assert out.dtype == dtype
+        assert error(out, expected) < TOLERANCE[dtype]
+
+
 def test_a_steep_table_has_a_finite_gradient() -> None:
     """With biases down to -4,000, probabilities underflow. The backward pass clamps exponents, which changes no sum."""
     table = -torch.tensor([4.0, 0.5])[:, None] * torch.arange(1000)

@@ -107,13 +107,39 @@ def attend_halves(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, spec: Attenti
 
 
 def cpu_kernel(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """The `Kernel` for the CPU: `kerple.attention.cpu.table_attention`."""
+    """The `Kernel` for the CPU: `kerple.attention.cpu.table_attention`, or `attend_one`."""
+    if q.shape[2] == 1 and spec.score_scale is None and not torch.is_grad_enabled():
+        return attend_one(q, k, v, spec)
     k, values = repeat_for_query_heads(q, k, pad_to_width(v, q.shape[3]))
     dtype = torch.promote_types(q.dtype, torch.float32)
     table = q.new_zeros(1, k.shape[2], dtype=dtype).expand(q.shape[1], -1) if spec.table is None else spec.table
     arguments = spec.window, spec.scale_of(q), spec.first_key, spec.key_bias, spec.score_scale
     out, lse = table_attention(q, k, values, table, *arguments)
     return out[..., : v.shape[3]], lse
+
+
+def attend_one(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """The `Kernel` for one query without gradients, as in generation.
+
+    The heads that share a key head become rows of torch's kernel, so that keys and values are not copied for each head.
+    """
+    total, dtype = k.shape[2], torch.promote_types(q.dtype, torch.float32)
+    length = min(spec.window or total, total)
+    keys, rows = slice(total - length, total), q.unflatten(1, (k.shape[1], -1))[:, :, :, 0]  # (B, G, H / G, δ)
+    bias = None if spec.table is None else spec.table[None, :, :length].flip(-1)
+    if spec.key_bias is not None:
+        relative = (spec.key_bias[..., keys] - spec.key_bias[..., -1:]).to(dtype)
+        bias = relative if bias is None else bias + relative
+    if spec.first_key is not None:
+        hidden = (torch.arange(total - length, total, device=q.device) < spec.first_key)[:, None]  # (B, 1, keys)
+        bias = (torch.zeros_like(hidden, dtype=dtype) if bias is None else bias).masked_fill(hidden, -torch.inf)
+    if bias is not None:
+        bias = bias.expand(q.shape[0], q.shape[1], -1).unflatten(1, rows.shape[1:3])
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # needs consecutive numbers in each row
+    rows, k, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (rows, k, pad_to_width(v, q.shape[3])))
+    inputs = rows, k[:, :, keys], values[:, :, keys]
+    out, lse = attention(*inputs, 0.0, False, attn_mask=bias, scale=spec.scale_of(q))
+    return out[..., : v.shape[3]].flatten(1, 2)[:, :, None], lse.flatten(1, 2)[..., None]
 
 
 def gpu_kernel(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
