@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kerple.attention.cpu import table_attention
+from kerple.attention.cpu_backward import key_bias_terms
 from kerple.attention.query_block_attention import attend_blocks
-from kerple.attention.spec import AttentionSpec, repeat_for_query_heads, sink_of_queries
+from kerple.attention.spec import AttentionSpec, query_blocks, repeat_for_query_heads, sink_of_queries, visible_keys
 from kerple.positions.fp32_matmul import precise, product
 
 NEAR_QUERIES = 64  # largest number of queries in a block of explicit attention to near keys
@@ -123,21 +124,18 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Te
 
     The heads that share a key head become rows of torch's kernel, so that keys and values are not copied for each head.
     """
-    total, dtype = k.shape[2], torch.promote_types(q.dtype, torch.float32)
-    length = min(spec.window or total, total)
-    keys, rows = slice(total - length, total), q.unflatten(1, (k.shape[1], -1))[:, :, :, 0]  # (B, G, H / G, δ)
-    bias = None if spec.table is None else spec.table[None, :, :length].flip(-1)
+    rows = q.unflatten(1, (k.shape[1], -1))[:, :, :, 0]  # (B, G, H / G, δ)
+    [(row, seen)] = query_blocks(1, k.shape[2], 1, spec.window)
+    k, values = k[:, :, seen], pad_to_width(v[:, :, seen], q.shape[3])
+    length, dtype = k.shape[2], torch.promote_types(q.dtype, torch.float32)
+    bias = q.new_zeros(1, 1, length, dtype=dtype) if spec.table is None else spec.table[None, :, :length].flip(-1)
     if spec.key_bias is not None:
-        relative = (spec.key_bias[..., keys] - spec.key_bias[..., -1:]).to(dtype)
-        bias = relative if bias is None else bias + relative
+        bias = bias + key_bias_terms(spec.key_bias[..., -1:], spec.key_bias[..., seen], True, dtype)[0][:, :, 0]
     if spec.first_key is not None:
-        hidden = (torch.arange(total - length, total, device=q.device) < spec.first_key)[:, None]  # (B, 1, keys)
-        bias = (torch.zeros_like(hidden, dtype=dtype) if bias is None else bias).masked_fill(hidden, -torch.inf)
-    if bias is not None:
-        bias = bias.expand(q.shape[0], q.shape[1], -1).unflatten(1, rows.shape[1:3])
+        bias = bias.masked_fill(~visible_keys(row, seen, spec, q.device)[:, :, 0], -torch.inf)
+    bias = bias.expand(*q.shape[:2], -1).unflatten(1, rows.shape[1:3])
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # needs consecutive numbers in each row
-    rows, k, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (rows, k, pad_to_width(v, q.shape[3])))
-    inputs = rows, k[:, :, keys], values[:, :, keys]
+    inputs = (x if x.stride(-1) == 1 else x.contiguous() for x in (rows, k, values))
     out, lse = attention(*inputs, 0.0, False, attn_mask=bias, scale=spec.scale_of(q))
     return out[..., : v.shape[3]].flatten(1, 2)[:, :, None], lse.flatten(1, 2)[..., None]
 
