@@ -135,6 +135,16 @@ def _rows(
         yield f"| {name} | all | 100% | | {' | '.join(sums_of)} |"
 
 
+def main_test_text(root: Path, shards: str) -> ShardText:
+    """Return the test text in a folder of shards, which must be that of main."""
+    from kerple.hf.exporter import TRAINED_ON  # imports transformers
+
+    text = ShardText(Folder(shards), "test")
+    expected = read_mapping(root / "models/kerple-log/config.json")[TRAINED_ON]["test"]
+    require(text.digest == expected, "SHARDS", f"test text {text.digest}", f"{expected}, the test text of main")
+    return text
+
+
 def main(arguments: list[str]) -> None:
     """Measure the models unless ``--report`` is given, write table and page, and print the page."""
     require(len(arguments) == 2, "arguments", arguments, "the folder of results, and a folder of shards or --report")
@@ -142,12 +152,9 @@ def main(arguments: list[str]) -> None:
     folder = root / "copying"
     if shards != "--report":
         # kerple.hf imports transformers, which takes seconds
-        from kerple.hf.exporter import TRAINED_ON
         from kerple.hf.pretrained_model_reader import read_network
 
-        text = ShardText(Folder(shards), "test")
-        expected = read_mapping(root / "models/kerple-log/config.json")[TRAINED_ON]["test"]
-        require(text.digest == expected, "SHARDS", f"test text {text.digest}", f"{expected}, the test text of main")
+        text = main_test_text(root, shards)
         tables = []
         for model, name in MODELS.items():
             print(name, file=sys.stderr, flush=True)

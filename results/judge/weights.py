@@ -45,14 +45,10 @@ class WithTemperature(Wrapper):
 
 
 @contextmanager
-def temperature_in_global_layers(network: Transformer, scale: float) -> Iterator[None]:
-    """Context in which the layers without a window have Llama 4's factor, ``1 + scale · log(1 + ⌊n / L⌋)``.
-
-    n is the number of keys that a query sees, and L the training length. With a scale of 0, nothing changes.
-    """
+def temperature_in_global_layers(network: Transformer, temperature: Temperature | None) -> Iterator[None]:
+    """Context in which scores of layers without a window have the factor of a `Temperature`; None changes nothing."""
     trained = list(network.positions)
-    if scale:
-        temperature = Temperature(network.shape, scale=scale)
+    if temperature is not None:
         for i, position in enumerate(trained):
             if position.window is None:
                 network.positions[i] = WithTemperature(position, temperature).eval()
@@ -63,11 +59,19 @@ def temperature_in_global_layers(network: Transformer, scale: float) -> Iterator
             network.positions[i] = position
 
 
+def blocks_of_validation(text: ShardText, length: int, limit: int) -> TextBlocks:
+    """Return at most ``limit`` blocks of the validation text, spread evenly over it; at most four of a document."""
+    blocks = ShardText(text.folder, "validation").document_blocks(length, per_document=4)
+    count = min(limit, len(blocks))
+    return blocks.subset(np.linspace(0, len(blocks) - 1, count).round().astype(int).tolist())
+
+
 @dataclass
 class FactorAtTestTime(Measure):
     """Own loss of the last targets with a factor of the scores at test time, whose scale is chosen on validation text.
 
-    The factor is that of `temperature_in_global_layers`. The scale with the lowest loss on validation text at the
+    The factor is Llama 4's, ``1 + scale · log(1 + ⌊n / L⌋)``, in the layers without a window. n is the number of keys
+    that a query sees, and L the training length. The scale with the lowest loss on validation text at the
     longest length is used on the test text. The targets on test text and their inputs are those of the context *own* of
     `kerple.measure.far_context.FarContext` with the same options.
 
@@ -116,7 +120,8 @@ class FactorAtTestTime(Measure):
 
         def score(split: str, blocks: TextBlocks, lengths: Sequence[int], scale: float) -> dict[int, Any]:
             losses = {length: runner.losses(len(blocks)) for length in lengths}
-            with temperature_in_global_layers(network, scale):
+            temperature = Temperature(network.shape, scale=scale) if scale else None
+            with temperature_in_global_layers(network, temperature):
                 for i, tokens in runner.blocks(blocks):
                     for length, loss in losses.items():
                         with runner.autocast():
@@ -144,9 +149,7 @@ class FactorAtTestTime(Measure):
         return Result(self.name, {self.name: rows}, sums=sums, about=about, report=report)
 
     def _validation(self, text: ShardText) -> TextBlocks:
-        blocks = ShardText(text.folder, "validation").document_blocks(self.lengths[-1], per_document=4)
-        count = min(self.validation_blocks, len(blocks))
-        return blocks.subset(np.linspace(0, len(blocks) - 1, count).round().astype(int).tolist())
+        return blocks_of_validation(text, self.lengths[-1], self.validation_blocks)
 
     def _test(self, text: Text) -> TextBlocks:
         limits = self.blocks_per_group, self.blocks_per_document

@@ -32,7 +32,7 @@ def test_factor_at_test_time_equals_a_network_built_with_temperature() -> None:
     trained = network(pattern(NoPE))
     built = network(pattern(lambda shape: Temperature(shape, scale=0.3)), trained.state_dict())
     before = trained.losses(tokens)
-    with temperature_in_global_layers(trained, 0.3):
+    with temperature_in_global_layers(trained, Temperature(trained.shape, scale=0.3)):
         with_factor = trained.losses(tokens)
     torch.testing.assert_close(with_factor, built.losses(tokens), rtol=0, atol=1e-12)
     assert (with_factor[:, :7] == before[:, :7]).all()  # the factor is 1 for fewer keys than the training length
@@ -43,7 +43,7 @@ def test_factor_at_test_time_equals_a_network_built_with_temperature() -> None:
 def test_a_bias_stays_in_the_network_with_a_factor() -> None:
     trained = network(KerpleLog)
     tokens = torch.randint(VOCABULARY, (1, 9))
-    with temperature_in_global_layers(trained, 0.3):
+    with temperature_in_global_layers(trained, Temperature(trained.shape, scale=0.3)):
         changed = trained.losses(tokens)
     torch.testing.assert_close(changed[:, :7], trained.losses(tokens)[:, :7], rtol=0, atol=1e-12)
 
