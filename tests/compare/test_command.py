@@ -144,6 +144,28 @@ def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.Captur
         run(config, "--report_only", "true")
 
 
+def test_a_report_without_a_complete_strategy_is_refused_before_the_options_of_runs_are_read(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved, resolve = [], resolution.resolve
+    monkeypatch.setattr(resolution, "resolve", lambda run_: resolved.append(run_.name) or resolve(run_))
+    change(config, plan=str(config))
+    with pytest.raises(ValueError, match="no strategy with all its runs of small"):
+        run(config, "--report_only", "true")
+    run(config)
+    for label in ("KerpleLog", "ALiBi"):
+        shutil.rmtree(config.parent / f"runs/{label}/seed-2")
+    (config.parent / "report" / PACKED).unlink()
+    assert len(resolved) == 4  # of `run` without a report only
+    with pytest.raises(ValueError, match="no strategy with all its runs of small"):
+        run(config, "--report_only", "true")
+    assert len(resolved) == 4
+    change(config, plan=None)
+    run(config, "--report_only", "true")
+    assert len(resolved) == 8
+    assert runs_in(config.parent / "report") == {("KerpleLog", 1), ("ALiBi", 1)}
+
+
 def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(config)
     strategies = {"KerpleLog": {}, "ALiBi": {}, "T5": {}}

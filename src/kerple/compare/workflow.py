@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kerple.compare.planned_run import PlannedRun
 from kerple.compare.progress_board import Board
 from kerple.compare.resolution import find_changed_runs, plan_runs, resolve, reuse_records
 from kerple.compare.run_process import delete_run
+from kerple.measure.results_table import ABOUT
 
 ASK_ABOVE = 1800.0  # seconds of training above which `compare_strategies` asks whether to start
 
@@ -56,6 +57,10 @@ def compare_strategies(
     require(not unknown, "compare: figure_strategies", unknown, f"some of {', '.join(comparison.strategies)}")
     check_writable("output", comparison.report_folder)
     refuse_links_out("output", comparison.report_folder)  # of the records, which are written before the report
+    if report_only:  # to read the options of all runs takes up to minutes
+        planned = comparison.planned_runs()
+        names = {run.name for run in planned if has_results(run, comparison.records)}
+        reportable_runs(comparison, planned, names)
     runs = plan_runs(comparison, parallel, report_only)
     for run in runs:
         if not committed_records.finished(run):
@@ -177,21 +182,40 @@ def _first_results(run: FinishedRun) -> str:
     return f"{metric} ({protocol}) {', '.join(f'{value:.4g} at {length:,}' for value, length in cells)}"
 
 
+def has_results(run: PlannedRun, folders: Iterable[Path]) -> bool:
+    """Whether the folder of a run, or its record in one of some folders, has results, which may be of other options."""
+    return any((folder / ABOUT).is_file() for folder in (run.test_folder, *map(run.record, folders)))
+
+
+def reportable_runs(comparison: Comparison, runs: list[PlannedRun], finished: Container[str]) -> list[PlannedRun]:
+    """Return the finished runs that a report contains.
+
+    With a plan, these are the runs of the strategies whose runs are all finished, to prevent interim looks.
+
+    Args:
+        comparison: The comparison.
+        runs: All runs.
+        finished: Names of the finished runs.
+
+    Raises:
+        UserError: If there is no such run.
+    """
+    incomplete = {run.label for run in runs if comparison.plan and run.name not in finished}
+    reported = [run for run in runs if run.name in finished and run.label not in incomplete]
+    what = "strategy with all its runs" if comparison.plan else "finished run"
+    if not reported:
+        raise UserError(f"compare: runs: got no {what} of {comparison.name}; run it first, without --report_only true")
+    return reported
+
+
 def _report_comparison(
     comparison: Comparison, runs: list[PlannedRun], refused: dict[str, str], printed: Sequence[str] | None
 ) -> None:
-    """Report the finished runs of a comparison. If none is missing, pack their records.
-
-    With a plan, the report contains only the strategies whose runs are all finished, to prevent interim looks.
-    """
+    """Report the finished runs of a comparison. If none is missing, pack their records."""
     finished = {run.name: run for run in runs if committed_records.finished(run)}
-    incomplete = {run.label for run in runs if comparison.plan and run.name not in finished}
     order = list(comparison.strategies)
-    reported = [run for run in finished.values() if run.label not in incomplete]
+    reported = reportable_runs(comparison, runs, finished)
     reported = sorted(reported, key=lambda run: (order.index(run.label), run.seed))
-    if not reported:
-        what = "strategy with all its runs" if comparison.plan else "finished run"
-        raise UserError(f"compare: runs: got no {what} of {comparison.name}; run it first, without --report_only true")
     # until a run of the baseline is finished, the first strategy with a finished run takes its place
     baseline = comparison.baseline if comparison.baseline in (run.label for run in reported) else reported[0].label
     texts = {"missing": [run.name for run in runs if run.name not in finished]}
