@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kerple.compare.comparison_file import read_comparison
 from kerple.compare.run_discovery import recorded_runs
 from kerple.measure import results_table
 from results.judge.challenge import page
@@ -26,6 +27,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if run.strategy == "ALiBi" and run.seed in SEEDS:
             shutil.copytree(run.folder, tmp_path / f"challenge/Mine/runs/Mine/seed-{run.seed}")
     return tmp_path
+
+
+def test_a_report_without_the_folder_of_an_entry_is_not_among_the_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(RESULTS.parent)
+    assert not read_comparison("configs/compare/challenge.yaml").report_folder.is_relative_to("results")
 
 
 def place(text: str, strategy: str) -> list[str]:
