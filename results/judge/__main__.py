@@ -198,7 +198,7 @@ def findings_page(root: Path) -> str:
     r, low, high = (f"{value:+.2f}".replace("-", "−") for value in found)
     text = (HERE / "findings.md").read_text().replace("{missing}", progress(root))
     text = text.replace("{flattest head}", f"{r} [{low}, {high}]")
-    for name in ("dilution", "dilution-heads"):
+    for name in ("dilution", "dilution-heads", "extend-by-training"):
         text = text.replace(f"{{missing of {name}}}", str(sum(map(len, missing_seeds(root, name).values()))))
     for index, of in enumerate(questions.answers(known["main"]).values(), start=1):
         p = of.below if of.answer == "no" else of.adjusted

@@ -37,7 +37,8 @@ class Tier:
         trained: Training length.
         what: Description of the runs.
         unit: Unit of the lengths.
-        samples: Name of the repetitions: ``seeds``, or ``rounds`` of timing. Each round times every strategy once.
+        samples: Name of the repetitions: ``seeds``; ``rounds`` of timing, each of which times every strategy once; or
+            ``parents``, each of which has a second stage of every strategy.
         left_out: Numbers of the test documents that are left out, because the training text contains them.
         first_seed: Smallest seed that is used.
         first_document: Smallest number of a test document that is used.

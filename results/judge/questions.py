@@ -10,6 +10,7 @@ Each statement says that an effect is above 0, and has an effect of interest. Th
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +46,7 @@ class Answer:
         answer: yes, no, inconclusive or not tested.
         p: One-sided p-value of yes.
         below: One-sided p-value of no.
-        adjusted: p-value of yes after Benjamini and Hochberg over the four questions.
+        adjusted: p-value of yes after Benjamini and Hochberg over the questions.
         parts: A part for each statement.
         missing: Why the question is not tested.
     """
@@ -58,18 +59,23 @@ class Answer:
     missing: str = ""
 
 
-def answers(tier: Any) -> dict[str, Answer]:
-    """Answer each question by the runs of a tier."""
+def answers(tier: Any, questions: Mapping[str, Mapping[str, float]] = QUESTIONS) -> dict[str, Answer]:
+    """Answer each question by the runs of a tier.
+
+    Args:
+        tier: The tier.
+        questions: The effect of interest of each statement, in nats, by question and statement.
+    """
     found, missing = {}, {}
-    for question, statements in QUESTIONS.items():
+    for question, statements in questions.items():
         try:
             found[question] = [part for statement in statements for part in parts(statement, tier, 1.0)]
         except Untested as reason:
             missing[question] = str(reason)
     p = {question: chances(of)[0] for question, of in found.items()}
-    adjusted = dict(zip(QUESTIONS, stats.false_discovery_control([p.get(q, 1.0) for q in QUESTIONS]), strict=True))
+    adjusted = dict(zip(questions, stats.false_discovery_control([p.get(q, 1.0) for q in questions]), strict=True))
     answered = {}
-    for question, statements in QUESTIONS.items():
+    for question, statements in questions.items():
         if question in missing:
             answered[question] = Answer("not tested", 1.0, 1.0, 1.0, [], missing[question])
             continue

@@ -138,8 +138,8 @@ def evaluate(expression: str, tier: Tier, n: int | str = "") -> Number:
     """Evaluate an expression of terms such as ``A[8x] / B[8x]``, as the sum or difference of logarithms or angles.
 
     Terms of one strategy are paired by seed. Those of several strategies are compared as in Welch's test. Rounds of
-    timing are paired, because all strategies of a round were timed on the same machine. The argument ``n`` is the
-    length that replaces the key ``n``.
+    timing and parents are paired, because all strategies of a round were timed on the same machine, and all stages of a
+    seed have the same parent. The argument ``n`` is the length that replaces the key ``n``.
 
     Raises:
         Untested: If the results do not contain a number.
@@ -157,7 +157,7 @@ def evaluate(expression: str, tier: Tier, n: int | str = "") -> Number:
         is_angle |= measure in FRACTIONS
         key = str(n) if term["key"] == "n" else term["key"]
         sign = -1 if term["sign"] in ("-", "/") else 1
-        group = "" if tier.samples == "rounds" else strategy
+        group = strategy if tier.samples == "seeds" else ""
         terms.setdefault(group, []).append((sign, MEASURES[measure](tier, strategy, key)))
     values = [value for of_strategy in terms.values() for _, value in of_strategy]
     pages = tuple(dict.fromkeys(value.page for value in values))
