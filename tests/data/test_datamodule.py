@@ -53,18 +53,21 @@ def test_samples_have_the_order_of_a_single_device(module, ranks, accumulate, si
     assert torch.equal(torch.get_rng_state(), state)  # the model's random numbers do not change
 
 
-def test_samples_are_located_for_many_batches_at_once_and_equal_those_located_one_by_one(module, monkeypatch):
+def test_samples_are_located_and_read_for_many_batches_at_once_and_equal_those_of_single_calls(module, monkeypatch):
     monkeypatch.setattr("kerple.data.loader.LOCATED", 20)
     data, calls = module(max_steps=11), []
     order, stream = Order(len(data.text("train").stream), LENGTH, data.seed, 0), data.text("train").stream
     starts = [int(order.starts(np.array([k]))[0]) for k in range(11 * 8)]
     expected = np.stack([stream[start : start + LENGTH + 1] for start in starts]).astype("int64")
     loader = data.train_dataloader()
-    locate = loader.locate
+    assert loader.at_once == 2**17 // (8 * LENGTH)
+    loader.at_once, locate, read = 2, loader.locate, loader.read
     loader.locate = lambda samples: calls.append(len(samples)) or locate(samples)
+    loader.read = lambda places: calls.append(len(places)) or read(places)
     loader.load_state_dict({"samples_before_epoch": 0, "samples_in_epoch": 16})
     assert torch.equal(rows(loader), torch.from_numpy(expected[16:]))
-    assert calls == [24, 24, 24]  # three batches each, the fewest with 20 samples
+    # three batches are located at once, the fewest with 20 samples, and two or fewer are read at once
+    assert calls == [24, 16, 8, 24, 16, 8, 24, 16, 8]
 
 
 BROKEN = """from kerple.data.loader import TrainingLoader

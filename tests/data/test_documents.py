@@ -9,7 +9,7 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.data import TokenShards
-from kerple.data.documents import mean_visible_keys
+from kerple.data.documents import Documents, mean_visible_keys
 from kerple.data.shards import Folder
 from kerple.model.network import Batch
 from tests.data.test_datamodule import module, shards  # noqa: F401 (a fixture)
@@ -63,6 +63,16 @@ def test_documents_of_folders_of_format_4_are_those_of_their_lengths(prepared, t
         expected = Folder(prepared).documents(split)
         assert len(expected) > 5
         np.testing.assert_array_equal(Folder(tmp_path).documents(split), expected)
+
+
+def test_documents_of_segments_are_those_of_a_loop_over_tokens():
+    begins, length = np.array([3, 4, 5, 20, 21, 40]), 7  # tokens before the first document are in none
+    segments = np.random.default_rng(0).permutation(41)
+    expected = [[sum(s < begin <= s + row + 1 for begin in begins) for row in range(length)] for s in segments]
+    entries = Documents(begins, score_first=False).entries(segments, length)
+    assert entries["documents"].tolist() == expected
+    scored = [[s + row + 1 not in begins for row in range(length - 1)] for s in segments]
+    assert entries["scored"].tolist() == scored
 
 
 def test_mean_visible_keys_are_those_of_a_loop_over_samples():

@@ -13,7 +13,7 @@ from kerple.base.atomic import note_path
 from kerple.base.errors import require
 from kerple.data.documents import Documents
 from kerple.data.evaluation_text import ShardText, TextBlocks
-from kerple.data.loader import BlockBatches, TrainingLoader, rank_and_world_size, read_samples
+from kerple.data.loader import READ, BlockBatches, TrainingLoader, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.mixture import Mixture, Part, Samples
 from kerple.data.order import Order, SectionOrder
@@ -167,6 +167,7 @@ class TokenShards(ShardOptions, LightningDataModule):
             loader.ahead = -(-order.section_samples // batch_samples)
         if any(part.stream.folder.remote for part in parts) and (self.packing == "stream" or self.sections):
             loader.fetcher = partial(ShardFetcher, [(part.stream, part.ends) for part in parts])
+        loader.at_once = max(1, READ // (self.batch_size * self.length))
         return loader
 
     def val_dataloader(self) -> BlockBatches | list[BlockBatches]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kerple.data.order import Indices
@@ -26,28 +25,29 @@ class Documents:
     mask: bool = True
     score_first: bool = True
 
-    def starts(self, segments: Indices, length: int) -> NDArray[np.bool_]:
-        """Return which tokens of segments are the first input of a document, (segments, length) bool.
-
-        Args:
-            segments: Index of the first token of each segment, (segments,) int64.
-            length: Number of tokens in a segment.
-        """
-        second = segments + 1  # the first input of a document is the token before its first token
-        first, stop = self.begins.searchsorted(second), self.begins.searchsorted(second + length)
-        starts = np.zeros((len(segments), length), bool)
-        rows, documents = ranges(first, stop)
-        starts[rows, self.begins[documents] - second[rows]] = True
-        return starts
-
-    def entries(self, starts: NDArray[np.bool_]) -> dict[str, Tensor]:
+    def entries(self, segments: Indices, length: int) -> dict[str, Tensor]:
         """Return the entries ``documents`` and ``scored`` of a `kerple.model.Batch`, if the options need them.
 
         Args:
-            starts: Which tokens are the first input of a document, (B, T + 1) bool.
+            segments: Index of the first token of each segment, (B,) int64.
+            length: Number of tokens in a segment, T + 1.
         """
-        entries = {"documents": torch.from_numpy(starts).cumsum(1)} if self.mask else {}
-        return entries if self.score_first else entries | {"scored": torch.from_numpy(~starts[:, :-1])}
+        second = segments + 1  # the first input of a document is the token before its first token
+        before, stop = self.begins.searchsorted(second) - 1, self.begins.searchsorted(second + length)
+        rows, documents = ranges(before, stop)  # a segment begins in the document before those that begin in it
+        numbers = documents - before[rows]
+        columns = np.where(numbers, self.begins[documents] - second[rows], 0)  # of the first input of each document
+        entries = {}
+        if self.mask:
+            places = rows * length + columns
+            sizes = np.append(places[1:], len(segments) * length) - places
+            entries["documents"] = torch.from_numpy(numbers.repeat(sizes).reshape(-1, length))
+        if not self.score_first:
+            scored = np.ones((len(segments), length - 1), bool)
+            unscored = (numbers > 0) & (columns < length - 1)
+            scored[rows[unscored], columns[unscored]] = False
+            entries["scored"] = torch.from_numpy(scored)
+        return entries
 
 
 def ranges(first: Indices, stop: Indices) -> tuple[Indices, Indices]:

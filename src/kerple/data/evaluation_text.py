@@ -59,8 +59,8 @@ class TextBlocks(Sequence[Tensor]):
         """Return the argument ``documents`` of `SupportsDocuments.losses` for a block, or nothing for one document."""
         if self.boundaries is None:
             return {}
-        starts = self.boundaries.starts(self.starts[index : index + 1].numpy(), self.length + 1)
-        return {"documents": torch.from_numpy(starts.cumsum(1)).to(device)}
+        entries = self.boundaries.entries(self.starts[index : index + 1].numpy(), self.length + 1)
+        return {"documents": entries["documents"].to(device)}
 
 
 class Text:

@@ -6,7 +6,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from kerple.data.shards import ShardFetcher, TokenStream
 from kerple.model import Batch
 
 LOCATED = 4096  # number of samples that are located at once
+READ = 2**17  # number of tokens that are read at once
 
 
 def rank_and_world_size(module: LightningDataModule) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def read_samples(stream: TokenStream, length: int, documents: Documents | None, 
     for row, start in enumerate(starts):
         tokens[row] = stream[start : start + length + 1]
     batch = {"tokens": torch.from_numpy(tokens)}
-    return batch if documents is None else batch | documents.entries(documents.starts(np.array(starts), length + 1))
+    return batch if documents is None else batch | documents.entries(np.array(starts), length + 1)
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class BlockBatches:
         scored = (indices >= 0)[:, None].expand(-1, self.blocks.length)  # (B, T)
         if self.documents is not None:
             segments = self.blocks.starts[indices.clamp(min=0)].numpy()
-            batch |= self.documents.entries(self.documents.starts(segments, self.blocks.length + 1))
+            batch |= self.documents.entries(segments, self.blocks.length + 1)
         return batch | {"scored": batch.get("scored", scored) & scored}
 
     def __iter__(self) -> Iterator[Batch]:
@@ -106,8 +106,8 @@ class TrainingLoader:
     replace the order of the samples.
 
     Args:
-        read: Returns a batch of B samples from their indices, or from their places if `locate` is given. The indices of
-            an epoch follow those of the previous epoch.
+        read: Returns a batch of samples from their indices, or from their places if `locate` is given. The indices of
+            an epoch follow those of the previous epoch. It reads `at_once` micro-batches in one call.
         batch_size: Number of samples per rank and micro-batch, B.
         batches: Number of micro-batches in an epoch.
         rank: Index of this process, r.
@@ -120,6 +120,8 @@ class TrainingLoader:
             sorted by lane before rank r gets the r-th group of them.
         fetcher: Fetches the shards of places, `ahead` micro-batches before they are read.
         ahead: Number of micro-batches; 0 for those that are located at once.
+        at_once: Largest number of micro-batches in a call of `read`. A call has a cost that does not depend on the
+            number of samples.
     """
 
     read: Callable[[Sequence[int]], Batch]
@@ -133,6 +135,7 @@ class TrainingLoader:
     lane: Callable[[Indices], Indices] | None = None
     fetcher: Callable[[], ShardFetcher] | None = None
     ahead: int = 0
+    at_once: int = 1
 
     def __post_init__(self) -> None:
         self.samples = self.batch_size * self.world_size  # number of samples in a micro-batch
@@ -146,7 +149,7 @@ class TrainingLoader:
         if not self.resumed or self.done >= len(self):
             self.start, self.done = self.start + self.done, 0
         self.resumed = False
-        # item i of the data set is i, the index or place of a sample; `read` maps B of them to a batch
+        # item i of the data set is i, the index or place of a sample; `read` maps many of them to a batch
         loader: DataLoader[Batch] = DataLoader(
             range(sys.maxsize),  # type: ignore[arg-type]
             batch_sampler=self._places(range(self.start + self.done, self.start + len(self))),
@@ -162,8 +165,9 @@ class TrainingLoader:
         atexit.register(stop)
         try:
             for batch in batches:
-                self.done += 1
-                yield batch
+                for micro_batch in zip(*(values.split(self.batch_size) for values in batch.values()), strict=True):
+                    self.done += 1
+                    yield dict(zip(batch, micro_batch, strict=True))
         except UserError as error:
             # the message of an error in a worker begins with a traceback, and ends with the message of the error
             raise type(error)(str(error).strip().rpartition("\n")[2].removeprefix(_full_name(error))) from error
@@ -172,18 +176,21 @@ class TrainingLoader:
             atexit.unregister(stop)
 
     def _places(self, batches: range) -> Iterator[list[int]]:
-        """Yield what `read` gets for this rank's part of each of these micro-batches."""
-        if self.fetcher is None:
-            yield from chain.from_iterable(map(np.ndarray.tolist, self._located(batches)))
-            return
-        fetcher, fetched = self.fetcher(), deque[Indices]()
+        """Yield what `read` gets in each call: `at_once` or fewer of this rank's parts of these micro-batches."""
+        for places in self._located(batches) if self.fetcher is None else self._fetched(self.fetcher(), batches):
+            for first in range(0, len(places), self.at_once):
+                yield places[first : first + self.at_once].ravel().tolist()
+
+    def _fetched(self, fetcher: ShardFetcher, batches: range) -> Iterator[Indices]:
+        """Yield the places of `_located` after `fetcher` has got those of `ahead` further micro-batches."""
+        waiting = deque[Indices]()
         try:
             for places in self._located(batches):
                 fetcher.request(places)
-                fetched.append(places)
-                if sum(map(len, fetched)) > self.ahead:
-                    yield from fetched.popleft().tolist()
-            yield from chain.from_iterable(map(np.ndarray.tolist, fetched))
+                waiting.append(places)
+                if sum(map(len, waiting)) > self.ahead:
+                    yield waiting.popleft()
+            yield from waiting
         finally:
             fetcher.stop()
 

@@ -99,7 +99,7 @@ class PackedSamples:
         shard_ends: Sequence[int] | None = None,
     ) -> None:
         require(len(documents.begins) > 0, "data.packing", "best_fit without a training document", "a larger corpus")
-        self.stream, self.options, self.end_of_text, self.length = stream, documents, end_of_text, length
+        self.stream, self.mask, self.end_of_text, self.length = stream, documents.mask, end_of_text, length
         lengths = np.diff(documents.begins, append=len(stream))
         shards = documents.begins.searchsorted([0, *(shard_ends or [len(stream)])])  # first document of each shard
         digest = hashlib.sha256(f"{length} {seed} ".encode() + lengths.tobytes() + shards[1:-1].tobytes()).hexdigest()
@@ -111,11 +111,20 @@ class PackedSamples:
         count = len(numbers)
         samples, shard = np.append(np.arange(count), count + bins), shards[1:-1].searchsorted(document, "right")
         order = np.lexsort((offset == 0, samples, shard))  # the rest of a cut document first, with its context
-        self.begins = (documents.begins[document] + offset)[order]
-        self.sizes = np.append(np.full(count, length), rests[items])[order]
-        self.is_first = (offset == 0)[order]  # whether the document begins with the part
         first_parts = np.flatnonzero(np.diff(samples[order], prepend=-1))  # of each sample
-        self.first_parts, self.samples = np.append(first_parts, len(order)), len(first_parts)
+        self.samples = len(first_parts)
+        begins, is_first = (documents.begins[document] + offset)[order], (offset == 0)[order]
+        sizes = np.append(np.full(count, length), rests[items])[order]
+        # whether the input of the first target is in the same document
+        has_context = np.zeros_like(is_first)
+        has_context[first_parts] = ~is_first[first_parts]
+        # the last part of a sample is its padding, with the last token, which is no input
+        padding = length + 1 - np.add.reduceat(sizes, first_parts)
+        self.first_parts = np.append(first_parts, len(order)) + np.arange(self.samples + 1)
+        ends = self.first_parts[1:] - np.arange(1, self.samples + 1)
+        self.begins, self.sizes = np.insert(begins, ends, -1), np.insert(sizes, ends, padding)
+        self.has_context = np.insert(has_context, ends, False)
+        self.is_scored = np.insert(has_context | (is_first & documents.score_first), ends, False)  # the first target
         self.ends = np.bincount(shard[order][first_parts], minlength=len(shards) - 1).cumsum()
         self.ends += np.arange(1, len(shards))
         cut = lengths[lengths > length]
@@ -150,21 +159,24 @@ class PackedSamples:
 
         The batch has ``tokens`` (B, T + 1) int64, ``scored`` (B, T) bool, and ``documents`` if they are masked.
         """
-        samples = np.array(numbers) - self.ends.searchsorted(numbers, "right")
-        rows, parts = ranges(self.first_parts[samples], self.first_parts[samples + 1])
-        begins, sizes, is_first = self.begins[parts], self.sizes[parts], self.is_first[parts]
-        places = sizes.cumsum() - sizes
-        places -= places[rows.searchsorted(rows)]  # index of the first target of each part in its sample
-        ends = np.bincount(rows, sizes).astype(np.int64)  # number of targets in each sample
-        has_context = (places == 0) & ~is_first  # whether the input of the first target is in the same document
-        starts = np.zeros((len(samples), self.length + 1), bool)
-        starts[rows, places] = ~has_context
-        starts[np.arange(len(samples)), ends] = True
-        scored = np.arange(self.length) < ends[:, None]
-        scored[rows, places] = is_first | has_context
-        tokens = np.full(starts.shape, self.end_of_text, np.int64)
-        columns = (rows, places + 1 - has_context, begins - has_context, begins + sizes)
-        for row, place, begin, end in zip(*map(np.ndarray.tolist, columns), strict=True):
-            tokens[row, place : place + end - begin] = self.stream[begin:end]
-        batch = {"tokens": torch.from_numpy(tokens)} | self.options.entries(starts)
-        return batch | {"scored": torch.from_numpy(scored) & batch.get("scored", torch.tensor(True))}
+        places = np.asarray(numbers)
+        samples = places - self.ends.searchsorted(places, "right")
+        first = self.first_parts[samples]
+        rows, parts = ranges(first, self.first_parts[samples + 1])
+        begins, sizes, has_context = self.begins[parts], self.sizes[parts], self.has_context[parts]
+        stops = sizes.cumsum()
+        starts = stops - sizes  # index of the first input of each part in the batch
+        is_text, shape = begins >= 0, (len(samples), self.length + 1)
+        scored = is_text.repeat(sizes)
+        scored[starts] = self.is_scored[parts]
+        tokens = np.empty(shape, np.int64)
+        tokens[:, 0], cells = self.end_of_text, tokens.ravel()
+        cells[ranges(starts[~is_text] + 1, stops[~is_text])[1]] = self.end_of_text  # padding
+        columns = (starts + 1 - has_context, stops + 1, begins - has_context, begins + sizes)
+        for start, stop, begin, end in zip(*(column[is_text].tolist() for column in columns), strict=True):
+            cells[start:stop] = self.stream[begin:end]
+        batch = {"tokens": torch.from_numpy(tokens)}
+        if self.mask:
+            documents = parts + 1 - (first + self.has_context[first])[rows]
+            batch["documents"] = torch.from_numpy(documents.repeat(sizes).reshape(shape))
+        return batch | {"scored": torch.from_numpy(scored.reshape(shape)[:, :-1].copy())}
