@@ -65,8 +65,10 @@ def test_documents_of_folders_of_format_4_are_those_of_their_lengths(prepared, t
         np.testing.assert_array_equal(Folder(tmp_path).documents(split), expected)
 
 
-def test_documents_of_segments_are_those_of_a_loop_over_tokens():
-    begins, length = np.array([3, 4, 5, 20, 21, 40]), 7  # tokens before the first document are in none
+# tokens before the first document are in none
+@pytest.mark.parametrize("begins", [np.array([3, 4, 5, 20, 21, 40]), np.array([5]), np.array([], np.int64)])
+def test_documents_of_segments_are_those_of_a_loop_over_tokens(begins):
+    length = 7
     segments = np.random.default_rng(0).permutation(41)
     expected = [[sum(s < begin <= s + row + 1 for begin in begins) for row in range(length)] for s in segments]
     entries = Documents(begins, score_first=False).entries(segments, length)

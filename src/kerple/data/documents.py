@@ -33,10 +33,11 @@ class Documents:
             length: Number of tokens in a segment, T + 1.
         """
         second = segments + 1  # the first input of a document is the token before its first token
-        before, stop = self.begins.searchsorted(second) - 1, self.begins.searchsorted(second + length)
+        begins = self.begins if len(self.begins) else np.zeros(1, np.int64)  # without documents, all tokens are in one
+        before, stop = begins.searchsorted(second) - 1, begins.searchsorted(second + length)
         rows, documents = ranges(before, stop)  # a segment begins in the document before those that begin in it
         numbers = documents - before[rows]
-        columns = np.where(numbers, self.begins[documents] - second[rows], 0)  # of the first input of each document
+        columns = np.where(numbers, begins[documents] - second[rows], 0)  # of the first input of each document
         entries = {}
         if self.mask:
             places = rows * length + columns
