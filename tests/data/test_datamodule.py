@@ -60,14 +60,14 @@ def test_samples_are_located_and_read_for_many_batches_at_once_and_equal_those_o
     starts = [int(order.starts(np.array([k]))[0]) for k in range(11 * 8)]
     expected = np.stack([stream[start : start + LENGTH + 1] for start in starts]).astype("int64")
     loader = data.train_dataloader()
-    assert loader.at_once == 2**17 // (8 * LENGTH)
-    loader.at_once, locate, read = 2, loader.locate, loader.read
+    assert loader.batches_per_read == 2**17 // (8 * LENGTH)
+    loader.batches_per_read, locate, read = 2, loader.locate, loader.read
     loader.locate = lambda samples: calls.append(len(samples)) or locate(samples)
     loader.read = lambda places: calls.append(len(places)) or read(places)
     loader.load_state_dict({"samples_before_epoch": 0, "samples_in_epoch": 16})
     assert torch.equal(rows(loader), torch.from_numpy(expected[16:]))
-    # three batches are located at once, the fewest with 20 samples, and two or fewer are read at once
-    assert calls == [24, 16, 8, 24, 16, 8, 24, 16, 8]
+    # three batches are located at once, the fewest with 20 samples; one batch is read first, and then two or fewer
+    assert calls == [24, 8, 16, 24, 16, 8, 24, 16, 8]
 
 
 BROKEN = """from kerple.data.loader import TrainingLoader

@@ -167,7 +167,7 @@ class TokenShards(ShardOptions, LightningDataModule):
             loader.ahead = -(-order.section_samples // batch_samples)
         if any(part.stream.folder.remote for part in parts) and (self.packing == "stream" or self.sections):
             loader.fetcher = partial(ShardFetcher, [(part.stream, part.ends) for part in parts])
-        loader.at_once = max(1, READ // (self.batch_size * self.length))
+        loader.batches_per_read = max(1, READ // (self.batch_size * self.length))
         return loader
 
     def val_dataloader(self) -> BlockBatches | list[BlockBatches]:

@@ -20,7 +20,7 @@ from kerple.data.shards import ShardFetcher, TokenStream
 from kerple.model import Batch
 
 LOCATED = 4096  # number of samples that are located at once
-READ = 2**17  # number of tokens that are read at once
+READ = 2**17  # largest number of tokens that are read at once, except in larger batches
 
 
 def rank_and_world_size(module: LightningDataModule) -> tuple[int, int]:
@@ -107,7 +107,7 @@ class TrainingLoader:
 
     Args:
         read: Returns a batch of samples from their indices, or from their places if `locate` is given. The indices of
-            an epoch follow those of the previous epoch. It reads `at_once` micro-batches in one call.
+            an epoch follow those of the previous epoch. A call reads one micro-batch or several.
         batch_size: Number of samples per rank and micro-batch, B.
         batches: Number of micro-batches in an epoch.
         rank: Index of this process, r.
@@ -120,8 +120,9 @@ class TrainingLoader:
             sorted by lane before rank r gets the r-th group of them.
         fetcher: Fetches the shards of places, `ahead` micro-batches before they are read.
         ahead: Number of micro-batches; 0 for those that are located at once.
-        at_once: Largest number of micro-batches in a call of `read`. A call has a cost that does not depend on the
-            number of samples.
+        batches_per_read: Largest number of micro-batches in a call of `read`, which has a cost that does not depend on
+            the number of samples. The first call of an epoch reads one, and each further call up to twice as many as
+            the one before, so that the first step waits only for its own shards.
     """
 
     read: Callable[[Sequence[int]], Batch]
@@ -135,7 +136,7 @@ class TrainingLoader:
     lane: Callable[[Indices], Indices] | None = None
     fetcher: Callable[[], ShardFetcher] | None = None
     ahead: int = 0
-    at_once: int = 1
+    batches_per_read: int = 1
 
     def __post_init__(self) -> None:
         self.samples = self.batch_size * self.world_size  # number of samples in a micro-batch
@@ -176,10 +177,12 @@ class TrainingLoader:
             atexit.unregister(stop)
 
     def _places(self, batches: range) -> Iterator[list[int]]:
-        """Yield what `read` gets in each call: `at_once` or fewer of this rank's parts of these micro-batches."""
+        """Yield what `read` gets in each call: this rank's parts of up to `batches_per_read` of these micro-batches."""
+        count = 1
         for places in self._located(batches) if self.fetcher is None else self._fetched(self.fetcher(), batches):
-            for first in range(0, len(places), self.at_once):
-                yield places[first : first + self.at_once].ravel().tolist()
+            while len(places):
+                yield places[:count].ravel().tolist()
+                places, count = places[count:], min(2 * count, self.batches_per_read)
 
     def _fetched(self, fetcher: ShardFetcher, batches: range) -> Iterator[Indices]:
         """Yield the places of `_located` after `fetcher` has got those of `ahead` further micro-batches."""
