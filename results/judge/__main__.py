@@ -25,7 +25,7 @@ from scipy import stats
 from results.judge import questions
 from results.judge.evidence import Tier, Untested, flattest_heads
 from results.judge.figure import draw_dilution
-from results.judge.plan import missing_seeds, progress
+from results.judge.plan import LATER, missing_seeds, progress
 from results.judge.statements import ALPHA, Part, chances, correlation, evaluate, parts, verdict, with_interval
 
 HERE = Path(__file__).parent
@@ -198,7 +198,7 @@ def findings_page(root: Path) -> str:
     r, low, high = (f"{value:+.2f}".replace("-", "−") for value in found)
     text = (HERE / "findings.md").read_text().replace("{missing}", progress(root))
     text = text.replace("{flattest head}", f"{r} [{low}, {high}]")
-    for name in ("dilution", "dilution-heads", "extend-by-training"):
+    for name in LATER:
         text = text.replace(f"{{missing of {name}}}", str(sum(map(len, missing_seeds(root, name).values()))))
     for index, of in enumerate(questions.answers(known["main"]).values(), start=1):
         p = of.below if of.answer == "no" else of.adjusted

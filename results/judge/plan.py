@@ -1,7 +1,8 @@
-"""The runs of PLAN.md: which of them are missing, and which results are read.
+"""Planned runs: which of them are missing, and which results are read.
 
-PLAN.md allows no looks in between. The results of `main` and `main-rfc` are therefore read only when all runs of the
-strategies of the four questions are finished, and those of another strategy only when all its seeds are.
+Runs that are not planned, such as those of other seeds, are not read. PLAN.md allows no looks in between. The results
+of `main` and `main-rfc` are therefore read only when all runs of the strategies of the four questions are finished, and
+those of another strategy only when all its seeds are.
 """
 
 from pathlib import Path
@@ -12,6 +13,7 @@ from kerple.compare.run_discovery import recorded_runs
 
 CONFIGS = Path(__file__).parents[2] / "configs/compare"
 PLANNED = ("main", "main-rfc")  # the comparisons of PLAN.md
+LATER = ("dilution", "dilution-heads", "extend-by-training")  # those of later plans
 IN_QUESTIONS = {"KerpleLog", "ALiBi", "RNoPE-SWA", "KerplePower"}
 
 
@@ -28,8 +30,11 @@ def missing_seeds(root: Path, name: str) -> dict[str, list[int]]:
 
 
 def readable_runs(root: Path, name: str) -> list[FinishedRun]:
-    """The recorded runs of a comparison. Of `main` and `main-rfc`, the runs that may be read, which can be none."""
+    """The recorded runs of a comparison that may be read, which can be none. With a plan, only planned runs are."""
     runs = recorded_runs(root / name)
+    if name in (*PLANNED, *LATER):
+        planned = seeds(name)
+        runs = [run for run in runs if run.seed in planned.get(run.strategy, [])]
     if name not in PLANNED:
         return runs
     missing = missing_seeds(root, name)

@@ -15,6 +15,7 @@ from kerple.measure import results_table
 from results.judge import questions
 from results.judge.evidence import Value
 from results.judge.extension import LONGER, STAGES, WITH_ROPE, answers, conclusion, stage_answers
+from results.judge.plan import readable_runs
 
 RESULTS = Path(__file__).parents[2] / "results"
 SEEDS = (1600, 1601, 1602)
@@ -104,6 +105,12 @@ def test_missing_runs_are_named_in_one_line_in_place_of_an_answer(tmp_path: Path
     line = answers(tmp_path)
     assert line.startswith("D4 is not answered: 33 of 33 runs are missing: parent 1600, 1601, 1602; RoPE 128 1600, ")
     assert "\n" not in line
+
+
+def test_runs_that_are_not_planned_are_not_read(tmp_path: Path) -> None:
+    for label, seed in (("parent", 1600), ("parent", 1), ("mine", 1600)):
+        results_table.write_about(tmp_path / f"extend-by-training/runs/{label}/seed-{seed}", {})
+    assert [(run.strategy, run.seed) for run in readable_runs(tmp_path, "extend-by-training")] == [("parent", 1600)]
 
 
 @pytest.mark.slow
