@@ -239,7 +239,7 @@ def test_biases_of_keys_lose_no_precision_in_long_inputs(length: int, start: flo
     gates = torch.nn.functional.logsigmoid(torch.randn(1, 1, length, dtype=torch.float64) + start)
     key_bias = -torch.where(torch.rand(gates.shape) < zeros, FORGOTTEN, gates).cumsum(-1)
     exact = attend_reference(q, k, v, AttentionSpec(key_bias=key_bias))
-    # nearly equal weights of 131,072 keys cancel: on some processors, the error of torch's kernel without biases is 7e-6
+    # nearly equal weights of 131,072 keys cancel: with some processors, torch has an error of 7e-6 without biases
     attention = torch.nn.functional.scaled_dot_product_attention
     limit = max(3e-6, 1.5 * error(attention(q.float(), k.float(), v.float()), attention(q, k, v)))
     assert error(attend(q.float(), k.float(), v.float(), AttentionSpec(key_bias=key_bias)), exact) < limit
