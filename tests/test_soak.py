@@ -21,7 +21,7 @@ from tests.disturbed import ROOT, Fit, assert_same_state, prepare
 
 CASES = [([signal.SIGKILL], 20), *(([number], 5) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT))]
 CASES += [([signal.SIGINT, signal.SIGINT], 5)]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.parametrize(("numbers", "times"), CASES)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200), pytest.mark.parametrize(("numbers", "times"), CASES)]
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
