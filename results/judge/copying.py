@@ -6,7 +6,7 @@ With ``--report`` in place of SHARDS it writes the page from the committed table
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -145,25 +145,48 @@ def main_test_text(root: Path, shards: str) -> ShardText:
     return text
 
 
-def main(arguments: list[str]) -> None:
-    """Measure the models unless ``--report`` is given, write table and page, and print the page."""
+def write_page(
+    arguments: list[str],
+    name: str,
+    measure_models: Callable[[Path, ShardText], Iterable[tuple[str, pd.DataFrame]]],
+    page_of: Callable[[Path], str],
+) -> None:
+    """Measure the models unless ``--report`` is given, write tables and page, and print the page.
+
+    Args:
+        arguments: The folder of results, and a folder of shards or ``--report``.
+        name: Name of the folder of tables and page.
+        measure_models: Yields names of tables and parts of these tables, from the folder of results and the test text.
+        page_of: Returns the page from the tables in the folder of results.
+    """
     require(len(arguments) == 2, "arguments", arguments, "the folder of results, and a folder of shards or --report")
     root, shards = Path(arguments[0]), arguments[1]
-    folder = root / "copying"
+    folder = root / name
     if shards != "--report":
-        # kerple.hf imports transformers, which takes seconds
-        from kerple.hf.pretrained_model_reader import read_network
-
-        text = main_test_text(root, shards)
-        tables = []
-        for model, name in MODELS.items():
-            print(name, file=sys.stderr, flush=True)
-            tables.append(measure(read_network(str(root / "models" / model)), text).assign(model=name))
+        tables: dict[str, list[pd.DataFrame]] = {}
+        for table, rows in measure_models(root, main_test_text(root, shards)):
+            tables.setdefault(table, []).append(rows)
         folder.mkdir(exist_ok=True)
-        pd.concat(tables).round(9).to_csv(folder / "parts.csv", index=False)
-    (folder / "README.md").write_text(text_of_page := page(pd.read_csv(folder / "parts.csv")))
+        for table, found in tables.items():
+            pd.concat(found).round(9).to_csv(folder / f"{table}.csv", index=False)
+    (folder / "README.md").write_text(text_of_page := page_of(root))
     print(text_of_page)
 
 
+def run(root: Path, text: ShardText) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield ``parts`` and the rows of this table, by model."""
+    # kerple.hf imports transformers, which takes seconds
+    from kerple.hf.pretrained_model_reader import read_network
+
+    for model, name in MODELS.items():
+        print(name, file=sys.stderr, flush=True)
+        yield "parts", measure(read_network(str(root / "models" / model)), text).assign(model=name)
+
+
+def committed_page(root: Path) -> str:
+    """Return the page from the table in the folder of results."""
+    return page(pd.read_csv(root / "copying/parts.csv"))
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_page(sys.argv[1:], "copying", run, committed_page)

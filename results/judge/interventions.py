@@ -14,17 +14,15 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from kerple.base.errors import require
 from kerple.data.evaluation_text import ShardText, Text
 from kerple.measure.far_context import CONTEXTS, counterparts, document_groups, far_context_texts, mean_interval
 from kerple.model import Transformer
 from kerple.positions import KerpleLog, Shape, Temperature
-from results.judge.copying import LENGTH, MODELS, NEAR, TARGETS, answer, main_test_text, parts
+from results.judge.copying import LENGTH, MODELS, NEAR, TARGETS, answer, parts, write_page
 from results.judge.statements import with_interval
 from results.judge.weights import RepeatedTokens, blocks_of_validation, temperature_in_global_layers
 
 PAGE = Path(__file__).with_suffix(".md")
-TABLES = ("losses", "validation", "repeated")
 PER_PACKAGE, PER_DOCUMENT, VALIDATION_BLOCKS = 12, 2, 16
 WITH_FACTOR = ("KERPLE-log", "RNoPE-SWA", "RoPE")
 SCALES = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -180,7 +178,7 @@ def _repetition_rows(repetition: pd.DataFrame, distant: pd.DataFrame) -> Iterabl
 
 
 def run(root: Path, text: ShardText) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the names of `TABLES` and parts of these tables, by model."""
+    """Yield names of tables, and parts of these tables, by model."""
     # kerple.hf imports transformers, which takes seconds
     from kerple.hf.pretrained_model_reader import read_network
 
@@ -202,23 +200,6 @@ def run(root: Path, text: ShardText) -> Iterator[tuple[str, pd.DataFrame]]:
                 yield "losses", sums.assign(model=model, change="bias", number=bias)
 
 
-def main(arguments: list[str]) -> None:
-    """Measure the models unless ``--report`` is given, write tables and page, and print the page."""
-    require(len(arguments) == 2, "arguments", arguments, "the folder of results, and a folder of shards or --report")
-    root, shards = Path(arguments[0]), arguments[1]
-    folder = root / "interventions"
-    if shards != "--report":
-        text = main_test_text(root, shards)
-        tables: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
-        for name, table in run(root, text):
-            tables[name].append(table)
-        folder.mkdir(exist_ok=True)
-        for name, found in tables.items():
-            pd.concat(found).round(9).to_csv(folder / f"{name}.csv", index=False)
-    (folder / "README.md").write_text(text_of_page := committed_page(root))
-    print(text_of_page)
-
-
 def committed_page(root: Path) -> str:
     """Return the page from the tables in the folder of results."""
     losses, repeated = (pd.read_csv(root / f"interventions/{name}.csv") for name in ("losses", "repeated"))
@@ -226,4 +207,4 @@ def committed_page(root: Path) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_page(sys.argv[1:], "interventions", run, committed_page)
