@@ -134,7 +134,9 @@ def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: in
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes with SIGINT ignored
+    # a shell starts background processes with SIGINT ignored, and nohup with SIGHUP ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(folder)
     torch.set_num_threads(1)
     # the workers of a loader must be children of this process, so that they notice its end
