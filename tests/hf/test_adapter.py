@@ -15,6 +15,8 @@ from kerple.positions.visibility import Visibility
 from tests.hf.tiny import CONFIGS, LENGTH, SIZES, configuration, hf, random_model, small, text, tiny
 from tests.probe.models import build
 
+from kerple.hf import retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
+
 GPTJ = {"rotary_dim": 4, "n_positions": 2 * LENGTH}
 ONE_OF_TWO = {"num_local_experts": 2, "num_experts_per_tok": 1, "lm_head_bias": True, "num_key_value_heads": 4}
 ONE_OF_TWO |= {"experts_implementation": "eager"}  # the other has no fp64
@@ -121,6 +123,11 @@ def test_a_window_is_refused_if_text_passes_it_by_a_state_space_layer():
     for _ in range(2):
         with pytest.raises(UserError, match="window: got 8, but text reaches later tokens of FalconH1ForCausalLM"):
             network(text(1, 24), Visibility(8))
+
+
+def test_results_of_a_retrofitted_model_have_the_name_of_its_strategy():
+    assert hugging_face_network(retrofit(tiny("llama"), "KerpleLog")).name == "KerpleLog"
+    assert hugging_face_network(retrofit(tiny("gpt2"), "ALiBi")).name == "ALiBi"  # its learned positions are zero
 
 
 def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejected():

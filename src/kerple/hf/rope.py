@@ -69,6 +69,8 @@ def strategy_name(config: Any, learned: bool) -> str:
         config: Configuration of the text model, a `transformers.PreTrainedConfig`.
         learned: Whether the model has a table of learned positions.
     """
+    if strategy := retrofit_strategy(config):
+        return strategy
     if learned:
         return "Learned"
     if has_alibi(config):
@@ -80,6 +82,12 @@ def strategy_name(config: Any, learned: bool) -> str:
     kind = rope.get("rope_type", "default") if "rope_theta" in rope else "mixed"
     kind = "ntk" if rope.get("alpha") and kind == "dynamic" else kind  # HunYuan changes θ once, for all lengths
     return STRATEGIES.get(SCALINGS.get(kind, kind), f"RoPE ({kind})")
+
+
+def retrofit_strategy(config: Any) -> str:
+    """Return the class of the strategy that `kerple.hf.retrofit` has put into a model; empty for other models."""
+    retrofit = getattr(config, "kerple_retrofit", None)
+    return retrofit["strategy"]["class_path"].rpartition(".")[2] if retrofit else ""
 
 
 def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, Any] | None:
