@@ -23,6 +23,8 @@ from tests.hf.test_modeling import random_kerple
 from tests.hf.tiny import hf, random_model, small
 from tests.probe.models import FAMILIES, LENGTH, build
 
+from kerple.hf import retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
+
 RANDOM_POSITIONS = {"class_path": "RandomizedPositions", "init_args": {"position": "RoPE"}}
 PAGE = Path(__file__).parents[2] / "results/probe/faults.md"
 
@@ -267,6 +269,24 @@ def test_a_correct_model_has_no_fault(name, changes):
 def test_our_models_without_a_cache_and_with_random_positions_have_no_fault(position):
     model = random_kerple(position)
     assert probe_model(model, model.config).faults == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "verdict"),
+    [
+        ("RoPE", {"scaling": "dynamic_ntk", "factor": 2.0}, "not judged"),
+        ("FIRE", {}, "not judged"),
+        ("KerpleLog", {"layers": [0, 2], "keep_rope": True}, "not judged"),
+        ("NoPE", {}, "agrees"),
+    ],
+)
+def test_the_strategies_of_a_retrofitted_model_are_not_judged_and_no_fault(strategy, options, verdict):
+    model = retrofit(build("llama", max_position_embeddings=LENGTH // 2), strategy, **options)
+    report = probe_model(model, model.config)
+    assert report.faults == []
+    assert [v.verdict for v in report.layers] == [verdict, "agrees" if "layers" in options else verdict] * 2
+    assert all(strategy in v.expected for v in report.layers if v.verdict == "not judged")
+    assert report.inconclusive == (strategy in ("RoPE", "FIRE"))  # nothing is judged
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["first", "every"])

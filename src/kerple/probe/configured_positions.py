@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from kerple.hf.position_limit import config_length
-from kerple.hf.rope import LENGTH, NO_ROPE_IN_FULL_LAYERS, NO_ROPE_WITH_WINDOWS, has_alibi, layer_rope, read_rope
+from kerple.hf.rope import (
+    LENGTH,
+    NO_ROPE_IN_FULL_LAYERS,
+    NO_ROPE_WITH_WINDOWS,
+    has_alibi,
+    layer_rope,
+    read_rope,
+    retrofit_strategy,
+)
 from kerple.hf.windowed_attention import layer_kinds
 from kerple.model import Transformer
 from kerple.positions import LayerPattern, NoPE, RoPE, Shape
@@ -48,6 +56,7 @@ class Layer:
             other channels have no positions; 0 for other attention.
         is_verified: Whether a difference from the forward pass is a fault. False for families outside of `KNOWN`, for
             layers whose RoPE has no formula in this project, and for our strategies other than RoPE and NoPE.
+        strategy: Strategy that `kerple.hf.retrofit` has added to the layer; empty for none and for NoPE.
     """
 
     rope: RoPE | None = None
@@ -60,6 +69,7 @@ class Layer:
     alibi: bool = False
     latent: int = 0
     is_verified: bool = True
+    strategy: str = ""
 
     def query_factor(self, rows: Tensor, ids: Tensor) -> Tensor:
         """Return the factor of the temperature for each query, (T,) fp64; 1 without a temperature.
@@ -97,7 +107,8 @@ class Layer:
         parts += [f"temperature {self.temperature.rule}"] if self.temperature else []
         parts += [f"softmax scale {self.scale:.4g}"] if self.scale else []
         parts += [f"soft cap {self.softcap:g}"] if self.softcap else []
-        return ", ".join(["latent attention"] * bool(self.latent) + parts + ["sinks"] * self.sinks)
+        parts += ["sinks"] * self.sinks + [self.strategy] * bool(self.strategy)
+        return ", ".join(["latent attention"] * bool(self.latent) + parts)
 
 
 def configured_layers(config: Any) -> list[Layer]:
@@ -142,7 +153,9 @@ def _layer(config: Any, i: int, kind: str) -> Layer:
     latent = config.qk_rope_head_dim if getattr(config, "kv_lora_rank", None) else 0
     scale, softcap = _scale(config, parameters, i), getattr(config, "attn_logit_softcapping", None)
     alibi = has_alibi(config)
-    return Layer(rope, window, chunk, temperature, scale, softcap, sinks, alibi, latent, is_verified)
+    strategy = retrofit_strategy(config) if i in getattr(config, "kerple_retrofit", {}).get("layers", ()) else ""
+    strategy = "" if strategy == "NoPE" else strategy
+    return Layer(rope, window, chunk, temperature, scale, softcap, sinks, alibi, latent, is_verified, strategy)
 
 
 def _scale(config: Any, parameters: Mapping[str, Any], i: int) -> float | None:

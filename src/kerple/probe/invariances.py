@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError, describe, require
 from kerple.hf.position_limit import learned_positions, longest_input
+from kerple.hf.windowed_attention import decoder
 from kerple.model import Transformer
 from kerple.probe.capture import find_mixers
 from kerple.probe.configured_positions import configured_layers
@@ -121,14 +122,18 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None, str | N
 
     A reason is None if logits should not change.
     """
-    if isinstance(network := getattr(model, "network", None), Transformer):
-        shift_reason = None if all(p.shift_invariant for p in network.positions) else "not a shift-invariant strategy"
-        length_reason = None if network.prefix_consistent else "a strategy that depends on the length of the input"
+    network = getattr(model, "network", None)
+    retrofit = getattr(decoder(model), "kerple", None)  # the strategies of `kerple.hf.retrofit`
+    positions = network.positions if isinstance(network, Transformer) else retrofit.strategies if retrofit else ()
+    shift_reason = None if all(p.shift_invariant for p in positions) else "not a shift-invariant strategy"
+    consistent = all(p.prefix_consistent for p in positions)
+    length_reason = None if consistent else "a strategy that depends on the length of the input"
+    if isinstance(network, Transformer):
         return shift_reason, length_reason, length_reason
     layers = configured_layers(config)
     scalings = {layer.rope.frequencies.scaling for layer in layers if layer.rope}
-    length_reason = next((s for s in ("dynamic_ntk", "longrope") if s in scalings), None)
-    shift_reason = "absolute positions" if learned_positions(model) is not None else None
+    length_reason = length_reason or next((s for s in ("dynamic_ntk", "longrope") if s in scalings), None)
+    shift_reason = "absolute positions" if learned_positions(model) is not None else shift_reason
     if any(layer.temperature for layer in layers):
         shift_reason = "a temperature that grows with the position"
     if any(layer.chunk for layer in layers):
