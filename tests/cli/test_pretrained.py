@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import yaml
 from tokenizers import Tokenizer
 
+from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.config.files import config_path
 from kerple.data import TokenShards
@@ -17,6 +18,7 @@ from kerple.hf import pretrained_tokenizer
 from kerple.hf.pretrained_model_reader import read_network
 from kerple.measure import results_table
 from kerple.measure.pretrained_options import configuration
+from kerple.measure.shift import ShiftTest
 from kerple.positions import ALiBi
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, hf, saved, tiny
@@ -88,6 +90,17 @@ def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
     assert {"no_context4", "gap4"} <= set(results_table.read(folder)[0]["protocol"])
     assert (folder / "shift.csv").exists()
     assert (folder / "receptive_window.csv").exists()
+
+
+def test_finished_measurements_are_kept_if_a_later_one_fails(here, capsys, monkeypatch):
+    def fail(*_: object) -> None:
+        raise UserError("out of memory")
+
+    monkeypatch.setattr(ShiftTest, "measure", fail)
+    two = ("--trainer.callbacks", json.dumps(CALLBACKS[:2]))
+    assert refused(capsys, here, here / "llama", "--output=kept", *two) == "error: out of memory"
+    assert len(losses(here / "kept")) == 2
+    assert len(list((here / "kept").glob("events.*"))) == 1
 
 
 @pytest.mark.slow

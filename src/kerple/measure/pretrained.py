@@ -1,5 +1,6 @@
 """`measure_pretrained`: measures a pretrained model of Hugging Face transformers, without Lightning."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -18,7 +19,6 @@ from kerple.data.shards import Folder
 from kerple.data.tokenizer import MODEL_PREFIX, end_of_text
 from kerple.measure.measure import check_names
 from kerple.measure.pretrained_options import ModelOptions, TrainerOptions
-from kerple.measure.result import Result
 
 
 def measure_pretrained(
@@ -71,22 +71,17 @@ def measure_pretrained(
     shards = ShardText(folder, "test")
     for measure in measures:
         measure.check(network, shards)
-    results = [measure.run(network, shards, runner) for measure in measures]
-    if runner.rank == 0:
-        for result in results:
-            if result.about:
-                result.about = {**result.about, "bos": network.bos}
-        _publish(results, directory, trainer.logger)
+    with ExitStack() as stack:
+        writers = []
+        if trainer.logger and runner.rank == 0:
+            from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
 
-
-def _publish(results: list[Result], directory: Path, tensorboard: bool) -> None:
-    """Write the results, and their scalars and figures as TensorBoard events if ``tensorboard``."""
-    from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
-
-    writers = [SummaryWriter(str(directory))] if tensorboard else []
-    for result in results:
-        result.publish(directory, writers)
-        for writer, (name, value) in product(writers, result.scalars.items()):
-            writer.add_scalar(f"test/{name}", value, 0)
-    for writer in writers:
-        writer.close()
+            writers.append(stack.enter_context(SummaryWriter(str(directory))))
+        for measure in measures:  # results are written at once, because a later measure may fail
+            result = measure.run(network, shards, runner)
+            if runner.rank == 0:
+                if result.about:
+                    result.about = {**result.about, "bos": network.bos}
+                result.publish(directory, writers)
+                for writer, (name, value) in product(writers, result.scalars.items()):
+                    writer.add_scalar(f"test/{name}", value, 0)
