@@ -19,7 +19,7 @@ from kerple.hf.pretrained_model_reader import read_network
 from kerple.measure import results_table
 from kerple.measure.pretrained_options import configuration
 from kerple.measure.shift import ShiftTest
-from kerple.positions import ALiBi
+from kerple.positions import ALiBi, Sinusoidal
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, hf, saved, tiny
 
@@ -101,6 +101,21 @@ def test_finished_measurements_are_kept_if_a_later_one_fails(here, capsys, monke
     assert refused(capsys, here, here / "llama", "--output=kept", *two) == "error: out of memory"
     assert len(losses(here / "kept")) == 2
     assert len(list((here / "kept").glob("events.*"))) == 1
+
+
+def test_document_masks_are_those_of_the_options_and_refused_for_models_without_them(here, capsys):
+    protocols = {"lengths": [64], "protocols": ["full"], "blocks": 3}  # a document ends in the third block
+    options = ["--trainer.callbacks", json.dumps([{"class_path": "Extrapolation", "init_args": protocols}])]
+    options += ["--data.mask_documents=true", "--data.restart_positions=false"]
+    assert "HuggingFaceNetwork, expected one with SupportsDocuments" in refused(capsys, here, here / "llama", *options)
+    run(here, here / "llama", "--model.position=Sinusoidal", "--output=masked", *options)
+    network = read_network(str(here / "llama"), position=Sinusoidal)
+    network.restart_positions = False
+    blocks = TokenShards(corpus=None, directory="shards", mask_documents=True).text("test").blocks(64, 3)
+    with torch.inference_mode():
+        rows = [network.losses(blocks[i][None], **blocks.document_options(i)).double() for i in range(3)]
+        assert float(network.losses(blocks[2][None]).sum()) != pytest.approx(float(rows[2].sum()), rel=1e-4)
+    np.testing.assert_allclose(losses(here / "masked"), [row.sum() for row in rows], rtol=1e-6)
 
 
 @pytest.mark.slow

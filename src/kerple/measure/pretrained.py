@@ -68,7 +68,8 @@ def measure_pretrained(
     if isinstance(exported, dict) and exported.get("test") != folder.manifest.splits["test"].sha256:
         text = f"the test text of the exported run ({exported.get('corpus')})"
         print(f"warning: the test text in {folder.location} differs from {text}")
-    shards = ShardText(folder, "test")
+    shards = ShardText(folder, "test", data.mask_documents)
+    network.restart_positions = data.restart_positions
     for measure in measures:
         measure.check(network, shards)
     with ExitStack() as stack:
