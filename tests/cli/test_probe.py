@@ -41,7 +41,7 @@ def probe_results(folder):
     return json.loads((folder / "probe.json").read_text())
 
 
-def test_a_correct_model_passes_and_is_measured_on_text(here, capsys):
+def test_a_correct_model_passes_and_is_measured_on_text(here, capsys, monkeypatch):
     words = " ".join(f"{chr(97 + i * i % 26)}{i % 7}" for i in range(400))
     for i in range(14):
         (here / f"{i}.txt").write_text(words[i:])
@@ -58,9 +58,13 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys):
     # of the layers and of far context; the context of a random model does not help, so there is no gap curve
     assert page.count("data:image/png") == 3
     assert "gap, far_context: at least" in capsys.readouterr().out
-    other = ["--layers", "false", "--invariances", "false", "--gap", "true", "--text", str(here / "1.txt")]
-    complained = complaint(capsys, "probe", here / "llama", *other)
-    assert "blocks of 321 tokens that lie inside one document, expected at least 12" in complained
+    monkeypatch.setattr("kerple.probe.probe_model.probe_model", None)  # wrong options are reported before the checks
+    for wrong, message in (
+        (["--text", str(here / "1.txt")], "blocks of 321 tokens that lie inside one document, expected at least 12"),
+        (["--length", "100"], "error: length: got 100, expected 2, 3, … times the training length, 32"),
+        (["--blocks", "0"], "blocks: got 0, expected a positive number"),
+    ):
+        assert message in complaint(capsys, "probe", here / "llama", *parts, *wrong)
 
 
 def test_invariances_judge_an_unknown_family_whose_code_needs_permission(here, capsys):

@@ -51,12 +51,15 @@ def main(arguments: list[str]) -> None:
     configure_torch()
     classes = checkpoint_classes(options.model, options.trust)
     model, config = read_fp32_model(options.model, classes, options.trust_remote_code)
-    report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
-    if parts := [name for name in ("gap", "far_context") if options[name]]:
-        from kerple.probe.text_measurements import measure_on_text  # most calls measure no text
+    parts = [name for name in ("gap", "far_context") if options[name]]
+    if parts:  # wrong options of the measurements are reported before the checks, which take minutes
+        from kerple.probe.text_measurements import measure_on_text, text_measures  # most calls measure no text
 
         network, text = network_and_text(model, options.model, options.text, options.trust)
-        report.results = measure_on_text(network, text, parts, options.length, options.blocks)
+        measures = text_measures(network, text, parts, options.length, options.blocks)
+    report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
+    if parts:
+        report.results = measure_on_text(network, text, measures)
         report.text = f"{text.name}, sha256 of its tokens {text.digest}"
     folder = Path(options.output or f"logs/probe/{model_name(options.model)}")
     report.write(folder)

@@ -18,6 +18,9 @@ from kerple.measure.measure import Measure, known_training_length
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 
+TextMeasure = tuple[str, Measure, int]
+"""Part of `text_measures`, measurement, and number of tokens that the measurement reads."""
+
 
 def corpus_text(corpus: str, tokenizer: Any, source: str = "") -> Text:
     """Return the documents of a corpus (see `find_corpus`), encoded by a `tokenizers.Tokenizer` from ``source``."""
@@ -40,10 +43,10 @@ def first_tokens(corpus: str, length: int, tokenizers: list[Any]) -> list[torch.
     return [torch.tensor(found[:length], dtype=torch.int64) for found in ids]
 
 
-def measure_on_text(
+def text_measures(
     network: Any, text: Text, parts: list[str], length: int | None = None, blocks: int = 4
-) -> list[Result]:
-    """Print a lower bound of the time that the measurements take, then make them and return their results.
+) -> list[TextMeasure]:
+    """Return the measurements of some parts, after checking their options.
 
     Args:
         network: A `kerple.model.network.Network`.
@@ -64,7 +67,7 @@ def measure_on_text(
     gap = GapCurve()
     sample: Any = {"blocks": blocks, "blocks_per_document": 1}
     perplexity = Extrapolation([training_length, longest], ["full", "per_position"], documents=True, **sample)
-    measures: list[tuple[str, Measure, int]] = []  # part, measure and number of tokens that the measure reads
+    measures: list[TextMeasure] = []
     if "gap" in parts:
         measures.append(("gap", gap, gap.blocks * (gap.context + gap.k) * len(gap.fitting_gaps(network))))
     if "far_context" in parts:
@@ -72,8 +75,13 @@ def measure_on_text(
         measures.append(("far_context", FarContext([longest], **sample), 3 * blocks * longest))
     for _, measure, _ in measures:
         measure.check(network, text)
+    return measures
+
+
+def measure_on_text(network: Any, text: Text, measures: list[TextMeasure]) -> list[Result]:
+    """Print a lower bound of the time that `text_measures` take, then make them and return their results."""
     seconds = sum(tokens for *_, tokens in measures) * _seconds_per_token(network, text)
-    print(f"{', '.join(parts)}: at least {duration(seconds)}", flush=True)
+    print(f"{', '.join(dict.fromkeys(part for part, *_ in measures))}: at least {duration(seconds)}", flush=True)
     runner = Runner(progress=Progress(every=5).count)
     return [replace(measure.run(network, text, runner), name=part) for part, measure, _ in measures]
 
