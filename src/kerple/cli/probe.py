@@ -87,22 +87,23 @@ def network_and_text(model: Any, path: str, corpus: str, trust: str = "") -> tup
     """Return a model as a `Network`, and the text on which it is measured.
 
     Args:
-        model: A model that `read_fp32_model` returned.
+        model: A model that `read_fp32_model` returned. For a checkpoint, the network is that of the fit.
         path: Path from which the model was read.
         corpus: Text for a pretrained model, as ``data.corpus``. For a checkpoint, its test text is used.
         trust: Packages whose classes a checkpoint may use, separated by commas.
     """
-    from kerple.hf.adapter import hugging_face_network  # takes seconds, as do the imports below
-
-    network = model.network if hasattr(model, "network") else hugging_face_network(model)
     if is_zipfile(path):
         from kerple.training.trained_model import load_trained  # imports Lightning
 
-        return network, load_trained(path, trust)[1].text("test")
+        # the exported Llama of a checkpoint could not be measured within documents
+        trained, data = load_trained(path, trust)
+        return trained.network, data.text("test")
+    from kerple.hf.adapter import hugging_face_network  # takes seconds, as do the imports below
     from kerple.hf.pretrained_files import find_model
     from kerple.hf.pretrained_tokenizer import bos_token, read_tokenizer
     from kerple.probe.text_measurements import corpus_text
 
     source = find_model(path)
+    network = model.network if hasattr(model, "network") else hugging_face_network(model)
     network.bos = bos_token(source)
     return network, corpus_text(corpus, read_tokenizer(source), f"{MODEL_PREFIX}{path}")
