@@ -204,6 +204,7 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp
         ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),
         ({"lengths": [8, 256]}, "got 0 blocks of 256 targets in the test split"),
         ({"sampling": "paper"}, "segments: got 320, expected at most 6"),
+        ({"sampling": "paper", "segments": -5}, "segments: got -5, expected a positive number"),
         ({"blocks": 7}, "blocks: got 6 blocks of 32 targets in the test split, expected at least 7"),
     ],
 )

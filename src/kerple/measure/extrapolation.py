@@ -110,7 +110,8 @@ class Extrapolation(Measure):
 
     def __post_init__(self) -> None:
         self.lengths = ordered_lengths(self, dividing=True)
-        require_positive(self, "block_length", "blocks", "window", "blocks_per_group", "blocks_per_document")
+        require_positive(self, "block_length", "blocks", "window", "segments")
+        require_positive(self, "blocks_per_group", "blocks_per_document")
         per_part = self.blocks_per_group or self.blocks_per_document
         expected = "true, because blocks_per_group or blocks_per_document was given"
         require(self.documents or not per_part, "Extrapolation: documents", "false", expected)
