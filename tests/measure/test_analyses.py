@@ -195,9 +195,9 @@ def test_a_measurement_that_does_not_apply_is_skipped_with_a_reason(measure, mod
         (FourTerms(length=513), "length: got 513, expected at most 512"),
     ],
 )
-def test_options_out_of_range_are_an_error(measure: Measure, message: str, tmp_path: Path) -> None:
+def test_options_out_of_range_are_an_error_before_the_measurement(measure: Measure, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        table_of(tmp_path, measure, model_of("Sinusoidal"))
+        measure.check(model_of("Sinusoidal").network, RandomText(tokens=400).text("test"))
 
 
 @pytest.mark.parametrize("measure", [ShiftTest(length=4), ReceptiveField(8, 4), Extrapolation([8, 32])], ids=type)

@@ -13,6 +13,7 @@ import torch
 import yaml
 from tokenizers import Tokenizer
 
+from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
@@ -223,6 +224,13 @@ def test_numbers_in_the_memory_of_a_model_are_found(data: TokenShards, tmp_path:
 
 def test_an_answer_with_all_values_has_recall_1(data: TokenShards, tmp_path: Path) -> None:
     assert set(recalls_of(Reader(data, 2000), tmp_path, "niah_multivalue")) == {1.0}
+
+
+def test_options_out_of_range_are_an_error_before_the_measurement(data: TokenShards) -> None:
+    with pytest.raises(UserError, match="Needle: lengths: got 100, expected more than"):
+        Needle("niah_single_2", [100, 500]).check(Reader(data, 2000), data.text("test"))
+    with pytest.raises(UserError, match="Needle: seed: got -1, expected 0 or more"):
+        Needle(seed=-1)
 
 
 def test_continuations_are_greedy() -> None:

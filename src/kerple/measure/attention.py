@@ -1,6 +1,6 @@
 """`AttentionStatistics` and `AttentionMaps`: statistics and heat maps of attention probabilities by head."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, ClassVar
@@ -15,7 +15,8 @@ from kerple.measure.measure import BlockMeasure
 from kerple.measure.plotting import grid, heat_map
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
-from kerple.model.network import SupportsAttentionProbabilities
+from kerple.model import Transformer
+from kerple.model.network import Network, SupportsAttentionProbabilities
 
 MAX_TOKENS = 512  # in a block, because a layer has heads × tokens² probabilities
 
@@ -100,6 +101,11 @@ class AttentionMaps(BlockMeasure):
     needs: ClassVar[tuple[type, ...]] = (SupportsAttentionProbabilities,)
     max_length: ClassVar[int | None] = MAX_TOKENS
 
+    def check(self, network: Network, text: Any) -> None:
+        super().check(network, text)
+        if isinstance(network, Transformer):  # the heads of other networks are known after a forward pass
+            self._check_heads(product(range(len(network.blocks)), range(network.shape.heads)))
+
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         pairs = [(layer, head) for layer, head in self.heads or product(range(6), [0])]
         maps: dict[tuple[int, int], Tensor | None] = {}  # of all layers and heads; None for those that are not drawn
@@ -110,12 +116,17 @@ class AttentionMaps(BlockMeasure):
                 maps[layer, head] = p[0, head].cpu() if (layer, head) in pairs else None
 
         _visit_block(network, self.text_blocks(network, text), 0, runner, add)
-        missing, (last_layer, last_head) = [pair for pair in pairs if pair not in maps], max(maps)
-        expected = f"pairs of a layer in 0..{last_layer} and a head in 0..{last_head}"
-        require(not (self.heads and missing), "AttentionMaps: heads", missing, expected)
+        self._check_heads(maps)
         drawn = {pair: p for pair in pairs if (p := maps.get(pair)) is not None}
         title = f"{network.name}: attention in the first block of the text"
         return Result(self.name, figures={self.name: _maps_figure(drawn, title)})
+
+    def _check_heads(self, existing: Iterable[tuple[int, int]]) -> None:
+        """Raise a UserError unless all pairs of ``heads`` are among these."""
+        existing = set(existing)
+        missing = [(layer, head) for layer, head in self.heads or () if (layer, head) not in existing]
+        expected = "pairs of a layer in 0..{} and a head in 0..{}".format(*max(existing))
+        require(not missing, "AttentionMaps: heads", missing, expected)
 
 
 def _statistics_figure(means: Tensor, title: str) -> Figure:

@@ -134,6 +134,7 @@ class Needle(Measure):
 
     def __post_init__(self) -> None:
         require_positive(self, "problems")
+        require(self.seed >= 0, "Needle: seed", self.seed, "0 or more")
         self.lengths = ordered_lengths(self)
         valid = bool(self.depths) and all(0 <= depth <= 1 for depth in self.depths)
         require(valid, "Needle: depths", list(self.depths), "fractions from 0 to 1")
@@ -155,6 +156,8 @@ class Needle(Measure):
         longest, tokens = self.lengths[-1], len(text.stream)
         expected = f"less than {tokens}, the number of tokens in {text.name}; use shorter lengths"
         require(self.haystack != "corpus" or longest < tokens, "Needle: lengths", longest, expected)
+        for depth, number in product(self.depths, range(self.problems)):
+            self._draw(text, self.lengths[0], depth, number)  # raises an error if the length is too short
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         lengths = [length for length in self.lengths if length <= length_limit(network)]
@@ -174,11 +177,8 @@ class Needle(Measure):
         about = {"haystack": self.haystack, "skipped": skipped_lengths(self.lengths, network, self.kind)}
         return Result(self.name, {self.name: rows}, figures, sums, about)
 
-    def _recall(self, text: Text, network: Any, length: int, depth: float, number: int, device: torch.device) -> float:
-        """Return the recall of the network on problem ``number`` of a length and depth.
-
-        The recall is the fraction of the values that occur in the answer (``string_match_all`` of RULER).
-        """
+    def _draw(self, text: Text, length: int, depth: float, number: int) -> tuple[Problem, list[int]]:
+        """Return problem ``number`` of a length and depth, and its tokens without those of the answer."""
         # the seed determines the problem, so that the problem does not depend on the number of processes
         rng = np.random.default_rng([self.seed, length, round(depth * 10**6), number])
         problem = draw_problem(self.kind, depth, rng)
@@ -188,8 +188,15 @@ class Needle(Measure):
         else:
             start = int(rng.integers(len(text.stream) - length))
             haystack = text.stream[start : start + length].tolist()
-        tokens = torch.tensor([problem_tokens(problem, length, haystack, text.encode)], device=device)
-        answer = text.decode(network.continued(tokens, ANSWER * len(problem.values)))
+        return problem, problem_tokens(problem, length, haystack, text.encode)
+
+    def _recall(self, text: Text, network: Any, length: int, depth: float, number: int, device: torch.device) -> float:
+        """Return the recall of the network on problem ``number`` of a length and depth.
+
+        The recall is the fraction of the values that occur in the answer (``string_match_all`` of RULER).
+        """
+        problem, tokens = self._draw(text, length, depth, number)
+        answer = text.decode(network.continued(torch.tensor([tokens], device=device), ANSWER * len(problem.values)))
         return sum(value in answer for value in problem.values) / len(problem.values)
 
 
