@@ -23,6 +23,7 @@ from kerple.data.prepare.corpora import find_corpus, library_modules, standard_l
 from kerple.data.prepare.readers import Document, Fault, as_ids, read_lines
 from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder, TokenStream
+from kerple.data.tokenizer import vocabulary_size
 from tests.data.conftest import small_build
 from tests.web_server import serving
 
@@ -308,7 +309,10 @@ def test_files_of_the_standard_library_are_found_and_unknown_urls_are_refused():
     assert set(modules.files) < set(library.files)
 
 
-def test_token_ids_in_a_tar_file_are_used_as_they_are(prepared, tmp_path):
+def test_token_ids_in_a_tar_file_are_used_as_they_are(prepared, tmp_path, monkeypatch):
+    counted = []
+    count = lambda tokenizer: counted.append(tokenizer) or vocabulary_size(tokenizer)  # noqa: E731
+    monkeypatch.setattr("kerple.data.prepare.corpus_reader.vocabulary_size", count)
     tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
     end, texts = tokenizer.token_to_id("<|endoftext|>"), ["grey wolves sang", "a mat", "seven cats and a wolf"]
     first, second, third = ([*tokenizer.encode(text).ids] for text in texts)
@@ -324,6 +328,7 @@ def test_token_ids_in_a_tar_file_are_used_as_they_are(prepared, tmp_path):
         archive.write({"__key__": "g", "npy": pickled.getvalue()})
     options = {"split_fractions": (1.0, 0.0, 0.0), "max_dropped_fraction": 1.0, "tokenizer": str(prepared)}
     manifest = small_build(tmp_path / "out", tmp_path / "a.tar", **options)
+    assert len(counted) == 1  # not for each document
     expected = [*first, end, *second, end, *tokenizer.encode("the text of this sample is used").ids, end]
     assert TokenStream(Folder(tmp_path / "out"), "train")[:].tolist() == [*expected, *third, *unusual, end]
     assert manifest.splits["train"].documents == 4
