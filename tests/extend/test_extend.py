@@ -19,6 +19,7 @@ from kerple.extend.extension import Extension
 from kerple.extend.methods import Method, methods
 from kerple.extend.search import Search
 from kerple.hf.model_folder import link
+from kerple.hf.modeling import KerpleConfig
 from kerple.hf.rope import scaled
 from kerple.hf.translation_from_transformers import read_family
 from kerple.measure.runner import Runner
@@ -144,6 +145,15 @@ def test_exports_of_this_project_have_their_own_candidates_and_reasons(name):
     assert any(m.label.startswith("temperature") for m in found) == (name == "rnope-swa")
     assert "an export of" in reasons["YaRN"]
     assert not any("family kerple" in reason for reason in reasons.values())
+
+
+def test_the_strategy_of_an_export_may_be_a_class_name():
+    pattern = {"class_path": "LayerPattern", "init_args": {"kinds": {"a": "NoPE", "b": "RoPE"}, "pattern": ["a", "b"]}}
+    for position, name in (("NoPE", "NoPE"), (pattern, "LayerPattern")):
+        config = KerpleConfig({"position": position, "layers": 2, "dim": 32, "heads": 4, "length": 128})
+        found, reasons = methods(config, 128, 512)
+        assert sum(m.label.startswith("temperature") for m in found) == 4
+        assert f"an export of {name}" in reasons["YaRN"]
 
 
 def test_a_bound_that_no_method_meets_is_an_error(unscaled, tmp_path):
