@@ -57,7 +57,7 @@ def test_json_lines_may_be_compressed_and_stand_beside_text_files(tmp_path):
 
 
 @pytest.mark.parametrize("other", ["notes.jsonl", "notes.jsonl.gz", "notes.ndjson", "notes.json", "notes.tar"])
-def test_a_text_file_and_another_format_of_the_same_name_are_refused(tmp_path, other):
+def test_a_text_file_and_another_format_of_the_same_name_are_refused(tmp_path, other, monkeypatch):
     (tmp_path / "notes.v1.txt").write_text("one")  # another name
     (tmp_path / other).write_bytes(gzip.compress(LINES) if other.endswith(".gz") else LINES)
     if not other.endswith(".tar"):
@@ -66,6 +66,9 @@ def test_a_text_file_and_another_format_of_the_same_name_are_refused(tmp_path, o
     with pytest.raises(UserError, match=rf"got .*notes\.txt and .*{other}, which may have the same text"):
         read(tmp_path)
     assert read(tmp_path / "*.txt") == ["two", "one"]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"such as '\*{other.removeprefix('notes')}'"):
+        read("*")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le", "cp1252", "shift_jis", "utf-8-sig"])

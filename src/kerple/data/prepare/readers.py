@@ -92,7 +92,7 @@ def read_files(paths: list[str], text_field: str, encoding: str = "utf-8") -> It
     for path in sorted(containers):
         if text := texts.get(_stem(path)):
             given = f"got {text} and {path}, which may have the same text"
-            pattern = f"{os.path.dirname(path)}/*{''.join(Path(without_query(path)).suffixes)}"
+            pattern = os.path.join(os.path.dirname(path), "*" + "".join(Path(without_query(path)).suffixes))
             raise UserError(f"data.corpus: {given}; rename or remove one, or give a pattern, such as '{pattern}'")
     for path in paths:
         if path not in containers:
