@@ -150,6 +150,12 @@ After64 = sketch(
         block.queries.rows[:, None] >= 64, s * (1 + block.queries.ids[:, None] / 300), s
     )
 )
+# the same, with as many positions as parameters, which is the training length
+LimitedAfter64 = sketch(
+    modify_scores=After64.modify_scores,
+    size=lambda self, shape: (shape.length,),
+    max_length=property(lambda self: len(self.parameter)),
+)
 # adds the scores of the previous key, also if it is outside the window or the block
 Neighbours = sketch(modify_scores=lambda self, s, q, k, block: s + F.pad(q @ k.mT * 8**-0.5, (1, 0))[..., :-1])
 # one parameter for each head, which is neither counted nor used
@@ -205,6 +211,7 @@ Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance i
         (Cached, forward_pass.decoding_with_a_cache, "logits from a cache"),
         (SecondSequence, forward_pass.no_dependence_on_other_sequences, "logits of 30 tokens in a batch"),
         (After64, forward_pass.shift_invariance, "is True, but an offset of 499 changes logits of 90 tokens"),
+        (LimitedAfter64, forward_pass.shift_invariance, "but an offset of 499 changes logits of 90 tokens"),
         (Neighbours, forward_pass.reach_of_a_window, "out of reach of a changed token"),
         (Counted, forward_pass.number_of_parameters, "4 parameters"),
         (Misspelt, forward_pass.number_of_parameters, "the formula 2H in the docstring is not valid"),
