@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from kerple.base.errors import UserError
+from kerple.data.evaluation_text import Text
 from kerple.measure.attention import AttentionMaps, AttentionStatistics
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.four_terms import TERMS, FourTerms, four_terms, spread
@@ -162,9 +164,30 @@ def test_the_table_of_four_terms_has_means_over_blocks(tmp_path: Path) -> None:
     table = table_of(tmp_path, FourTerms(blocks=4), model)
     assert len(table) == 2 * 5
     expected = [four_terms(model.network, block[None]) for block in blocks_of(8, 4)[:, :-1]]
+    visible = torch.ones(1, 1, 8, 8).tril().bool()
     for row in table.itertuples():
-        variances = [float(spread(terms[row.term])[row.head]) ** 2 for terms in expected]
+        variances = [float(spread(terms[row.term], visible)[row.head]) ** 2 for terms in expected]
         assert row.standard_deviation == pytest.approx(math.sqrt(sum(variances) / 4), rel=1e-4, abs=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("restart", [True, False])
+def test_four_terms_of_masked_documents_are_those_of_each_document(tmp_path: Path, restart: bool) -> None:
+    network = model_of("Learned").eval().network
+    network.restart_positions = restart
+    tokens = torch.randint(23, (1, 17))
+    text = Text(tokens[0], [0, 4, 10], mask_documents=True)  # the last token of a document is an input of the next
+    FourTerms(blocks=2).run(network, text).write(tmp_path)
+    table = pd.read_csv(tmp_path / "four_terms.csv").set_index(["head", "term"])["standard_deviation"]
+    squares = dict.fromkeys(table.index, 0.0)
+    for start, parts in ((0, [(0, 3), (3, 8)]), (8, [(8, 9), (9, 16)])):  # blocks, and the inputs of their documents
+        pairs = sum((end - first) * (end - first + 1) / 2 for first, end in parts)
+        for first, end in parts:
+            terms = four_terms(network, tokens[:, first if restart else start : end])
+            for (head, term), m in product(table.index, range(first - end, 0)):
+                scores = terms[term][0, head, m, first - end :].double()[: m + 1 or None]
+                squares[head, term] += float((scores - scores.mean()).square().sum()) / pairs / 2
+    assert table.tolist() == pytest.approx([math.sqrt(squares[key]) for key in table.index], rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +282,8 @@ def test_terms_of_scaled_words_equal_terms_of_scaled_embeddings(tiny_network) ->
 
 def test_spread_ignores_future_keys_and_the_mean_of_each_query() -> None:
     term = torch.zeros(1, 1, 3, 3)
+    visible = torch.ones_like(term).tril().bool()
     term[0, 0] = torch.tensor([[5.0, 99.0, 99.0], [1.0, 3.0, 99.0], [0.0, 0.0, 3.0]])
     # differences from the row means: 0; -1, 1; -1, -1, 2. Their squares add up to 8 in 6 entries.
-    assert float(spread(term)) == pytest.approx((8 / 6) ** 0.5)
-    assert float(spread(term + torch.tensor([[1.0], [20.0], [300.0]]))) == pytest.approx((8 / 6) ** 0.5)
+    assert float(spread(term, visible)) == pytest.approx((8 / 6) ** 0.5)
+    assert float(spread(term + torch.tensor([[1.0], [20.0], [300.0]]), visible)) == pytest.approx((8 / 6) ** 0.5)

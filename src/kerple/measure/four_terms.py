@@ -25,7 +25,7 @@ TERMS = ("word-word", "word-position", "position-word", "position-position")
 
 
 @torch.no_grad()
-def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
+def four_terms(network: Transformer, tokens: Tensor, documents: Tensor | None = None) -> dict[str, Tensor]:
     """Expand the first layer's scores ``(x_m + p_m) W_Q · (x_n + p_n) W_K / √δ`` into the products of their parts.
 
     m and n are the positions of the query and the key, and δ is the head dimension. x is the embedding of the word,
@@ -38,13 +38,16 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     Args:
         network: A network for which `no_four_terms` returns None.
         tokens: Token ids (B, T) int64.
+        documents: Document of each token, (B, T) int64, or None; see `Transformer.forward`.
 
     Returns:
-        The terms of `TERMS` and "rest", each (B, heads, queries, keys) fp32, or fp64 for a network in fp64. Future keys
-        are not masked. The sum of the terms is the scores before the softmax.
+        The terms of `TERMS` and "rest", each (B, heads, queries, keys) fp32, or fp64 for a network in fp64. No key
+        is masked. The sum of the terms is the scores before the softmax.
     """
     position, block = network.positions[0], network.blocks[0]
     positions = TokenPositions.arange(tokens.shape[1], device=tokens.device)
+    if documents is not None:
+        positions = positions.divided(documents, network.restart_positions)
     attention = block.attention
     norm: Any = block.attention_norm  # LayerNorm or RMSNorm
     dtype = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
@@ -92,18 +95,24 @@ def no_four_terms(network: Transformer) -> str | None:
     return None
 
 
-def spread(term: Tensor) -> Tensor:
+def visible_keys(tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+    """Return which keys each query sees, (B, 1, T, T) bool, for ``tokens`` and ``documents`` of `four_terms`."""
+    documents = torch.zeros_like(tokens) if documents is None else documents
+    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+
+
+def spread(term: Tensor, visible: Tensor) -> Tensor:
     """Return the standard deviation of a term over the visible keys of a query, pooled over queries, (heads,) fp64.
 
     The mean of each query is subtracted first, because a constant for a query does not change the softmax.
 
     Args:
         term: The term, (B, heads, queries, keys).
+        visible: Which keys each query sees, (B, 1, queries, keys) bool.
     """
-    visible = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
     values = term.double().masked_fill(~visible, 0)
     centred = (values - (values.sum(-1) / visible.sum(-1))[..., None]).masked_fill(~visible, 0)
-    return (centred.square().sum((0, 2, 3)) / (len(term) * visible.sum())).sqrt()
+    return (centred.square().sum((0, 2, 3)) / visible.sum()).sqrt()
 
 
 @dataclass
@@ -112,7 +121,8 @@ class FourTerms(BlockMeasure):
 
     The result has a figure of the four matrices, as means over heads and blocks, and ``four_terms.csv`` (head, term,
     standard deviation). The standard deviation of a term over the keys that a query sees measures its influence on the
-    softmax. The term ``rest`` has the products with biases and with the shift of the norm.
+    softmax. The term ``rest`` has the products with biases and with the shift of the norm. With document masks, the
+    mean for a pair is that of the blocks in which the query sees the key.
 
     The measurement is skipped if the strategy does not add to the embeddings, if it also changes attention in another
     way, or if the model has ``qk_norm``.
@@ -134,12 +144,16 @@ class FourTerms(BlockMeasure):
         blocks = self.text_blocks(network, text)
         length, heads = self.targets(network), network.shape.heads
         variance = torch.zeros(len(names), heads, dtype=torch.float64, device=runner.device)
-        mean = torch.zeros(len(TERMS), length, length, dtype=torch.float64, device=runner.device)
-        for _, tokens in runner.blocks(blocks):
-            terms = four_terms(network, tokens[:, :-1])
-            variance += torch.stack([spread(terms[name]).square() for name in names]) / len(blocks)
-            mean += torch.stack([terms[name][0].double().mean(0) for name in TERMS]) / len(blocks)
-        variance, mean = runner.sum(variance), runner.sum(mean)
+        total = torch.zeros(len(TERMS), length, length, dtype=torch.float64, device=runner.device)
+        count = torch.zeros(length, length, dtype=torch.float64, device=runner.device)
+        for i, tokens in runner.blocks(blocks):
+            documents = {name: x[:, :-1] for name, x in blocks.document_options(i, runner.device).items()}
+            terms = four_terms(network, tokens[:, :-1], **documents)
+            visible = visible_keys(tokens[:, :-1], **documents)
+            variance += torch.stack([spread(terms[name], visible).square() for name in names]) / len(blocks)
+            total += torch.stack([terms[name][0].double().mean(0) for name in TERMS]) * visible[0, 0]
+            count += visible[0, 0]
+        variance, mean = runner.sum(variance), runner.sum(total) / runner.sum(count)  # NaN for keys that are not seen
         deviations = zip(product(range(heads), names), variance.sqrt().T.flatten().tolist(), strict=True)
         rows = [{"head": head, "term": name, "standard_deviation": value} for (head, name), value in deviations]
         title = f"{network.name}, first layer: terms of the scaled scores, mean of {len(blocks)} blocks"
@@ -147,19 +161,18 @@ class FourTerms(BlockMeasure):
 
 
 def _figure(matrices: Tensor, deviations: Tensor, title: str) -> Figure:
-    """Draw the four terms without future keys.
+    """Draw the four terms.
 
     Args:
-        matrices: Mean scores of each term, (4, queries, keys).
+        matrices: Mean scores of each term, (4, queries, keys); NaN is white.
         deviations: Standard deviation of each term and of the rest, (5,), for the titles; the last is ignored.
         title: Title of the figure.
     """
     figure = Figure(figsize=(8.4, 7.6), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
     for axes, matrix, name, deviation in zip(panels, matrices, TERMS, deviations, strict=False):
-        visible = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), float("nan"))
-        limit = float(visible.abs().nan_to_num(0).quantile(0.99)) or 1.0  # limits the effect of outliers on the colours
-        image = axes.imshow(visible.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+        limit = float(matrix.abs().nan_to_num(0).quantile(0.99)) or 1.0  # limits the effect of outliers on the colours
+        image = axes.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
         figure.colorbar(image, ax=axes, shrink=0.85, label="score (nats)")
         axes.set_title(f"{name}: standard deviation {float(deviation):.2g}", fontsize=10)
         axes.set(xlabel="key position n", ylabel="query position m")
