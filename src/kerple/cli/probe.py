@@ -55,12 +55,12 @@ def main(arguments: list[str]) -> None:
     if parts:  # wrong options of the measurements are reported before the checks, which take minutes
         from kerple.probe.text_measurements import measure_on_text, text_measures  # most calls measure no text
 
-        network, text = network_and_text(model, options.model, options.text, options.trust)
-        measures = text_measures(network, text, parts, options.length, options.blocks)
+        network, measured_text = network_and_text(model, options.model, options.text, options.trust)
+        measures = text_measures(network, measured_text, parts, options.length, options.blocks)
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
     if parts:
-        report.results = measure_on_text(network, text, measures)
-        report.text = f"{text.name}, sha256 of its tokens {text.digest}"
+        report.results = measure_on_text(network, measured_text, measures)
+        report.text = f"{measured_text.name}, sha256 of its tokens {measured_text.digest}"
     folder = Path(options.output or f"logs/probe/{model_name(options.model)}")
     report.write(folder)
     print(report.summary())

@@ -47,8 +47,8 @@ def read_options(config: Any) -> dict[str, Any]:
     if config.model_type == "kerple_retrofit":
         config = config.get_text_config()
     if config.model_type == "kerple":  # exported by this project
-        position = config.network["position"]  # a class path if the strategy has no options
-        return {**config.network, "position": {"class_path": position} if isinstance(position, str) else position}
+        own = config.network["position"]  # may be a class path if the strategy has no options
+        return {**config.network, "position": {"class_path": own} if isinstance(own, str) else own}
     if (family := FAMILIES.get(config.model_type)) is None:
         raise _unsupported(f"of the family {config.model_type}", f"one of {', '.join(FAMILIES)}")
     for name, value in family.expected.items():
