@@ -121,6 +121,20 @@ def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(
     assert fits(config) == {"a seed-1": 1, "b seed-1": 2, "c seed-1": 2, "parent seed-1": 2}
 
 
+def test_stages_that_override_the_change_of_their_parent_are_trained_again(config: Path, monkeypatch: Any) -> None:
+    strategies: dict[str, Any] = {"parent": {"position": "RoPE"}, "a": {"position": "ALiBi", "parent": "parent"}}
+    strategies["b"] = {"position": "T5", "parent": "a"}
+    change(config, strategies=strategies, seeds=[1], baseline="parent", stage={"trainer.max_steps": 5})
+    monkeypatch.setattr(committed_records, "_parent_digest", fake_run.parent_digest)
+    run(config)
+    strategies["parent"]["flags"] = {"trainer.max_steps": 30}
+    change(config, strategies=strategies)
+    with pytest.raises(ValueError, match="no finished run"):  # those of the stages are not reported
+        run(config, "--report_only", "true")
+    run(config, "--rerun_changed", "true")
+    assert fits(config) == {"a seed-1": 2, "b seed-1": 2, "parent seed-1": 2}
+
+
 def stage_runs(missing: tuple[tuple[str, int], ...] = ()) -> Runs:
     """Runs of a parent, a control and a longer stage with three seeds each, without the missing ones."""
     lengths = {"parent": 64, "control": 64, "long": 128}

@@ -197,7 +197,7 @@ def reuse_records(
         comparison: The comparison.
         report_only: Whether a run with the precision ``auto`` accepts records of any precision. If runs are trained,
             ``auto`` is the precision of this machine, and the precision of a record must be the same.
-        parents: Runs that may be parents of ``runs``. The record of a stage is reused only if its parent is finished.
+        parents: Other runs that may be parents. The record of a stage is reused only if its parent is finished.
 
     Returns:
         The reason why the last record of a run was refused, by the name of the run.
@@ -210,7 +210,8 @@ def reuse_records(
         is_started = run.checkpoint.parent.exists() or committed_records.has_test_of_user(run.test_folder)
         for folder, report in folders.items() if not (is_started or committed_records.finished(run)) else ():
             if (record := run.record(folder)).is_dir():
-                if run.parent and not committed_records.finished(by_name[run.parent]):
+                parent = by_name.get(run.parent or "")
+                if run.parent and not (parent and committed_records.finished(parent)):
                     objection: str | None = f"{run.parent}, from which it starts, is not finished"
                 else:
                     objection = committed_records.reuse(run if report_only else with_precision(run), record)

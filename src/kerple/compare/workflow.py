@@ -67,9 +67,10 @@ def compare_strategies(
             refuse_links_out("runs", run.directory)
     changed = find_changed_runs(runs, report_only, rerun_changed)
     refused = {run.name: changes for run, changes in changed.items()}
-    kept = runs if report_only else [run for run in runs if run not in changed]
-    refused |= reuse_records(kept, comparison, report_only, runs)
-    missing = [run for run in runs if not committed_records.finished(run)]
+    outdated = [run for run in changed if committed_records.finished(run)]  # only their parents have changed
+    kept = [run for run in runs if run not in (outdated if report_only else changed)]
+    refused |= reuse_records(kept, comparison, report_only)
+    missing = [run for run in runs if run in outdated or not committed_records.finished(run)]
     without_weights = [] if report_only else parents_without_weights(missing, runs, changed)
     missing = [*without_weights, *missing]
     to_do = [] if report_only else missing
@@ -90,6 +91,9 @@ def compare_strategies(
     if changed and not report_only:  # deleted only after the question
         for run in changed:
             delete_run(run)
+        for run in runs:  # the weights of a parent that is trained again are not known
+            if run.parent in {parent.name for parent in changed}:
+                run.inputs.pop(committed_records.PARENT, None)
         refused |= reuse_records(changed, comparison, report_only, runs)
     for run in without_weights:
         delete_run(run)
@@ -97,7 +101,7 @@ def compare_strategies(
     if to_do:
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
         _execute(comparison, to_do, len(runs), engine(parallel))
-    _report_comparison(comparison, runs, refused, printed)
+    _report_comparison(comparison, runs, outdated if report_only else (), refused, printed)
 
 
 def parents_without_weights(
@@ -114,7 +118,7 @@ def parents_without_weights(
     for child in missing:
         parent = by_name.get(child.parent or "")
         while parent and (child in changed or not child.checkpoint.is_file()) and not parent.checkpoint.is_file():
-            if committed_records.finished(parent):
+            if parent not in changed and committed_records.finished(parent):
                 found[parent] = None
             child, parent = parent, by_name.get(parent.parent or "")
     return list(found)
@@ -209,10 +213,14 @@ def reportable_runs(comparison: Comparison, runs: list[PlannedRun], finished: Co
 
 
 def _report_comparison(
-    comparison: Comparison, runs: list[PlannedRun], refused: dict[str, str], printed: Sequence[str] | None
+    comparison: Comparison,
+    runs: list[PlannedRun],
+    outdated: Collection[PlannedRun],
+    refused: dict[str, str],
+    printed: Sequence[str] | None,
 ) -> None:
-    """Report the finished runs of a comparison. If none is missing, pack their records."""
-    finished = {run.name: run for run in runs if committed_records.finished(run)}
+    """Report the finished runs of a comparison without the outdated ones. If none is missing, pack their records."""
+    finished = {run.name: run for run in runs if run not in outdated and committed_records.finished(run)}
     order = list(comparison.strategies)
     reported = reportable_runs(comparison, runs, finished)
     reported = sorted(reported, key=lambda run: (order.index(run.label), run.seed))
