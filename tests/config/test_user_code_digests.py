@@ -8,11 +8,17 @@ SOURCE = """
 SCALE = 1.0
 def damp(d):
     return d / (1 + d)
+try:
+    from missing import shift
+except ImportError:
+    def shift(x):
+        return x + 3
 class Root:
     def bias(self, d):
-        return SCALE * damp(d)
-class Hyperbolic(Root):
-    pass
+        return SCALE * damp(shift(d))
+if True:
+    class Hyperbolic(Root):
+        pass
 """
 
 
@@ -20,10 +26,11 @@ class Hyperbolic(Root):
     ("old", "new", "same"),
     [
         ("1.0", "1.0  # a comment\n", True),
-        ("class Hyperbolic", "class Another(Root):\n    pass\nclass Hyperbolic", True),
+        ("class Root", "class Another:\n    pass\nclass Root", True),
         ("pass", "scale = 2", False),
         ("d / (1", "d / (2", False),  # a function that its base class uses
         ("1.0", "2.0", False),
+        ("x + 3", "x + 4", False),  # defined inside `try`
     ],
 )
 def test_a_digest_covers_the_class_and_the_definitions_that_it_uses(tmp_path, monkeypatch, old, new, same):

@@ -12,6 +12,7 @@ import kerple
 
 SOURCE_DIGESTS = "sources"  # key of the digests in a checkpoint
 RECORDED_PACKAGES = ("kerple", "pytorch_lightning", "torch")  # a run records their versions, so they need no digest
+DEFINITIONS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def own_classes(config: dict[str, Any]) -> list[str]:
@@ -56,9 +57,10 @@ def _source(kind: type) -> str:
         return ""
     definitions: dict[str, list[ast.stmt]] = {}
     for statement in ast.parse(inspect.getsource(sys.modules[kind.__module__])).body:
-        # names in the statement, which include all names that it defines
-        named = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        for name in [statement.name] if isinstance(statement, ast.ClassDef | ast.FunctionDef) else named:
+        # of another statement, such as `try`, all names, which include those that it defines
+        parts: list[ast.AST] = [statement] if isinstance(statement, DEFINITIONS) else [*ast.walk(statement)]
+        named = [part.id for part in parts if isinstance(part, ast.Name)]
+        for name in named + [part.name for part in parts if isinstance(part, DEFINITIONS)]:
             definitions.setdefault(name, []).append(statement)
     waiting = [kind.__name__]
     used = dict[str, str]()
