@@ -14,7 +14,7 @@ import yaml
 
 from kerple.cli import compare
 from kerple.cli.main import main
-from kerple.compare import committed_records
+from kerple.compare import committed_records, resolution
 from kerple.compare.comparison_file import Comparison, Strategy, read_comparison
 from kerple.compare.finished_runs import FinishedRun, Runs
 from kerple.compare.planned_run import PlannedRun
@@ -133,6 +133,24 @@ def test_stages_that_override_the_change_of_their_parent_are_trained_again(confi
         run(config, "--report_only", "true")
     run(config, "--rerun_changed", "true")
     assert fits(config) == {"a seed-1": 2, "b seed-1": 2, "parent seed-1": 2}
+
+
+def test_the_data_of_finished_runs_that_are_trained_again_is_prepared(tmp_path: Path, monkeypatch: Any) -> None:
+    folders = [tmp_path / label / "seed-1" for label in ("parent", "a")]
+    parent = PlannedRun("parent", 1, "", folders[0], folders[0] / "test", config={"data": {"length": 4}})
+    stage = replace(parent, label="a", directory=folders[1], config={"data": {"length": 8}}, parent=parent.name)
+    monkeypatch.setattr(resolution, "prepare_and_checksum", lambda data: f"checksum {data['length']}")
+    unfinished, both = {str(stage.data_options): "checksum 8"}, ["checksum 4", "checksum 8"]
+    with monkeypatch.context() as patch:
+        patch.setattr(committed_records, "finished", lambda run: run is parent)
+        assert sorted(resolution._prepared_checksums([parent, stage]).values()) == both  # the parent has no weights
+        parent.checkpoint.parent.mkdir(parents=True)
+        parent.checkpoint.touch()
+        assert resolution._prepared_checksums([parent, stage]) == unfinished
+    stage.directory.mkdir(parents=True)
+    monkeypatch.setattr(committed_records, "finished", lambda run: run is stage)
+    monkeypatch.setattr(committed_records, "changes", lambda run: ["another length"] if run is parent else [])
+    assert sorted(resolution._prepared_checksums([parent, stage]).values()) == both
 
 
 def stage_runs(missing: tuple[tuple[str, int], ...] = ()) -> Runs:

@@ -4,7 +4,7 @@ A record is a copy of a finished run's results that is committed with a report.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -127,12 +127,15 @@ def _recorded_checksums(runs: list[PlannedRun], folders: Mapping[Path, Path]) ->
 
 
 def _prepared_checksums(runs: list[PlannedRun]) -> dict[str, str | None]:
-    """Prepare the data of unfinished runs, before several runs read it. Return its checksum by the options of the data.
+    """Prepare the data of the runs that may be trained, before several runs read it.
 
-    The checksum is None for a data module without a checksum, as for a task.
+    Return its checksum by the options of the data. It is None for a data module without a checksum, as for a task.
     """
-    unfinished = {str(run.data_options): run.data_options for run in runs if not committed_records.finished(run)}
-    return {key: prepare_and_checksum(options) for key, options in unfinished.items()}
+    changed = find_changed_runs(runs, report_only=False, rerun_changed=True)
+    trained = [run for run in runs if run in changed or not committed_records.finished(run)]
+    trained += parents_without_weights(trained, runs, changed)
+    options = {str(run.data_options): run.data_options for run in trained}
+    return {key: prepare_and_checksum(of_runs) for key, of_runs in options.items()}
 
 
 def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
@@ -185,6 +188,26 @@ def find_changed_runs(runs: list[PlannedRun], report_only: bool, rerun_changed: 
         advice = "add --rerun_changed true to train them again, or choose another folder with --runs"
         raise UserError(f"compare: runs: existing runs have another configuration; {advice}\n{text}")
     return changed
+
+
+def parents_without_weights(
+    missing: Iterable[PlannedRun], runs: Iterable[PlannedRun], changed: Collection[PlannedRun]
+) -> list[PlannedRun]:
+    """Return finished runs from which missing runs start, and of which only a record is here. They are trained again.
+
+    Args:
+        missing: The missing runs.
+        runs: All runs.
+        changed: Runs that start again, because their configuration has changed.
+    """
+    by_name, found = {run.name: run for run in runs}, dict[PlannedRun, None]()
+    for child in missing:
+        parent = by_name.get(child.parent or "")
+        while parent and (child in changed or not child.checkpoint.is_file()) and not parent.checkpoint.is_file():
+            if parent not in changed and committed_records.finished(parent):
+                found[parent] = None
+            child, parent = parent, by_name.get(parent.parent or "")
+    return list(found)
 
 
 def reuse_records(

@@ -20,7 +20,13 @@ from kerple.compare.finished_runs import FinishedRun, read_runs
 from kerple.compare.plan_deviations import deviations
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.progress_board import Board
-from kerple.compare.resolution import find_changed_runs, plan_runs, resolve, reuse_records
+from kerple.compare.resolution import (
+    find_changed_runs,
+    parents_without_weights,
+    plan_runs,
+    resolve,
+    reuse_records,
+)
 from kerple.compare.run_process import delete_run
 from kerple.measure.results_table import ABOUT
 
@@ -102,26 +108,6 @@ def compare_strategies(
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
         _execute(comparison, to_do, len(runs), engine(parallel))
     _report_comparison(comparison, runs, outdated if report_only else (), refused, printed)
-
-
-def parents_without_weights(
-    missing: Iterable[PlannedRun], runs: Iterable[PlannedRun], changed: Collection[PlannedRun]
-) -> list[PlannedRun]:
-    """Return finished runs from which missing runs start, and of which only a record is here. They are trained again.
-
-    Args:
-        missing: The missing runs.
-        runs: All runs.
-        changed: Runs that start again, because their configuration has changed.
-    """
-    by_name, found = {run.name: run for run in runs}, dict[PlannedRun, None]()
-    for child in missing:
-        parent = by_name.get(child.parent or "")
-        while parent and (child in changed or not child.checkpoint.is_file()) and not parent.checkpoint.is_file():
-            if parent not in changed and committed_records.finished(parent):
-                found[parent] = None
-            child, parent = parent, by_name.get(parent.parent or "")
-    return list(found)
 
 
 def remaining_fits(runs: Iterable[PlannedRun], changed: Collection[PlannedRun]) -> Iterator[dict[str, Any]]:
