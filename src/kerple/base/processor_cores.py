@@ -9,7 +9,7 @@ from kerple.base.errors import require
 WORKERS_PER_CORE = 16  # more processes take minutes to start, and use up the memory
 # set if `compare` has set OMP_NUM_THREADS, and not the user; a resumed run then keeps its earlier number of threads
 CHOSEN = "KERPLE_CHOSE_THREADS"
-_start: tuple[float, float] | None = None  # seconds on the clock and of this process, when `measure_load` was called
+_start: tuple[float, float] | None = None  # seconds on the clock and `_own_seconds`, when `measure_load` was called
 
 
 def cores() -> int:
@@ -30,7 +30,7 @@ def measure_load() -> None:
         return
     import psutil  # may be missing
 
-    _start = time.monotonic(), time.process_time()
+    _start = time.monotonic(), _own_seconds()
     psutil.cpu_percent(percpu=True)  # the next call returns the averages since this one
 
 
@@ -43,7 +43,12 @@ def free_cores() -> int:
         return cores()
     import psutil  # may be missing, but then the measurement has not started
 
-    seconds, own = time.monotonic() - _start[0], time.process_time() - _start[1]
+    seconds, own = time.monotonic() - _start[0], _own_seconds() - _start[1]
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(cores())
     busy = sum(percent for core, percent in enumerate(psutil.cpu_percent(percpu=True)) if core in usable) / 100
     return min(cores(), max(1, round(cores() - busy + own / seconds)))
+
+
+def _own_seconds() -> float:
+    """Return the seconds of all cores that this process has used, with those of its ended child processes."""
+    return sum(os.times()[:4])
