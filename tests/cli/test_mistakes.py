@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from kerple.base.errors import UserError
-from kerple.cli.main import main
+from kerple.cli.main import DEMO, main
 from kerple.training.feasibility import LAUNCHERS
 from tests.cli.tiny import TINY, complaint
 
@@ -190,6 +190,8 @@ def test_mistakes_in_configuration_files(sections, part, tmp_path, capsys):
         (["predikt"], "did you mean predict?"),
         (["test", "--ckpt_path=run.py", "--weights=x"], "weights: got x"),
         (["prepare", "--data=kerple.tasks.TaskData", "--data.task=Copy", "--data.length=100"], "no shards to prepare"),
+        (["prepare", "--data.corpus=none", "--address=a:1"], "prepare: address: got a:1 without Ray, expected --eng"),
+        ([*DEMO, "--figure_strategies=none", "--cpus=8"], "compare: cpus: got 8 without Ray, expected --engine ray, "),
     ],
 )
 def test_mistakes_in_options_of_other_commands(arguments, part, capsys):

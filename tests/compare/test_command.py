@@ -219,6 +219,10 @@ def test_no_changed_run_is_deleted_before_the_user_agrees(config: Path, monkeypa
         assert run(config, "--rerun_changed", "true") == before  # the results of a fake run depend on no flag
         assert sum(fits(config).values()) == number_of_fits
         assert len(list(config.parent.glob("runs/*/*/test/results.json"))) == 4
+    change(config, flags={"trainer.max_steps": 40})
+    with pytest.raises(ValueError, match="compare: cpus: got 0"):
+        run(config, "--rerun_changed", "true", "--yes", "true", "--engine", "ray", "--cpus", "0")
+    assert len(list(config.parent.glob("runs/*/*/test/results.json"))) == 4
 
 
 def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config, monkeypatch):

@@ -13,7 +13,7 @@ from kerple.compare.engines import Engine, LocalProcesses
 from kerple.compare.ray_engine import RayRuns
 from kerple.compare.run_discovery import find_runs
 from kerple.compare.workflow import check_writable, compare_strategies, report_runs
-from kerple.config.options import add_engine_arguments, add_switch, command_parser
+from kerple.config.options import add_engine_arguments, add_switch, command_parser, refuse_ray_options
 from kerple.config.parsing import parse
 
 
@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> None:
         report_runs(runs, Path(options.output), **titles, printed=_printed(options))
         return
     options = parse(_parser(), arguments)
+    refuse_ray_options("compare", options)
     engine: Callable[[int], Engine[Any]] = LocalProcesses
     if options.engine == "ray":
         engine = partial(RayRuns, address=options.address, cpus=options.cpus, gpus=options.gpus)

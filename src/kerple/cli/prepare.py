@@ -10,7 +10,7 @@ from kerple.base.errors import UserError
 from kerple.base.ray_cluster import Cluster
 from kerple.cli.inspect_shards import show
 from kerple.config.files import read_mapping
-from kerple.config.options import add_engine_arguments, command_parser, split_options
+from kerple.config.options import add_engine_arguments, command_parser, refuse_ray_options, split_options
 from kerple.config.parsing import parse
 from kerple.data.prepare.build import prepare
 from kerple.data.prepare.workers import tokenise_on_ray
@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> None:
     configs = [f"--config={yaml.safe_dump({'data': section})}" for section in sections]
     rest = [argument.replace("--data.init_args.", "--data.", 1) for argument in rest]
     given = parser.instantiate_classes(parse(parser, [*configs, *rest]))
+    refuse_ray_options("prepare", given)
     options = given.data
     if options.corpus is not None and given.engine == "ray":
         prepare(options, partial(tokenise_on_ray, Cluster("prepare: engine", given.address)))

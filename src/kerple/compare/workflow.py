@@ -94,6 +94,7 @@ def compare_strategies(
     ask = (seconds or 0) > ASK_ABOVE and sys.stdin.isatty() and not yes
     if ask and input("start? [y/N] ").strip().lower() not in ("y", "yes"):
         return
+    executor = engine(parallel) if to_do else None  # before a run is deleted, because an option may be refused
     if changed and not report_only:  # deleted only after the question
         for run in changed:
             delete_run(run)
@@ -104,9 +105,9 @@ def compare_strategies(
     for run in without_weights:
         delete_run(run)
     to_do = [run for run in to_do if not committed_records.finished(run)]
-    if to_do:
+    if executor and to_do:
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
-        _execute(comparison, to_do, len(runs), engine(parallel))
+        _execute(comparison, to_do, len(runs), executor)
     _report_comparison(comparison, runs, outdated if report_only else (), refused, printed)
 
 

@@ -9,9 +9,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Literal
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.config import PROGRAM
 
 # for help texts of options that name a pretrained model, see `kerple.hf.pretrained_files.find_model`
@@ -78,6 +78,13 @@ def add_engine_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help=engines)
     address = "HOST:PORT of the head of the Ray cluster, or auto; default: RAY_ADDRESS, or this machine"
     parser.add_argument("--address", type=str | None, help=address)
+
+
+def refuse_ray_options(command: str, options: Namespace) -> None:
+    """Raise a UserError if a command has an option of a Ray cluster without ``--engine ray``."""
+    for name in ("address", "cpus", "gpus"):
+        value, expected = options.get(name), f"--engine ray, or no {name}"
+        require(value is None or options.engine == "ray", f"{command}: {name}", f"{value} without Ray", expected)
 
 
 def add_trust_argument(parser: ArgumentParser) -> None:
