@@ -121,6 +121,14 @@ def test_the_trajectory_of_kernels_is_bounded_and_continues_after_a_resumption(t
     other = Kernels(distances=(1,))
     other.load_state_dict(kernels.state_dict())
     assert not other.records  # they are of two distances
+    for option, interval in ((2, 4), (3, 3)):  # doubled since the start of the fit, unless the option has changed
+        other = Kernels(every=option, distances=(1, 50))
+        other.load_state_dict(kernels.state_dict())
+        assert (other.every, len(other.records)) == (interval, 4)
+    earlier = kernels.state_dict()
+    del earlier["every_at_start"]  # in checkpoints of earlier versions
+    other.load_state_dict(earlier)
+    assert other.every == 4
 
 
 @torch.no_grad()

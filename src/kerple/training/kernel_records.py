@@ -45,6 +45,7 @@ class Kernels(Callback):
         require(every >= 1, "Kernels: every", every, "1 or more")
         require(min(distances, default=0) >= 0, "Kernels: distances", distances, "0 or more")
         self.length, self.every, self.distances = length, every, tuple(distances)
+        self._every_at_start = every
         self.steps: list[int] = []
         self.records: list[Tensor] = []  # for each of these steps, (quantities, heads)
 
@@ -73,11 +74,14 @@ class Kernels(Callback):
         publish(Result("kernels", {"kernels_trajectory": rows}, {"kernels_trajectory": figure}), trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"every": self.every, "steps": self.steps, "records": self.records, "distances": self.distances}
+        records = {"steps": self.steps, "records": self.records, "distances": self.distances}
+        return records | {"every": self.every, "every_at_start": self._every_at_start}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict.get("distances", self.distances) == self.distances:  # else new records begin at this step
-            self.every, self.steps, self.records = (state_dict[key] for key in ("every", "steps", "records"))
+            self.steps, self.records = state_dict["steps"], state_dict["records"]
+            if state_dict.get("every_at_start", self._every_at_start) == self._every_at_start:  # else the new option
+                self.every = state_dict["every"]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         publish(KernelCurves(self.length).run(network_of(pl_module), None, runner(trainer, pl_module)), trainer)
