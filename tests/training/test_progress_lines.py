@@ -5,9 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from jsonargparse import Namespace
 
 from kerple.base.run_progress import FILE, read_progress
 from kerple.training.progress_lines import ProgressLines, with_progress
+from kerple.training.required_callbacks import callback_options
 from tests.toy import Line, ToyData, trainer
 
 
@@ -49,3 +51,11 @@ def test_progress_of_fits_and_measurements_is_printed_and_written(tmp_path: Path
     with pytest.raises(SystemExit, match="143"):
         trainer(tmp_path, ProgressLines(file_every=0.0), limit_test_batches=2).test(model, ToyData())
     assert read_progress(tmp_path / FILE)["done"] == 3
+
+
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_progress_lines_of_the_user_are_the_only_ones(command: str) -> None:
+    mine = ProgressLines(every=60)
+    options = {"enable_progress_bar": None, "enable_checkpointing": None, "log_every_n_steps": None}
+    callbacks = callback_options(command, Namespace(callbacks=[mine], **options))["callbacks"]
+    assert [callback for callback in callbacks if isinstance(callback, ProgressLines)] == [mine]

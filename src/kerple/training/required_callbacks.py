@@ -30,7 +30,8 @@ def callback_options(command: str, trainer: Namespace) -> dict[str, Any]:
     others = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     # output to a file cannot show a bar, and in a test Lightning's bar does not count the blocks of text
     if bar is not False and (command == "test" or not sys.stdout.isatty()):
-        return {"callbacks": [*others, ProgressLines()], "enable_progress_bar": False}
+        lines = [] if any(isinstance(callback, ProgressLines) for callback in others) else [ProgressLines()]
+        return {"callbacks": others + lines, "enable_progress_bar": False}
     if bar is not False and command == "fit" and callbacks == others:
         # each update of the bar waits for the GPU
         callbacks = [*callbacks, TQDMProgressBar(refresh_rate=trainer.log_every_n_steps or 50)]
