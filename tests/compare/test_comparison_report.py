@@ -268,7 +268,8 @@ def test_other_differences_than_strategy_and_seed_are_named_above_the_tables(tmp
     for run in runs:
         reconfigure(run.folder.parent, trainer={"callbacks": [saver]})
     other = runs[-1].folder.parent
-    reconfigure(other, data={"tokenizer": None, "directory": "elsewhere"})  # the folder of the data may differ
+    # folders may differ
+    reconfigure(other, data={"tokenizer": None, "directory": "elsewhere"}, experiment="second", logs="elsewhere")
     assert inconsistencies(read_runs(runs)) == []
     reconfigure(other, data={"batch_size": 16})
     difference = "RoPE: data.init_args.batch_size: 16 | 8"
