@@ -10,6 +10,8 @@ from scipy import stats
 from kerple.compare.charts import context_charts, curve
 from kerple.compare.estimates import difference, estimate, logarithm, over_seeds
 from kerple.compare.figures import draw, styles_of
+from kerple.compare.findings import findings
+from kerple.compare.finished_runs import Runs
 from kerple.compare.statistics import against_baseline, holm, summarise
 
 
@@ -55,6 +57,16 @@ def test_accuracies_are_compared_without_logarithms() -> None:
     summary = summarise(results, "A")
     assert summary["ratio"].isna().all()
     assert list(summary.query("best")["strategy"]) == ["A"]  # a higher accuracy is better
+
+
+def test_the_findings_say_why_no_difference_was_tested() -> None:
+    for theirs, reason in (
+        ([18.0], "KerpleLog, or each other strategy, has fewer than two seeds at this length"),
+        ([np.inf, np.inf], "each difference is 0 or not finite"),
+    ):
+        summary = summarise(pd.concat([rows("KerpleLog", [17.0, 17.1]), rows("ALiBi", theirs)]), "KerpleLog")
+        (text,) = findings(summary, Runs(*[pd.DataFrame()] * 3, training_lengths={"full": 64}), "KerpleLog")
+        assert f"because {reason};" in text
 
 
 def test_seeds_and_text_are_two_samples(generator: np.random.Generator) -> None:

@@ -73,7 +73,8 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
     if others["p_holm"].isna().all():
         one_seed = rows["seeds"].max() == 1
         fewer = f"{baseline}, or each other strategy, has fewer than two seeds at this length"
-        reason = "there is only one seed" if one_seed else fewer
+        untested = "each difference is 0 or not finite" if others["fewest_seeds"].max() > 1 else fewer
+        reason = "there is only one seed" if one_seed else untested
         yield f"No difference was tested for significance, because {reason}; the ranking may not be reproducible."
         return
     significant, better = others["significant"].astype(bool), (others["difference"] < 0) == lower
