@@ -91,9 +91,12 @@ def test_a_model_without_a_measured_layer_does_not_pass(here, capsys):
     assert "nothing could be measured; 0 of 2 layers measured" in capsys.readouterr().out
 
 
-def test_a_checkpoint_is_probed(here):
-    main(["probe", str(fit(here)), "--output", str(here / "page")])
+def test_a_checkpoint_is_probed(here, capsys):
+    checkpoint = fit(here)
+    main(["probe", str(checkpoint), "--output", str(here / "page")])
     assert {layer["expected"] for layer in probe_results(here / "page")["layers"]} == {"no rotation"}
+    error = complaint(capsys, "probe", checkpoint, "--gap", "true", "--text", "code")
+    assert error == "error: text: got code, expected null, because a checkpoint is measured on its test text"
 
 
 def test_unknown_architectures_and_too_little_memory_are_refused(here, capsys, monkeypatch):

@@ -34,8 +34,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--length", type=int | None, help=length)
     blocks = "number of documents for --far_context, one block of each"
     parser.add_argument("--blocks", type=int, default=4, help=blocks)
-    text = "text for --gap and --far_context, as in data.corpus"
-    parser.add_argument("--text", type=str, default="modules", help=text)
+    text = "text for --gap and --far_context of a pretrained model, as in data.corpus; null: modules"
+    parser.add_argument("--text", type=str | None, help=text)
     parser.add_argument("--output", type=str | None, help="folder of the results; null: logs/probe/<model>")
     add_switch(parser, "trust_remote_code", False, "run code in the model's folder")
     add_trust_argument(parser)
@@ -43,6 +43,8 @@ def main(arguments: list[str]) -> None:
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     used = options.length is None or options.far_context
     require(used, "length", f"{options.length} without far_context", "--far_context true, or no length")
+    expected = "null, because a checkpoint is measured on its test text"
+    require(options.text is None or not is_zipfile(options.model), "text", options.text, expected)
     from kerple.hf.pretrained_files import model_name
     from kerple.hf.pretrained_model_reader import read_fp32_model
     from kerple.probe.probe_model import probe_model
@@ -55,7 +57,7 @@ def main(arguments: list[str]) -> None:
     if parts:  # wrong options of the measurements are reported before the checks, which take minutes
         from kerple.probe.text_measurements import measure_on_text, text_measures  # most calls measure no text
 
-        network, measured_text = network_and_text(model, options.model, options.text, options.trust)
+        network, measured_text = network_and_text(model, options.model, options.text or "modules", options.trust)
         measures = text_measures(network, measured_text, parts, options.length, options.blocks)
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
     if parts:
