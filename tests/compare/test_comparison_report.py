@@ -18,6 +18,7 @@ from kerple.compare.estimates import estimate
 from kerple.compare.figures import add_legend, draw, narrow, styles_of, write_print_figures
 from kerple.compare.finished_runs import FinishedRun, Runs, read_runs
 from kerple.compare.inconsistencies import inconsistencies
+from kerple.compare.measure_tables import analyses
 from kerple.compare.statistics import summarise
 from kerple.measure import results_table
 from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, reconfigure, write_run, write_runs, write_task_run
@@ -195,6 +196,11 @@ def test_an_analysis_that_the_report_does_not_know_is_a_table_of_means(tmp_path:
     assert "<td>0.505 ± 0.0071</td>" in page.partition("<h2>Details</h2>")[2]
     table = pd.read_csv(tmp_path / "report" / "long.csv")
     assert list(table.columns) == ["strategy", "seed", "distance", "bias"]
+
+
+def test_an_analysis_with_one_value_per_run_is_a_table_of_means_for_any_number_of_runs() -> None:
+    table = pd.DataFrame({"strategy": ["T5"] * 13, "seed": range(13), "layer": 0, "rank": [0.5] * 13})
+    assert [means.title for means in analyses({"ranks": table})] == ["ranks"]
 
 
 @pytest.mark.usefixtures("without_figures")

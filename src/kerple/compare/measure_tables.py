@@ -30,7 +30,8 @@ def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
         measured = [column for column in columns if pd.api.types.is_float_dtype(table[column])]
         keys = [column for column in columns if column not in measured and table[column].nunique() > 1]
         unique = not table.duplicated([*runs, "seed", *keys]).any()
-        if measured and unique and len(table[keys].drop_duplicates()) * len(measured) <= MOST_COLUMNS:
+        combinations = len(table[keys].drop_duplicates()) if keys else 1
+        if measured and unique and combinations * len(measured) <= MOST_COLUMNS:
             yield _means(name, table, runs, keys, measured)
         else:
             larger[name] = {"rows": Cell(f"{len(table):,}"), "file": Cell(f"{name}.csv")}
