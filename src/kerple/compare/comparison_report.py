@@ -208,6 +208,7 @@ class Report:
         data = {"styles": styles_of(self.summary["strategy"]), "charts": shown}
         return Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
+    @cached_property
     def scripts(self) -> tuple[str, Markup]:
         """The script of Plotly, as gzip in base64, which is 40% of its size, and that of the page."""
         plotly, page = (
