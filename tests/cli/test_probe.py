@@ -58,6 +58,11 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys, monkeypatc
     # of the layers and of far context; the context of a random model does not help, so there is no gap curve
     assert page.count("data:image/png") == 3
     assert "gap, far_context: at least" in capsys.readouterr().out
+    with monkeypatch.context() as patch:  # the checks are kept if the measurements on text fail
+        patch.setattr("kerple.probe.text_measurements.measure_on_text", None)
+        with pytest.raises(TypeError):
+            main(["probe", str(here / "llama"), *parts, "--output", "kept"])
+    assert probe_results(here / "kept") == content | {"results": [], "text": ""}
     monkeypatch.setattr("kerple.probe.probe_model.probe_model", None)  # wrong options are reported before the checks
     for wrong, message in (
         (["--text", str(here / "1.txt")], "blocks of 321 tokens that lie inside one document, expected at least 12"),
@@ -97,6 +102,8 @@ def test_a_checkpoint_is_probed(here, capsys):
     assert {layer["expected"] for layer in probe_results(here / "page")["layers"]} == {"no rotation"}
     error = complaint(capsys, "probe", checkpoint, "--gap", "true", "--text", "code")
     assert error == "error: text: got code, expected null, because a checkpoint is measured on its test text"
+    error = complaint(capsys, "probe", checkpoint, "--text", "code")
+    assert error.startswith("error: text: got code without gap and far_context, expected --gap true")
 
 
 def test_unknown_architectures_and_too_little_memory_are_refused(here, capsys, monkeypatch):

@@ -43,6 +43,9 @@ def main(arguments: list[str]) -> None:
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     used = options.length is None or options.far_context
     require(used, "length", f"{options.length} without far_context", "--far_context true, or no length")
+    parts = [name for name in ("gap", "far_context") if options[name]]
+    expected = "--gap true or --far_context true, or no text"
+    require(options.text is None or bool(parts), "text", f"{options.text} without gap and far_context", expected)
     expected = "null, because a checkpoint is measured on its test text"
     require(options.text is None or not is_zipfile(options.model), "text", options.text, expected)
     from kerple.hf.pretrained_files import model_name
@@ -53,18 +56,18 @@ def main(arguments: list[str]) -> None:
     configure_torch()
     classes = checkpoint_classes(options.model, options.trust)
     model, config = read_fp32_model(options.model, classes, options.trust_remote_code)
-    parts = [name for name in ("gap", "far_context") if options[name]]
     if parts:  # wrong options of the measurements are reported before the checks, which take minutes
         from kerple.probe.text_measurements import measure_on_text, text_measures  # most calls measure no text
 
         network, measured_text = network_and_text(model, options.model, options.text or "modules", options.trust)
         measures = text_measures(network, measured_text, parts, options.length, options.blocks)
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
+    folder = Path(options.output or f"logs/probe/{model_name(options.model)}")
+    report.write(folder)
     if parts:
         report.results = measure_on_text(network, measured_text, measures)
         report.text = f"{measured_text.name}, sha256 of its tokens {measured_text.digest}"
-    folder = Path(options.output or f"logs/probe/{model_name(options.model)}")
-    report.write(folder)
+        report.write(folder)
     print(report.summary())
     print(f"written to {folder}/probe.html and probe.json")
     if report.faults or report.inconclusive:
