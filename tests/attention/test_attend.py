@@ -191,6 +191,22 @@ def test_biases_of_keys_and_factors_in_tiles_are_those_of_explicit_attention(
         torch.testing.assert_close(result, results[0], atol=1e-12, rtol=1e-11)
 
 
+@pytest.mark.parametrize("names", [["key_bias"], ["score_scale"]])
+@pytest.mark.parametrize("window", [None, 60])
+def test_a_table_that_is_one_row_for_all_heads_is_added(names: list[str], window: int | None) -> None:
+    """Without a table, the kernels for the CPU get an expanded row of zeros."""
+    q, k, v, grad = inputs(1, 3, 600, 600, torch.float64, 8)
+    tensors = {"key_bias": forgotten(1, 3, 600, 0.3), "score_scale": torch.rand(3, 601).double()}
+    row = -torch.rand(1, 602).double().cumsum(-1)
+    results = []
+    for option in ("reference", "fused"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, row, *(tensors[name] for name in names))]
+        spec = AttentionSpec(table=leaves[3].expand(3, -1), window=window, **dict(zip(names, leaves[4:], strict=True)))
+        out = attend(*leaves[:3], spec, option)
+        results.append([out, *torch.autograd.grad(out, leaves, grad)])
+    torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-11)
+
+
 @pytest.mark.parametrize("extent", [0, 5])
 @pytest.mark.parametrize("names", [[], ["table", "score_scale", "sink"]])
 @pytest.mark.parametrize("starts", [None, [[0, 7, 60], [0, 80]]])
