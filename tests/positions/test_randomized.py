@@ -141,6 +141,15 @@ def test_a_shift_does_not_depend_on_how_a_batch_is_divided_or_padded(strategy: t
     assert len(first.unique(dim=0)) > 25  # sequences have different shifts
 
 
+def test_shifts_of_long_inputs_use_every_row() -> None:
+    position, places = Coupled(NARROW, rows=2001), torch.arange(1, 1501).expand(400, -1)
+    vectors = place_vectors(position, places, torch.randint(10, (400, 1500)))[:, 0]
+    shifts = (vectors[:, None] == position.table).all(-1).nonzero()[:, 1] - 1
+    # of 501 shifts, 400 equally likely draws miss 225 on average, with a standard deviation of 8
+    assert len(shifts.unique()) > 501 - 225 - 5 * 8
+    assert shifts.max() <= 500
+
+
 def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index outside the table ends the process on a GPU. In training the check would synchronise at each step."""
     monkeypatch.setattr("kerple.positions.position_coupling.readable", lambda places, wait: wait)

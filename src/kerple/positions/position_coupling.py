@@ -75,7 +75,8 @@ class PlaceEmbedding(Resampled):
             # the checksum ignores tokens without a place, such as padding, because the padding depends on the batch
             tokens = tokens * (places > 0)  # (B, T)
             checksum = (tokens * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).sum(-1, keepdim=True)
-            fraction = (self.shift_fraction + checksum.float() * GOLDEN).frac()  # (B, 1) fp32
+            # in fp32, the checksum of a long input would leave no digits for the fraction
+            fraction = (self.shift_fraction + checksum.double() * GOLDEN).frac()  # (B, 1) fp64
             places = torch.where(places > 0, places + (fraction * (self.rows - largest)).long(), 0)  # (B, T)
         return replace(positions, places=places)
 
