@@ -3,7 +3,7 @@
 import inspect
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -157,6 +157,7 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("RoPE", LONGROPE | {"short_factors": [1.0]}, r"short_factors: got \[1.0\], expected 4 positive numbers"),
         ("RoPE", {"long_factors": [2.0] * 4}, "long_factors: got .*, with scaling longrope; none with"),
         ("LearnedRelativeBias", {"rank": 9}, "rank: got 9, expected 1 to 8"),
+        ("RoPE", {"factor": 8.0}, "factor: got 8.0, expected null, or a scaling, such as pi or yarn"),
         ("LearnedRelativeBias", {"extent": 0}, "extent: got 0, expected a dist"),
         ("Temperature", {"length": 1}, "length: got 1, expected 2 keys or more"),
         ("SelfExtend", {"group": 0}, "group: got 0, expected at least 1 position"),
@@ -172,6 +173,14 @@ SHAPE = Shape(24, 3, 12, layers=4)
 def test_an_invalid_option_is_an_error(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^{name}: {message}"):
         strategies()[name](SHAPE, **options)
+
+
+@pytest.mark.parametrize("name", strategies())
+def test_an_unknown_value_of_an_option_with_names_is_an_error(name: str) -> None:
+    for option, kind in get_type_hints(strategies()[name].__init__).items():
+        if any(get_origin(part) is Literal for part in (kind, *get_args(kind))):
+            with pytest.raises(UserError, match=f"^{name}: {option}: got nosuch, expected one of "):
+                strategies()[name](SHAPE, **{option: "nosuch"})
 
 
 def test_invalid_sizes_and_an_unknown_name_are_errors() -> None:

@@ -13,6 +13,8 @@ from kerple.positions.base import Position, Shape
 from kerple.positions.fp32_matmul import precise
 from kerple.positions.token_positions import TokenPositions
 
+Beyond = Literal["error", "clamp", "interpolate"]
+
 
 class NoPE(Position):
     """No positional information except the causal mask (Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023,
@@ -75,10 +77,14 @@ class Learned(Position):
         beyond: Treatment of positions >= L. ``error``: `Transformer` raises a UserError. ``clamp`` uses the
             last row. ``interpolate`` scales the positions of a longer input to 0..L-1 and interpolates between rows.
             Logits then also depend on the number of later tokens.
+
+    Raises:
+        UserError: If there is no such treatment.
     """
 
-    def __init__(self, shape: Shape, beyond: Literal["error", "clamp", "interpolate"] = "error") -> None:
+    def __init__(self, shape: Shape, beyond: Beyond = "error") -> None:
         super().__init__()
+        self.require_name("beyond", beyond, Beyond)
         self.beyond = beyond
         self.rows = shape.positions
         self.max_length = self.rows if beyond == "error" else None

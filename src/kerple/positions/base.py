@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import isfunction
+from typing import get_args
 
 from torch import Tensor
 
@@ -131,6 +132,10 @@ class Position(Constrained, ABC):
     def require(self, valid: bool, option: str, value: object, expected: str) -> None:
         """Call `kerple.base.errors.require` for an option of this strategy; the error names the strategy."""
         require(valid, f"{type(self).__name__}: {option}", value, expected)
+
+    def require_name(self, option: str, value: object, names: object) -> None:
+        """Raise a UserError unless the value of an option is in ``names``, a `Literal`."""
+        self.require(value in get_args(names), option, value, f"one of {', '.join(get_args(names))}")
 
     def apply_to_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> ModifiedScores:
         """Apply `modify_scores` to the scores of a block; for positions with gaps, apply first all biases and

@@ -11,6 +11,7 @@ from kerple.positions.rotary_scaling import RotaryFrequencies, Scaling
 from kerple.positions.token_positions import QueriesAndKeys, TokenPositions
 
 Layout = Literal["half", "interleaved"]
+Mistake = Literal["bf16"]
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -107,7 +108,7 @@ class RoPE(Position):
             al., GPT-J). For models trained from scratch the two are equivalent.
         scaling: One of the scalings above; None for none.
         factor: Scaling factor s >= 1, the ratio of the extended context length to L. Required for all scalings except
-            ``proportional``.
+            ``proportional``, and only for them.
         beta_fast: With ``yarn`` and ``llama3``, pairs with at least this many rotations in L tokens keep their angles;
             None is 32 for ``yarn`` and 4 for ``llama3``, as published.
         beta_slow: With ``yarn`` and ``llama3``, the angles of pairs with at most this many rotations in L tokens are
@@ -143,12 +144,18 @@ class RoPE(Position):
         short_factors: list[float] | None = None,
         long_factors: list[float] | None = None,
         original_length: int | None = None,
-        mistake: Literal["bf16"] | None = None,
+        mistake: Mistake | None = None,
     ) -> None:
         super().__init__()
+        self.require_name("layout", layout, Layout)
+        for option, value, names in (("scaling", scaling, Scaling), ("mistake", mistake, Mistake)):
+            if value is not None:
+                self.require_name(option, value, names)
         rotated = rotary_dim(self, shape, base, rotary_fraction)
         dim = shape.head_dim if scaling == "proportional" else rotated
         self.require(dim % 2 == 0, "scaling", scaling, f"another one, because a head has {dim} dimensions")
+        expected = "null, or a scaling, such as pi or yarn"
+        self.require(scaling is not None or factor in (None, 1.0), "factor", factor, expected)
         factor = 1.0 if factor is None and scaling in (None, "proportional") else factor
         expected = f"a number of 1 or more with scaling {scaling}: the extended context length over the training length"
         self.require(factor is not None and factor >= 1, "factor", factor, expected)

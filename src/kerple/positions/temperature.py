@@ -1,6 +1,6 @@
 """`SSMax` and `Temperature`: factors of the scores that grow with the number n of keys that a query sees.
 
-With a window, n is at most ``window + first`` of the `Visibility`.
+With a window, n is at most ``window + first_keys`` of the `Visibility`.
 """
 
 import math
@@ -80,13 +80,14 @@ class Temperature(Position):
         length: Number of keys n₀ of the rule; None is the training length.
 
     Raises:
-        UserError: If ``scale`` is not positive, or ``length`` is below 2.
+        UserError: If there is no such rule, ``scale`` is not positive, or ``length`` is below 2.
     """
 
     shift_invariant = True
 
     def __init__(self, shape: Shape, rule: Rule = "llama4", scale: float = 0.1, length: int | None = None) -> None:
         super().__init__()
+        self.require_name("rule", rule, Rule)
         self.rule = rule
         self.scale = scale
         self.length = shape.length if length is None else length

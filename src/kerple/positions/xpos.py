@@ -35,6 +35,7 @@ class XPos(Position):
     def __init__(self, shape: Shape, base: float = 10000.0, decay: int = 512, layout: Layout = "interleaved") -> None:
         super().__init__()
         self.rotary_dim = rotary_dim(self, shape, base, 1.0)
+        self.require_name("layout", layout, Layout)
         self.require(decay >= 1, "decay", decay, "1 or more tokens, such as 512")
         self.base, self.decay, self.layout = base, decay, layout
 
