@@ -105,11 +105,11 @@ def main() -> None:
     options = parser.parse_args()
     shapes = (4, 512), (1, 2048)
     small = pd.concat([measured("demo", SMALL, *shape, options.turns) for shape in shapes])
-    write(small, None, options.turns)
-    write(small, measured("162M", LARGE, 1, 512, options.large_turns), options.turns)
+    write(small, None, options.turns, options.large_turns)
+    write(small, measured("162M", LARGE, 1, 512, options.large_turns), options.turns, options.large_turns)
 
 
-def write(small: pd.DataFrame, large: pd.DataFrame | None, turns: int) -> None:
+def write(small: pd.DataFrame, large: pd.DataFrame | None, turns: int, large_turns: int) -> None:
     """Write the tables that are measured so far to `TABLE`."""
     at = machine()
     about = (
@@ -119,7 +119,8 @@ def write(small: pd.DataFrame, large: pd.DataFrame | None, turns: int) -> None:
     )
     parts = [f"## {LAYERS} layers of width 128, vocabulary 2,048\n\n{markdown(small)}"]
     if large is not None:
-        note = "The column `plan` is the memory of activations and logits that it computes for a GPU."
+        note = f"Times are medians of {large_turns} turns. " if large_turns else ""
+        note += "The column `plan` is the memory of activations and logits that it computes for a GPU."
         parts.append(f"## 162M parameters\n\n{note}\n\n{markdown(large)}")
     TABLE.write_text("\n\n".join(["# Activation checkpointing", about, *parts]) + "\n", encoding="utf-8")
 
