@@ -82,10 +82,10 @@ class Position(Constrained, ABC):
     a line ``Parameters: `formula```, which the tests compare with the number of parameters. The formula may use D,
     H, δ, L (training length) and the options of the strategy.
 
-    Fused attention stores no scores. It supports all hooks except `modify_scores`, `add_to_output`, and `bias` for
-    positions with gaps; on a GPU also except `key_bias` and `score_scale`. With these hooks the scores of one block of
-    queries at a time are stored as a tensor (*explicit scores*), which is slower. With `query_bias` and `value_bias`
-    this is done for near keys.
+    Fused attention stores no scores. It supports all hooks except `modify_scores`, `add_to_output`, and, for positions
+    with gaps, `bias` and `score_scale`; on a GPU also except `key_bias` and `score_scale`. With these hooks the scores
+    of one block of queries at a time are stored as a tensor (*explicit scores*), which is slower. With `query_bias` and
+    `value_bias` this is done for near keys.
     """
 
     shift_invariant: bool | None = False

@@ -21,7 +21,7 @@ class RandomizedPositions(Resampled):
     number of later tokens, and generation uses no cache.
 
     Parameters: `0`, and those of the wrapped strategy.
-    Cost: that of the wrapped strategy; with explicit scores if it is a bias by distance.
+    Cost: that of the wrapped strategy; with explicit scores if it is a bias or a factor by distance.
 
     Args:
         shape: Sizes of the model.
