@@ -113,9 +113,10 @@ def cpu_kernel(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Te
         return attend_one(q, k, v, spec)
     k, values = repeat_for_query_heads(q, k, pad_to_width(v, q.shape[3]))
     dtype = torch.promote_types(q.dtype, torch.float32)
-    zeros = q.new_zeros(1, k.shape[2], dtype=dtype).expand(q.shape[1], -1)
-    # the kernels ignore a table whose rows are one row in memory, so that of a strategy must not be an expanded row
-    table = zeros if spec.table is None else spec.table.contiguous()
+    if spec.table is None:
+        table = q.new_zeros(1, k.shape[2], dtype=dtype).expand(q.shape[1], -1)
+    else:  # to the kernels, an expanded row means that there is no table
+        table = spec.table.contiguous()
     arguments = spec.window, spec.scale_of(q), spec.first_key, spec.key_bias, spec.score_scale
     out, lse = table_attention(q, k, values, table, *arguments)
     return out[..., : v.shape[3]], lse
