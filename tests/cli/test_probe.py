@@ -98,8 +98,10 @@ def test_a_model_without_a_measured_layer_does_not_pass(here, capsys):
 
 def test_a_checkpoint_is_probed(here, capsys):
     checkpoint = fit(here)
-    main(["probe", str(checkpoint), "--output", str(here / "page")])
-    assert {layer["expected"] for layer in probe_results(here / "page")["layers"]} == {"no rotation"}
+    with pytest.raises(SystemExit) as ended:  # probe compares the bias of KERPLE-log with no formula
+        main(["probe", str(checkpoint), "--output", str(here / "page")])
+    assert ended.value.code == 2
+    assert {layer["expected"] for layer in probe_results(here / "page")["layers"]} == {"no rotation, KerpleLog"}
     error = complaint(capsys, "probe", checkpoint, "--gap", "true", "--text", "code")
     assert error == "error: text: got code, expected null, because a checkpoint is measured on its test text"
     error = complaint(capsys, "probe", checkpoint, "--text", "code")

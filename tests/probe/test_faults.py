@@ -265,10 +265,21 @@ def test_a_correct_model_has_no_fault(name, changes):
     assert report.inconclusive == (name == "bloom")
 
 
-@pytest.mark.parametrize("position", [rope(scaling="dynamic_ntk", factor=2.0), RANDOM_POSITIONS])
-def test_our_models_without_a_cache_and_with_random_positions_have_no_fault(position):
+@pytest.mark.parametrize(
+    ("position", "verdict"),
+    [
+        (rope(scaling="dynamic_ntk", factor=2.0), "agrees"),
+        (RANDOM_POSITIONS, "not judged"),
+        ("KerpleLog", "not judged"),
+        ("NoPE", "agrees"),
+        ("RoPE", "agrees"),
+    ],
+)
+def test_in_our_models_only_rope_and_nope_are_judged_and_nothing_is_a_fault(position, verdict):
     model = random_kerple(position)
-    assert probe_model(model, model.config).faults == []
+    report = probe_model(model, model.config)
+    assert report.faults == []
+    assert {v.verdict for v in report.layers} == {verdict}
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ class Layer:
             other channels have no positions; 0 for other attention.
         is_verified: Whether a difference from the forward pass is a fault. False for families outside of `KNOWN`, for
             layers whose RoPE has no formula in this project, and for our strategies other than RoPE and NoPE.
-        strategy: Strategy that `kerple.hf.retrofit` has added to the layer; empty for none and for NoPE.
+        strategy: Strategy that acts inside the attention function: one that `kerple.hf.retrofit` has added to the
+            layer, other than NoPE, or that of a layer of our networks, other than RoPE and NoPE; empty for none.
     """
 
     rope: RoPE | None = None
@@ -121,7 +122,7 @@ def configured_layers(config: Any) -> list[Layer]:
 def our_layers(network: Transformer) -> list[Layer]:
     """Return the layers that the strategies of a network of this project describe.
 
-    Differences from the forward pass are faults only for RoPE and NoPE.
+    Only layers with RoPE and NoPE are judged.
     """
     layers = []
     for i in range(len(network.blocks)):
@@ -129,7 +130,8 @@ def our_layers(network: Transformer) -> list[Layer]:
         position = outer.position if isinstance(outer, LayerPattern) else outer
         rope = position if isinstance(position, RoPE) else None
         is_verified = isinstance(position, RoPE | NoPE)
-        layers.append(Layer(rope, outer.window, is_verified=is_verified))
+        strategy = "" if is_verified else type(position).__name__
+        layers.append(Layer(rope, outer.window, is_verified=is_verified, strategy=strategy))
     return layers
 
 
