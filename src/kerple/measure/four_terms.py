@@ -95,7 +95,7 @@ def no_four_terms(network: Transformer) -> str | None:
     return None
 
 
-def visible_keys(tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+def keys_of_document(tokens: Tensor, documents: Tensor | None = None) -> Tensor:
     """Return which keys each query sees, (B, 1, T, T) bool, for ``tokens`` and ``documents`` of `four_terms`."""
     documents = torch.zeros_like(tokens) if documents is None else documents
     return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
@@ -149,7 +149,7 @@ class FourTerms(BlockMeasure):
         for i, tokens in runner.blocks(blocks):
             documents = {name: x[:, :-1] for name, x in blocks.document_options(i, runner.device).items()}
             terms = four_terms(network, tokens[:, :-1], **documents)
-            visible = visible_keys(tokens[:, :-1], **documents)
+            visible = keys_of_document(tokens[:, :-1], **documents)
             variance += torch.stack([spread(terms[name], visible).square() for name in names]) / len(blocks)
             total += torch.stack([terms[name][0].double().mean(0) for name in TERMS]) * visible[0, 0]
             count += visible[0, 0]
