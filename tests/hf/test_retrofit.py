@@ -47,7 +47,9 @@ def oracle(model: Any) -> Any:
     """Return a retrofitted model as our `Transformer`."""
     stored = read_family(model.config, model.state_dict())
     network = build_transformer(stored.model).eval()
-    assert not copy_weights(network, stored).new
+    account = copy_weights(network, stored)
+    assert not account.new
+    assert not [name for name in account.unused if name.startswith("positions.")]
     return network
 
 
@@ -185,6 +187,15 @@ def test_a_strategy_in_some_layers_leaves_the_others_as_they_are() -> None:
         torch.testing.assert_close(model(tokens).logits, oracle(model)(tokens), rtol=1e-4, atol=1e-5)
     unchanged = retrofit(deepcopy(original), "NoPE", keep_rope=True)
     torch.testing.assert_close(unchanged(tokens).logits, original(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("keep_rope", [False, True])
+@pytest.mark.parametrize("pattern", ["bias bias none", "none bias bias", "bias none none"])
+@torch.no_grad()
+def test_layers_of_a_pattern_keep_their_weights_if_others_have_none(pattern: str, keep_rope: bool) -> None:
+    options = {"kinds": {"bias": KerpleLog, "none": NoPE}, "pattern": pattern.split(), "keep_rope": keep_rope}
+    model = disturbed(retrofit(tiny("llama", num_hidden_layers=4), LayerPattern, layers=[0, 1, 2], **options))
+    torch.testing.assert_close(model(text(2, 40)).logits, oracle(model)(text(2, 40)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

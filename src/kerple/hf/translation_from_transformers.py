@@ -10,7 +10,7 @@ from kerple.base.errors import UserError
 from kerple.hf.rope import layer_rope, read_rope
 from kerple.hf.translation_tables import FAMILIES, GEMMA3, Family
 from kerple.hf.windowed_attention import layer_kinds
-from kerple.model.stored_model import StoredModel, Weights
+from kerple.model.stored_model import StoredModel, Weights, strategies_without_values
 
 TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # names of the same approximation of gelu
 ACTIVATION_NAMES = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"} | dict.fromkeys(TANH, "gelu_tanh")
@@ -159,15 +159,17 @@ def _read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> W
 
 def _retrofitted_weights(config: Any, state: Mapping[str, Tensor]) -> Weights:
     """Return the weights of the strategy of a model that `kerple.hf.retrofit` has changed, by their names in ours."""
-    strategy, retrofit = read_options(config)["position"], config.kerple_retrofit
+    options, retrofit = read_options(config), config.kerple_retrofit
+    strategy = options["position"]
+    # each layer of a LayerPattern has its own instance, but layers may share a strategy after `retrofit`
+    in_pattern = strategy != retrofit["strategy"] and "LayerPattern" in strategy["class_path"]
+    shared = in_pattern and len(strategies_without_values(options | {"position": retrofit["strategy"]})) == 1
     weights: Weights = {}
     for name, value in state.items():
         if ".kerple.positions." in name:
             index, _, rest = name.partition(".kerple.positions.")[2].partition(".")
             part = f"parts.1.{rest}" if retrofit["keep_rope"] else rest
-            if strategy != retrofit["strategy"] and "LayerPattern" in strategy["class_path"]:
-                # each layer of a LayerPattern has its own instance, but layers may share a strategy after `retrofit`
-                shared = not any(f".kerple.positions.{len(retrofit['layers']) - 1}." in key for key in state)
+            if in_pattern:
                 layers = retrofit["layers"] if shared else [retrofit["layers"][int(index)]]
                 weights |= {f"positions.{i}.position.{part}": value for i in layers}
             else:

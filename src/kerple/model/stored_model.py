@@ -11,9 +11,10 @@ from torch import Tensor
 
 from kerple import positions
 from kerple.base.errors import UserError
+from kerple.config.options import subclasses
 from kerple.config.untrusted_checkpoints import Classes, load, not_a_checkpoint
 from kerple.model.architecture import Architecture
-from kerple.model.transformer import Transformer
+from kerple.model.transformer import Transformer, layer_strategies
 from kerple.positions import Position, Shape, StrategyBuilder
 
 Weights = dict[str, Tensor]
@@ -90,6 +91,19 @@ def build_strategy(config: Mapping[str, Any] | str, remote: Iterable[type[Positi
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--position", type=StrategyBuilder)
     return parser.instantiate_classes(parser.parse_object({"position": safe})).position
+
+
+def strategies_without_values(model: Mapping[str, Any]) -> list[Position]:
+    """Build the strategies of `StoredModel.model` on the meta device: one per layer, or one that all layers share.
+
+    Raises:
+        UserError: If the options contradict each other, or name a strategy whose module is not imported.
+    """
+    layers, width = model["layers"], model.get("head_dim")
+    shape = Shape(model["dim"], model["heads"], model["length"], layers=layers, head_width=width)
+    build = build_strategy(model["position"], subclasses(Position))
+    with torch.device("meta"):
+        return layer_strategies(build, shape, model.get("per_layer"))
 
 
 @dataclass(frozen=True)
