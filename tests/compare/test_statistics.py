@@ -113,6 +113,10 @@ def test_a_difference_on_the_same_text_has_no_variance_of_the_text(generator: np
         assert found is not None
         assert found.interval()[0] < 0.05 < found.interval()[1] < 0.07
     assert np.diff(estimate((ours, counts)).interval()) > 0.1
+    for one_seed in ([2, 1, 1], [1, 1, 2]):  # of one seed, the text is another
+        other_text = counts * np.array(one_seed)[:, None]
+        assert difference((ours, counts), (hardness, other_text)) is None
+        assert difference((ours, other_text), (hardness, counts)) is None
     assert difference((ours, counts), (hardness, 2 * counts)) is None  # other text
 
 

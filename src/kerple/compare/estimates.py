@@ -189,7 +189,9 @@ def difference(ours: Sums | None, theirs: Sums | None, same_runs: bool = False) 
     """
     if ours is None or theirs is None or ours[1].shape[1] != theirs[1].shape[1]:
         return None
-    if not (ours[1][0] == theirs[1]).all() or (same_runs and len(ours[0]) != len(theirs[0])):
+    if any((counts != theirs[1][0]).any() for _, counts in (ours, theirs)):
+        return None
+    if same_runs and len(ours[0]) != len(theirs[0]):
         return None
     return estimate((ours[0] - theirs[0], ours[1])) if same_runs else estimate(ours, (-theirs[0], theirs[1]))
 
