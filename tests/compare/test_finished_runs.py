@@ -23,7 +23,7 @@ from kerple.compare.table_markup import Cell, Table
 from kerple.compare.tables import cost_table
 from kerple.measure import results_table
 from kerple.measure.results_table import Row
-from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
+from tests.compare.runs_on_disk import CURVES, LENGTHS, reconfigure, write_run, write_task_run
 
 CURVE = CURVES["KerpleLog"]
 
@@ -55,6 +55,19 @@ def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_l
     assert values["last8", 64] == np.inf
     assert "pos" not in values.index
     assert values["full", 64] == pytest.approx(CURVE[0])
+
+
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("rows", [[], [Row("ppl", "per_position", 64, 1, None, 9.0, 8)]])
+def test_an_evaluation_with_groups_but_without_blocks_is_reported(rows: list[Row], tmp_path: Path) -> None:
+    test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
+    groups = {"block_document": [3, 5], "groups": ["attrs", "flask"], "documents": True}
+    results_table.add_to_results(test, "far_context", rows, groups)
+    reconfigure(test.parent, trainer={"precision": "32-true"})
+    committed_records.complete(PlannedRun("ALiBi", 1236, "", test.parent, test, [], config={}, test_config={}))
+    runs = read_runs([FinishedRun("ALiBi", 1236, test)])
+    assert set(runs.blocks["protocol"]) == {"full", "windowed64"}
+    assert comparison_report.write_comparison(runs, tmp_path / "report", name="x", baseline="ALiBi").is_file()
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kerple.base.errors import UserError
 from kerple.measure import loss_metrics, results_table
 from kerple.measure.extrapolation import Extrapolation
+from kerple.measure.far_context import FarContext
 from kerple.measure.measure import Measure
 from kerple.measure.task_accuracy import TaskAccuracy
 from kerple.positions import NoPE
@@ -143,6 +144,17 @@ def test_lengths_beyond_the_last_position_are_skipped(tmp_path: Path, capsys: py
     measured = run(tmp_path, Extrapolation([8, 16, 32]), position=Short, events=False)
     assert list(measured) == [(name, length) for name in ("full", "windowed") for length in (8, 16)]
     assert "full at 32: skipped, Short has only 16 positions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [FarContext([32]), Extrapolation([32], documents=True), Extrapolation([8], ["per_position"], documents=True)],
+)
+def test_results_with_groups_but_without_blocks_can_be_read(measure: Measure, tmp_path: Path) -> None:
+    data = RandomText(tokens=200)
+    data.begins, data.table = [0, 100], pd.DataFrame({"group": ["x", "y"], "overlap": 0.0})
+    assert set(run(tmp_path, measure, data=data, position=Short, events=False)) <= {("per_position", 8)}
+    assert results_table.read(tmp_path)[1]["evaluations"][measure.name]["groups"] == ["x", "y"]
 
 
 def test_sampling_of_the_paper_scores_different_segments_at_each_length(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def _check_groups(table: pd.DataFrame, evaluations: Iterable[Mapping[str, Any]])
         if not isinstance(protocols, list) or not isinstance(groups, list):
             raise ValueError("protocols and groups must be lists")
         blocks = table["block"][table["protocol"].isin(protocols)]
-        if groups and blocks.max() >= len(groups):
+        if groups and (blocks >= len(groups)).any():  # false if no row has a block
             raise ValueError(f"got {len(groups)} groups, but a row has block {blocks.max()}")
 
 
