@@ -23,7 +23,8 @@ from kerple.measure.protocols import full, windowed
 from kerple.measure.receptive_field import ReceptiveField
 from kerple.measure.shift import ShiftTest
 from kerple.model import Transformer
-from kerple.positions import Shape, Sinusoidal, SSMax, strategies
+from kerple.positions import Abacus, Learned, RandomizedPositions, Shape, Sinusoidal, SSMax, strategies
+from kerple.positions.position_coupling import PlaceEmbedding
 from kerple.positions.visibility import Visibility
 from kerple.training import kernel_records
 from kerple.training.kernel_records import Kernels
@@ -242,23 +243,33 @@ def test_losses_that_are_not_finite_are_an_error(tmp_path: Path, measure: Measur
 # The sum of the four terms equals the scores of the model
 
 LLAMA = {"norm": "rms", "bias": False, "kv_heads": 2, "embedding_norm": True}
+WITH_TERMS = [
+    (Learned, {"embedding_scale": 3.0}),
+    (Sinusoidal, LLAMA),
+    (partial(RandomizedPositions, position=Sinusoidal), {}),
+    (partial(RandomizedPositions, position=Learned), {}),
+    (Abacus, {}),
+]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "options"), [("Learned", {"embedding_scale": 3.0}), ("Sinusoidal", LLAMA)])
-def test_four_terms_and_the_rest_add_up_to_the_scores_of_the_model(name: str, options: dict) -> None:
-    network = Transformer(Shape(32, 4, 32), 2, 50, strategies()[name], init=0.2, **options).eval()
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 12, [1] * 5 + [2] * 7])])
+@pytest.mark.parametrize(("position", "options"), WITH_TERMS)
+def test_four_terms_and_the_rest_add_up_to_the_scores_of_the_model(position, options, documents) -> None:
+    network = Transformer(Shape(32, 4, 32), 2, 50, position, init=0.2, **options).eval()
     tokens = torch.randint(50, (2, 12))
+    if isinstance(network.positions[0], PlaceEmbedding):
+        network.places = lambda tokens: tokens % 5
     # random norms, biases and positions, because their initial values are 1, 0 and close to 0
     for parameter in (*network.positions.parameters(), *(p for p in network.parameters() if p.ndim == 1)):
         parameter.normal_()
     outputs: list[Tensor] = []
     hook = network.blocks[0].attention.qkv.register_forward_hook(lambda m, i, output: outputs.append(output))
-    network(tokens)
+    network(tokens, documents=documents)
     hook.remove()
     q, k, _ = network.blocks[0].attention.split(outputs[0])  # (B, heads, T, δ), (B, key heads, T, δ)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    expected, terms = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, four_terms(network, tokens)
+    expected, terms = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, four_terms(network, tokens, documents)
     assert set(terms) == {*TERMS, "rest"}
     torch.testing.assert_close(sum(terms.values()), expected, rtol=1e-4, atol=1e-4)
     biased = network.blocks[0].attention.qkv.bias is not None

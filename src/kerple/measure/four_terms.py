@@ -4,7 +4,7 @@ The terms are word-word, word-position, position-word and position-position (Ke 
 The first part of a term's name belongs to the query, the second to the key.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, ClassVar
 
@@ -48,6 +48,9 @@ def four_terms(network: Transformer, tokens: Tensor, documents: Tensor | None = 
     positions = TokenPositions.arange(tokens.shape[1], device=tokens.device)
     if documents is not None:
         positions = positions.divided(documents, network.restart_positions)
+    if network.places is not None:
+        positions = replace(positions, places=network.places(tokens))
+    positions = position.remap_positions(positions, tokens)
     attention = block.attention
     norm: Any = block.attention_norm  # LayerNorm or RMSNorm
     dtype = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
