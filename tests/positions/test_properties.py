@@ -55,6 +55,16 @@ EXPECTED = {
 }
 LONGROPE = {"scaling": "longrope", "factor": 2.0, "short_factors": [1.0] * 4, "long_factors": [2.0] * 4}
 RANDOMIZED_PATH = partial(positions.RandomizedPositions, position=PaTH)
+COUPLED_LEARNED = partial(positions.Coupled, position=positions.Learned)
+DRAWN = partial(positions.RandomizedPositions, max_positions=24)
+WITH_NARROW_TABLE = [
+    (DRAWN, positions.Learned),
+    (COUPLED_LEARNED, partial(LayerPattern, kinds={"a": DRAWN})),
+    (partial(DRAWN, position=positions.Learned, max_positions=12), DRAWN),
+]
+NARROW_TABLE = (
+    r"parts: got Learned with positions up to 11, and RandomizedPositions, which draws up to 23; .*\(Combined\)"
+)
 TWO_NEIGHBOR_WINDOWS = [partial(positions.SelfExtend, position=positions.SSMax)] * 2
 
 
@@ -167,6 +177,7 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("Combined", {"parts": TWO_NEIGHBOR_WINDOWS}, "parts: got SelfExtend with SelfExtend"),
         ("Combined", {"parts": (positions.FoX, PaTH)}, "parts: got FoX before PaTH"),
         ("Combined", {"parts": (positions.ReRoPE, positions.RoPE)}, "parts: got RoPE with ReRoPE, which doubles"),
+        *(("Combined", {"parts": parts}, NARROW_TABLE) for parts in WITH_NARROW_TABLE),
         *(("Combined", {"parts": (PoPE, other)}, f"parts: got {other.__name__} with PoPE") for other in SINGLE_WIDTH),
     ],
 )
@@ -181,6 +192,24 @@ def test_an_unknown_value_of_an_option_with_names_is_an_error(name: str) -> None
         if any(get_origin(part) is Literal for part in (kind, *get_args(kind))):
             with pytest.raises(UserError, match=f"^{name}: {option}: got nosuch, expected one of "):
                 strategies()[name](SHAPE, **{option: "nosuch"})
+
+
+def test_a_table_of_positions_may_be_combined_inside_randomized_positions() -> None:
+    inside = partial(Combined, parts=(positions.Learned, KerpleLog))
+    for build in (
+        partial(DRAWN, position=inside),
+        partial(Combined, parts=(DRAWN, partial(positions.Learned, beyond="clamp"))),
+        partial(Combined, parts=(DRAWN, partial(DRAWN, position=positions.Learned))),
+    ):
+        network, tokens = Transformer(SHAPE, 4, 9, build, per_layer=False), torch.zeros(1, 24, dtype=torch.int64)
+        for _ in range(5):
+            assert network(tokens[:, :12]).isfinite().all()
+            network.constrain_()
+        assert network.eval()(tokens).isfinite().all()
+    # `embed` of later layers is not called
+    drawn_later = partial(LayerPattern, kinds={"a": positions.NoPE, "b": DRAWN})
+    network = Transformer(SHAPE, 4, 9, partial(Combined, parts=(positions.Learned, drawn_later)))
+    assert network(tokens[:, :12]).isfinite().all()
 
 
 def test_invalid_sizes_and_an_unknown_name_are_errors() -> None:

@@ -14,6 +14,7 @@ from kerple.positions.cope import CoPE
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.path import PaTH
 from kerple.positions.pope import PoPE
+from kerple.positions.randomized import RandomizedPositions
 from kerple.positions.rotary import RoPE
 from kerple.positions.self_extend import SelfExtend
 from kerple.positions.shaw import Shaw
@@ -50,14 +51,17 @@ class Combined(Position):
         parts: Functions that build the strategies from the shape.
 
     Raises:
-        UserError: If there are no parts, or two parts exclude each other (`check_combination`). In a forward pass, if a
-            part returns `AttentionWeights`, and a later part modifies scores or any part has a sink.
+        UserError: If there are no parts, or two parts exclude each other (`check_combination`,
+            `check_drawn_positions`). In a forward pass, if a part returns `AttentionWeights`, and a later part modifies
+            scores or any part has a sink.
     """
 
     def __init__(self, shape: Shape, parts: Sequence[StrategyBuilder] = (SSMax, KerpleLog)) -> None:
         super().__init__()
         self.parts = cast(Sequence[Position], nn.ModuleList(build(shape) for build in parts))
         check_combination(list(self.parts))
+        if shape.layer == 0:  # the only layer whose strategy reads tables of positions, in `embed`
+            check_drawn_positions(self.parts)
         invariant = [part.shift_invariant for part in self.parts]
         self.shift_invariant = None if None in invariant else all(invariant)
         self.prefix_consistent = all(part.prefix_consistent for part in self.parts)
@@ -191,6 +195,19 @@ def check_combination(parts: Sequence[Position]) -> None:
             name = "PoPE" if _contains(part, PoPE) else type(part).__name__
             single_width = [other for other in parts if other is not part and _contains(other, *SINGLE_WIDTH)]
             _refuse(single_width, f"with {name}, which doubles the width of queries and keys; leave one out")
+
+
+def check_drawn_positions(parts: Sequence[Position]) -> None:
+    """Raise a UserError if `RandomizedPositions` draws positions that another strategy cannot represent."""
+    inner = [module for part in parts for module in part.modules() if isinstance(module, Position)]
+    drawn = [position for position in inner if isinstance(position, RandomizedPositions)]
+    if drawn:
+        last = len(drawn[-1].fixed) - 1  # later draws replace earlier ones
+        for position in reversed(inner):  # a wrapped strategy before its wrapper, which has the same limit
+            limit = position.max_length
+            if limit is not None and limit <= last and not _contains(position, RandomizedPositions):
+                reason = f"with positions up to {limit - 1}, and RandomizedPositions, which draws up to {last}"
+                _refuse([position], f"{reason}; wrap the combination: RandomizedPositions(Combined)")
 
 
 def _contains(part: Position, *kinds: type[Position]) -> bool:
