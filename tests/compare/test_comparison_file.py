@@ -134,6 +134,24 @@ def test_a_callback_of_the_user_in_a_comparison_file(tmp_path: Path, monkeypatch
     assert [callback for callback in callbacks if callback["class_path"].endswith("Mine")] == [mine]
 
 
+def test_flags_that_are_classes_stay_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"momentum": 0.9}}  # its argument params is required
+    flags = {"model.optimizer": optimizer, "trainer.callbacks": [optimizer, {"class_path": "Dashboards"}]}
+    strategies = {"RoPE": {"options": flags, "flags": flags}, "ALiBi": {}}
+    sections = {"flags": flags, "stage": flags, "test": flags, "parts": {"code": flags}, "strategies": strategies}
+    settings = yaml.safe_load((ROOT / "configs/compare/demo.yaml").read_text()) | {"baseline": "RoPE"}
+    path = tmp_path / "compare.yaml"
+    path.write_text(yaml.safe_dump(settings | sections))
+    read = read_comparison(str(path))
+    assert {name: getattr(read, name) for name in sections} == sections | {
+        "strategies": {"RoPE": Strategy(None, flags, flags), "ALiBi": Strategy()}
+    }
+    path.write_text(yaml.safe_dump(settings | {"flags": {"model.optimizer": optimizer}, "strategies": {"RoPE": {}}}))
+    (job,) = read_comparison(str(path)).planned_runs()
+    assert resolve(job).config["model"]["optimizer"]["init_args"]["momentum"] == 0.9
+
+
 def test_a_misspelt_flag_is_named_before_a_run_starts(tmp_path: Path) -> None:
     settings = yaml.safe_load((ROOT / "configs/compare/demo.yaml").read_text()) | {"runs": str(tmp_path / "runs")}
     for mistake in ({"test": {"trainer.precison": "32-true"}}, {"flags": {"model.leyers": 3}}):

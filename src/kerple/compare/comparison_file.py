@@ -24,6 +24,8 @@ SET_BY_COMPARE = {  # flags that a comparison sets for every run, and advice for
 RESERVED = ("checkpoints", "logs", "tensorboard")  # folders of a run, which test_folder cannot be
 
 
+# Options are annotated as `dict`. In values of type Any, the parser replaces a mapping with the key class_path by a
+# Namespace with the defaults of the class.
 @dataclass
 class Strategy:
     """One strategy of a comparison.
@@ -44,8 +46,8 @@ class Strategy:
     """
 
     position: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    flags: dict[str, Any] = field(default_factory=dict)
+    options: dict = field(default_factory=dict)
+    flags: dict = field(default_factory=dict)
     hf: str | None = None
     seeds: int | None = None
     parent: str | None = None
@@ -103,10 +105,10 @@ class Comparison:
     strategies: dict[str, Strategy | None]
     seeds: list[int]
     baseline: str
-    flags: dict[str, Any] = field(default_factory=dict)
-    stage: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    test: dict[str, Any] = field(default_factory=dict)
+    flags: dict = field(default_factory=dict)
+    stage: dict = field(default_factory=dict)
+    parts: dict[str, dict] = field(default_factory=dict)
+    test: dict = field(default_factory=dict)
     test_folder: str = "test"
     seeded: list[str] = field(default_factory=lambda: ["seed_everything", "data.seed"])
     runs: str | None = None
@@ -120,11 +122,7 @@ class Comparison:
 
     @classmethod
     def from_options(cls, options: Namespace) -> "Comparison":
-        """Return the comparison with the options of a parser that has the arguments of this class.
-
-        The parser cannot build it, because it would also build objects in ``test`` and ``flags``, such as a user's own
-        callback.
-        """
+        """Return the comparison with the options of a parser that has the arguments of this class."""
         values = options.as_dict()
         strategies = {label: Strategy(**(each or {})) for label, each in values["strategies"].items()}
         return cls(**{each.name: values[each.name] for each in fields(cls)} | {"strategies": strategies})
@@ -270,12 +268,6 @@ def read_comparison(path: str) -> Comparison:
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
-    """Command-line flags with these values. Values other than strings are written as JSON, which is also YAML.
-
-    The parser of a comparison represents objects in lists, such as a user's own callback, as a `Namespace`.
-    """
-
-    def text(value: Any) -> str:
-        return value if isinstance(value, str) else json.dumps(value, default=Namespace.as_dict)
-
-    return with_shipped_configs([f"--{key}={text(value)}" for key, value in values.items()])
+    """Command-line flags with these values. Values other than strings are written as JSON, which is also YAML."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return with_shipped_configs([f"--{key}={text}" for key, text in texts.items()])
