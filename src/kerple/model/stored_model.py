@@ -1,13 +1,14 @@
 """`StoredModel`, the options and weights of a stored model, and functions that make a `Transformer` of it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser
-from torch import Tensor
+from torch import Tensor, nn
 
 from kerple import positions
 from kerple.base.errors import UserError
@@ -16,6 +17,7 @@ from kerple.config.untrusted_checkpoints import Classes, load, not_a_checkpoint
 from kerple.model.architecture import Architecture
 from kerple.model.transformer import Transformer, layer_strategies
 from kerple.positions import Position, Shape, StrategyBuilder
+from kerple.positions.wrapper import Resampled
 
 Weights = dict[str, Tensor]
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
@@ -133,22 +135,24 @@ class CopiedWeights:
 def copy_weights(network: Transformer, source: StoredModel) -> CopiedWeights:
     """Copy the weights of a stored model into a network.
 
-    Weights of the strategy are copied only if network and stored model have the same class of strategy. Weights must
-    have the same shape in both, except that embedding and head of the network may have more rows. The additional rows
-    keep their values.
+    Weights of a strategy are copied only if network and stored model have the same class of strategy, and of all
+    strategies around it. Weights must have the same shape in both, except that embedding and head of the network may
+    have more rows. The additional rows keep their values. Random draws (`Resampled`) are neither copied nor counted.
 
     Raises:
         UserError: If a shape differs, or the stored model lacks a weight outside the strategy. The network is then
             unchanged.
     """
-    position = source.model["position"]
-    class_path = position if isinstance(position, str) else position["class_path"]
-    same_strategy = class_path.rpartition(".")[2] == type(network.positions[0]).__name__
+    draws = _names_of_draws(network)
+    state, weights = (
+        {name: tensor for name, tensor in _without_duplicates(tensors).items() if name not in draws}
+        for tensors in (network.state_dict(), source.weights)
+    )
+    same_classes = _same_classes(network, source.model)
     copied: Weights = {}
-    state = _without_duplicates(network.state_dict())
     for name, value in state.items():
         stored = source.weights.get(name)
-        if name.startswith("positions.") and (stored is None or not same_strategy):
+        if name.startswith("positions.") and (stored is None or not same_classes(name)):
             continue
         if stored is None or not _shape_fits(name, stored, value):
             given = "no weight" if stored is None else f"shape {tuple(stored.shape)}"
@@ -164,8 +168,29 @@ def copy_weights(network: Transformer, source: StoredModel) -> CopiedWeights:
             (state[name][: len(stored)] if stored.ndim else state[name]).copy_(stored)
     counts = Counter({name: weight.numel() for name, weight in copied.items()})
     new = Counter({name: value.numel() for name, value in state.items()}) - counts  # only positive numbers
-    left = {name: weight for name, weight in _without_duplicates(source.weights).items() if name not in counts}
+    left = {name: weight for name, weight in weights.items() if name not in counts}
     return CopiedWeights(counts, new, {name: weight.numel() for name, weight in left.items()})
+
+
+def _names_of_draws(network: Transformer) -> set[str]:
+    """Return the names of the random draws of the strategies, and of the numbers of steps that determine them."""
+    modules = [(name, module) for name, module in network.positions.named_modules() if isinstance(module, Resampled)]
+    return {f"positions.{name}.{draw}" for name, module in modules for draw, _ in module.named_buffers(recurse=False)}
+
+
+def _same_classes(network: Transformer, model: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Return the function that tells whether the strategies around a weight have the same classes in both models."""
+    position = model["position"]
+    class_path = position if isinstance(position, str) else position["class_path"]
+    if class_path.rpartition(".")[2] != type(network.positions[0]).__name__:
+        return lambda name: False  # a replaced strategy need not be a class of which the options can be read
+    stored = nn.ModuleList(strategies_without_values(model))
+
+    def classes(module: Any, name: str) -> list[str]:
+        path = accumulate(name.split(".")[1:-1], lambda inner, part: getattr(inner, part, None), initial=module)
+        return [type(inner).__name__ for inner in path]
+
+    return lambda name: classes(stored, name) == classes(network.positions, name)
 
 
 def _without_duplicates(weights: Weights) -> Weights:
