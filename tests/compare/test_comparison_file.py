@@ -76,12 +76,21 @@ def test_flags_of_every_type() -> None:
 
 def test_differences_leave_out_older_options_locations_and_new_options_with_defaults() -> None:
     callback = {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss"}}
-    written = {"a": 1, "only before": 2, "data.init_args.directory": "x"} | flat({"trainer": {"callbacks": [callback]}})
-    first, *of_callback = differences(written, {"a": 2, "data.init_args.directory": "y"})
-    assert (first, len(of_callback)) == ("a: 1 -> 2", 2)
+    of_callback = flat({"trainer": {"callbacks": [callback]}})
+    written = {"a": 1, "only before": 2, "data.init_args.directory": "x"} | of_callback
+    first, *others = differences(written, {"a": 2, "data.init_args.directory": "y"})
+    assert (first, len(others)) == ("a: 1 -> 2", 2)
     model = {"model.class_path": "kerple.LanguageModel"}
     assert differences(model, model | {"model.qk_norm": False}) == []  # newer than the run, with its default value
     assert differences(model, model | {"model.qk_norm": True}) == ["model.qk_norm: None -> True"]
+    mixture = {"a.b": 0.5, "c": 0.5}  # of two folders
+    for option, earlier, text, now in (
+        ("model.optimizer", {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}, "torch.optim.SGD", "adamw"),
+        ("data.init_args.mixture", mixture, mixture, None),
+        ("data.init_args.samples", None, None, 8),
+        ("trainer.callbacks", [callback], {key.split(".", 2)[2]: value for key, value in of_callback.items()}, None),
+    ):
+        assert differences(flat({option: earlier}), {option: now}) == [f"{option}: {text!r} -> {now!r}"]
     position = "model.position.init_args"  # PoPE's former phase has another meaning; PaTH has no kernel now
     assert differences({f"{position}.phase": 0.0}, {}) == [f"{position}.phase: 0.0 -> None"]
     assert differences({f"{position}.convolution": 1}, {}) == []

@@ -158,6 +158,7 @@ def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_sm
     (test / "huge.csv").write_text("a,b\n" + "1,0.5\n" * (committed_records.MOST_ROWS + 1))
     (tmp_path / "seed-1236" / "config.yaml").write_text("trainer: {precision: bf16-mixed}\nseed_everything: 1236")
     config = {"seed_everything": 1236, "trainer.precision": "auto", "trainer.gradient_clip_val": float("inf")}
+    config["trainer.profiler"] = None  # kept, so that the run differs from one with another value
     job = PlannedRun("ALiBi", 1236, "", test.parent, test, [], config=config, test_config=config, data="sum")
     committed_records.complete(job)
     about = json.loads((test / results_table.ABOUT).read_text(), parse_constant=pytest.fail)  # strict JSON

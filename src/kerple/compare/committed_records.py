@@ -201,7 +201,7 @@ def complete(run: PlannedRun) -> None:
     if (stored := run.directory / "config.yaml").is_file():  # contains a precision in place of `auto`
         config = config | {PRECISION: flat(read_mapping(stored))[PRECISION]}
     about["run"] = {
-        "config": {key: value for key, value in with_class_names(config).items() if value is not None},
+        "config": with_class_names(config),
         "cost": read_mapping(cost) | {"parallel": run.parallel} if cost.exists() else {},
         "data": run.data,
         "inputs": run.inputs,

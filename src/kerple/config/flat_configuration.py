@@ -52,6 +52,8 @@ def configured_length(config: dict[str, Any]) -> int | None:
 def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
     """Describe each option that differs between two configurations as ``option: old value -> new value``.
 
+    If an option was an object or a mapping and is none now, its old value is the class path or the mapping.
+
     Some differences are left out:
 
     - options of `STORAGE_OPTIONS`,
@@ -67,9 +69,12 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
     before, now = with_class_names(written), with_class_names(resolved)
     if EARLIER_SECTIONS in before and before.get("data.init_args.sections") == 1:
         del before["data.init_args.sections"]
+    objects = {key: value for key in now if key not in before and (value := _object(before, key)) is not None}
     kept = ("trainer.callbacks.", "model.position.init_args.")
     removed = [key for key in before if key.startswith(kept) and key not in now]
+    removed = [key for key in removed if not key.startswith(tuple(f"{name}." for name in objects))]
     keys = [*now, *(k for k in removed if (k.rpartition(".")[2], before[k]) not in WITHOUT_EFFECT.items())]
+    before |= objects
     return [
         f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
         for key in keys
@@ -78,6 +83,12 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
         and not STORAGE_OPTIONS.fullmatch(key)
         and (key in before or not is_default(resolved, key))
     ]
+
+
+def _object(config: dict[str, Any], key: str) -> Any:
+    """Return the class path or the mapping that an option has in dotted keys; None if no key is below the option."""
+    options = {name.removeprefix(f"{key}."): value for name, value in config.items() if name.startswith(f"{key}.")}
+    return options.get("class_path", options or None)
 
 
 def with_class_names(config: dict[str, Any]) -> dict[str, Any]:
