@@ -13,6 +13,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kerple.base.errors import UserError
 from kerple.data.loader import TrainingLoader
 from kerple.measure import results_table
 from kerple.measure.task_accuracy import TaskAccuracy, add_answers, answer_table, result_rows
@@ -143,6 +144,8 @@ def test_each_problem_of_a_small_space_is_tested_once():
         assert {e.prompt for e in group} <= set(held_out)
         assert len({e.prompt for e in group}) == len(group) == min(len(held_out), 100)
     assert not groups[1]
+    with pytest.raises(UserError, match=r"data.test_lengths: got \[1\], which have no test problem, expected a length"):
+        TaskData(Parity(), 100, train_length=6, test_lengths=[1]).test_dataloader()
 
 
 def test_repeated_examples_have_another_order_in_each_epoch():

@@ -139,7 +139,10 @@ class TaskData(LightningDataModule):
     @cached_property
     def test_problems(self) -> list[list[Example]]:
         """Test problems of each of ``lengths``, independent of the seed. A short length may have no test problem."""
-        return [self.sampler.distinct("test", self.test_examples, length) for length in self.lengths]
+        groups = [self.sampler.distinct("test", self.test_examples, length) for length in self.lengths]
+        given = f"{self.lengths}, which have no test problem"
+        require(any(groups), "data.test_lengths", given, "a length with test problems; add longer ones")
+        return groups
 
     def places(self, scheme: str) -> Callable[[Tensor], Tensor]:
         """Return a function that maps token ids (B, T) int64 to the places of the tokens, (B, T) int64.
