@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 
+from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.data.shards import Folder
-from kerple.training.fit_cost import NETWORK
+from kerple.training.fit_cost import NETWORK, device_count
 from tests.data.conftest import small_build, write_lines
 
 
@@ -39,6 +40,15 @@ def test_plan_of_the_papers_configuration(capsys):
     without = plan_rows(capsys, "--devices", "1,8,32", "--model.position", "RoPE")["A100"]
     assert float(without[2]) == pytest.approx(float(without[1]) / 8, abs=0.01)  # the exchange overlaps
     assert float(without[3]) == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)  # exchange > compute
+
+
+def test_devices_per_node_are_counted_in_every_form_of_the_option():
+    counts = {"auto": 1, 1: 1, 8: 8, "8": 8, "0,2": 2, "3,": 1}
+    assert {devices: device_count(devices) for devices in counts} == counts
+    assert device_count([0, 2, 3]) == 3
+    for all_devices in (-1, "-1"):
+        with pytest.raises(UserError, match=r"trainer.devices: got -1, expected the number of devices of a node"):
+            device_count(all_devices)
 
 
 @pytest.mark.slow

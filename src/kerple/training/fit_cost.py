@@ -131,7 +131,12 @@ def _visible_fraction(data: Namespace) -> tuple[float, dict[str, str]]:
 
 
 def device_count(devices: Any) -> int:
-    """Return the number of devices per node in the option ``trainer.devices``; 1 for ``auto``."""
+    """Return the number of devices per node in the option ``trainer.devices``; 1 for ``auto``.
+
+    Raises:
+        UserError: If the option is -1, all devices of the machine that trains, whose number is not known here.
+    """
+    require(str(devices) != "-1", "trainer.devices", devices, "the number of devices of a node; -1 means all of them")
     numbers = devices if isinstance(devices, list) else str(devices).rstrip(",").split(",")
     return max(len(numbers), int(devices) if str(devices).isdecimal() else 1)
 
