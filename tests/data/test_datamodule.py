@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -51,6 +51,12 @@ def test_samples_have_the_order_of_a_single_device(module, ranks, accumulate, si
     assert torch.equal(rows(*loaders), expected)
     assert not torch.equal(rows(module(seed=3).train_dataloader()), expected)
     assert torch.equal(torch.get_rng_state(), state)  # the model's random numbers do not change
+
+
+def test_a_run_whose_accumulation_is_scheduled_has_one_epoch_of_different_samples(module):
+    data = module(max_steps=6, batch_size=4)  # Lightning requires the option 1 with this callback
+    data.trainer.callbacks = [GradientAccumulationScheduler({0: 4, 1: 2})]
+    assert torch.equal(rows(data.train_dataloader()), rows(module(accumulate=4, batch_size=4).train_dataloader()))
 
 
 def test_samples_are_located_and_read_for_many_batches_at_once_and_equal_those_of_single_calls(module, monkeypatch):

@@ -13,7 +13,7 @@ from kerple.base.atomic import note_path
 from kerple.base.errors import require
 from kerple.data.documents import Documents
 from kerple.data.evaluation_text import ShardText, TextBlocks
-from kerple.data.loader import READ, BlockBatches, TrainingLoader, rank_and_world_size, read_samples
+from kerple.data.loader import READ, BlockBatches, TrainingLoader, batches_of_run, rank_and_world_size, read_samples
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.mixture import Mixture, Part, Samples
 from kerple.data.order import Order, SectionOrder
@@ -148,7 +148,7 @@ class TokenShards(ShardOptions, LightningDataModule):
             read = order.read
         batch_samples, available = self.batch_size * world_size, self.samples or order.samples  # of all ranks
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
-            batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
+            batches = batches_of_run(self.trainer)
         else:
             batches = available // batch_samples
             expected = f"at most {available} in all; decrease it or data.length, or use a larger corpus"

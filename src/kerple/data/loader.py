@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pytorch_lightning import LightningDataModule
+from pytorch_lightning import LightningDataModule, Trainer
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from torch.utils.data import DataLoader
 
 from kerple.base.errors import UserError, require
@@ -26,6 +27,16 @@ READ = 2**17  # largest number of tokens that are read at once, except in larger
 def rank_and_world_size(module: LightningDataModule) -> tuple[int, int]:
     """Return the rank and the number of processes of a data module's trainer; (0, 1) without a trainer."""
     return (module.trainer.global_rank, module.trainer.world_size) if module.trainer is not None else (0, 1)
+
+
+def batches_of_run(trainer: Trainer) -> int:
+    """Return the number of batches that a device reads in ``trainer.max_steps`` steps, all of them in one epoch.
+
+    A GradientAccumulationScheduler sets its factor only when the first epoch starts, after the loader is made.
+    """
+    found = getattr(trainer, "callbacks", ())  # Lightning's type lacks this attribute
+    factors = [c.get_accumulate_grad_batches(0) for c in found if isinstance(c, GradientAccumulationScheduler)]
+    return trainer.max_steps * (factors or [trainer.accumulate_grad_batches])[0]
 
 
 def read_samples(stream: TokenStream, length: int, documents: Documents | None, starts: Sequence[int]) -> Batch:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError, require
 from kerple.base.processor_cores import check_workers
-from kerple.data.loader import TrainingLoader, rank_and_world_size
+from kerple.data.loader import TrainingLoader, batches_of_run, rank_and_world_size
 from kerple.tasks.sampling import Examples, HeldOutProblems, Sampler, collate
 from kerple.tasks.task import Example, Task
 from kerple.tasks.token_places import abacus
@@ -101,7 +101,7 @@ class TaskData(LightningDataModule):
         """
         rank, world_size = rank_and_world_size(self)
         if self.trainer is not None and self.trainer.max_steps > 0:
-            batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
+            batches = batches_of_run(self.trainer)
         elif self.examples is None:
             raise UserError("trainer.max_steps: is not set; set it, or set data.examples, the size of an epoch")
         else:
