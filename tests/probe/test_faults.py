@@ -280,6 +280,7 @@ def test_in_our_models_only_rope_and_nope_are_judged_and_nothing_is_a_fault(posi
     report = probe_model(model, model.config)
     assert report.faults == []
     assert {v.verdict for v in report.layers} == {verdict}
+    assert {i.verdict for i in report.invariances if "eager attention" in i.name} == {"not tested"}  # they have neither
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """`Reading`: a way in which a model reads a text, such as with a cache, with padding, or packed behind another text."""
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from kerple.hf.windowed_attention import attention_replaced
 
 # number of padding tokens, of tokens of the other document or of a continuation, and of positions of a shift
 EXTRA = 16
+TRIAL = "kerple_trial"  # name of an attention function in transformers' registry
 PART = 256  # largest number of tokens that are read at once after the first half of a text
 
 
@@ -74,6 +75,8 @@ class Reading:
         sizes = [whole] if self.cached and self.packed else self._parts(whole) if self.cached else None
         if self.attention and self.attention != "eager" and not getattr(model, f"_supports_{self.attention}", False):
             raise UserError(f"the model has no {self.attention} attention")
+        if self.attention and not _uses_registry(model, tokens):
+            raise UserError(f"the model does not use transformers' registry, so {self.attention} attention is not used")
         with attention_replaced(model, self.attention) if self.attention else nullcontext():
             return read_logits(model, tokens, sizes, **options)[:batch, first : first + length]
 
@@ -83,6 +86,24 @@ class Reading:
         single = min(self.decoded, length - first)
         middle = length - first - single
         return [first, *(min(PART, middle - i) for i in range(0, middle, PART)), *[1] * single]
+
+
+class _CalledError(Exception):
+    """Ends a forward pass at its first call of an attention function."""
+
+
+def _uses_registry(model: Any, tokens: Tensor) -> bool:
+    """Return whether a model calls an attention function of transformers' registry. Others ignore an implementation."""
+
+    def attention(*args: Any, **options: Any) -> NoReturn:
+        raise _CalledError
+
+    try:
+        with attention_replaced(model, TRIAL, attention), suppress(UserError):  # of a model without its mask
+            read_logits(model, tokens[:1, :2])
+    except _CalledError:
+        return True
+    return False
 
 
 def read_logits(
