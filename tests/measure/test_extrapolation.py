@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import EMAWeightAveraging
 from pytorch_lightning.strategies import ModelParallelStrategy
 from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -187,10 +189,14 @@ def test_blocks_lie_inside_documents_that_overlap_little_with_the_training_text(
     assert about["overlapping"] == 3 - len(starts)
 
 
-def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("averaging", [[], [EMAWeightAveraging(decay=0.9)]], ids=["last weights", "averaged weights"])
+def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(
+    averaging: list[Callback], tmp_path: Path
+) -> None:
     model, data = model_of(), RandomText(tokens=200)
     steps = {"max_steps": 6, "val_check_interval": 3, "check_val_every_n_epoch": None}
-    trainer(tmp_path, Extrapolation([8, 32], validation_blocks=3), events=True, **steps).fit(model, data)
+    callbacks = [*averaging, Extrapolation([8, 32], validation_blocks=3)]
+    trainer(tmp_path, *callbacks, events=True, **steps).fit(model, data)
     events = EventAccumulator(str(tmp_path)).Reload()
     assert {t for t in events.Tags()["scalars"] if t.startswith("val/ppl")} == {"val/ppl/full/8", "val/ppl/full/32"}
     points = events.Scalars("val/ppl/full/32")

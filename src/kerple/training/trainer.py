@@ -8,7 +8,13 @@ import torch
 from jsonargparse import Namespace
 from lightning_fabric.connector import _PRECISION_INPUT
 from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.callbacks import BackboneFinetuning, BatchSizeFinder, LearningRateFinder, ModelPruning
+from pytorch_lightning.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    WeightAveraging,
+)
 from pytorch_lightning.callbacks.spike import SpikeDetection
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
@@ -36,7 +42,8 @@ class AutoTrainer(Trainer):
 
     Args:
         precision: A precision of Lightning, or ``auto`` for `kerple.config.auto_precision.choose_precision`.
-        callbacks: Callbacks and measurements. Each measurement is wrapped in a `MeasureCallback`.
+        callbacks: Callbacks and measurements. Each measurement is wrapped in a `MeasureCallback`. A callback that
+            averages weights is the last one.
 
     Raises:
         UserError: If the accelerator is an Apple GPU, ``overfit_batches`` is set, a callback is one of `REFUSED`, or a
@@ -71,6 +78,8 @@ class AutoTrainer(Trainer):
             if isinstance(callback, kind):
                 raise UserError(f"trainer.callbacks: got {type(callback).__name__}, {reason}; remove it")
         wrapped = [MeasureCallback(c) if isinstance(c, Measure) else c for c in callbacks]
+        # its hook at the end of a validation restores the weights of the training, so measurements come before it
+        wrapped.sort(key=lambda c: isinstance(c, WeightAveraging))
         super().__init__(*args, precision=cast("_PRECISION_INPUT | None", resolved), callbacks=wrapped, **kwargs)
 
     @property
