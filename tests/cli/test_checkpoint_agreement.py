@@ -21,6 +21,7 @@ def refused(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[st
 def test_a_test_refuses_another_architecture_and_strategies_with_new_weights(genuine, tmp_path, capsys):
     (tmp_path / "more.yaml").write_text("model: {dim: 16}")
     parts = {f"--config={tmp_path}/more.yaml": "model.dim: ", "--model.position=T5": "network.positions.0"}
+    parts["--model.position=KerplePower"] = "'KerpleLog' -> 'KerplePower'"  # whose parameters have the same names
     for option, part in parts.items():
         assert part in refused(["test", f"--ckpt_path={genuine}", option], tmp_path, capsys)
 

@@ -18,11 +18,15 @@ SAMPLE_ORDER += ("examples", "train_length", "held_out", "task")
 DOCUMENTS = ("mask_documents", "restart_positions", "score_first_targets")  # they change the loss
 MUST_BE_EQUAL: tuple[str, ...] = ("seed_everything", "model.", "trainer.max_steps", "data.class_path")
 MUST_BE_EQUAL += tuple(f"data.init_args.{name}" for name in SAMPLE_ORDER + DOCUMENTS)
+STRATEGIES = "network.positions."  # beginning of the names of strategies' parameters
 NOT_COMPARED = (*FOLDER_OPTIONS, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")
 
 
 def check_tested_model(path: str, content: dict[str, Any], config: dict[str, Any], model: LightningModule) -> None:
-    """Check that a test uses the checkpoint's model. Only the positional strategy may differ, without new parameters.
+    """Check that a test uses the checkpoint's model. Only the positional strategy may differ.
+
+    A strategy of another class must have no parameters, because those of the checkpoint, even with the same names, were
+    trained for another formula.
 
     Args:
         path: Path of the checkpoint, for messages.
@@ -31,12 +35,17 @@ def check_tested_model(path: str, content: dict[str, Any], config: dict[str, Any
         model: The model with this configuration.
 
     Raises:
-        UserError: If the architecture differs, or the positional strategy has parameters that the checkpoint lacks.
+        UserError: If the architecture differs, or the positional strategy has parameters that the checkpoint lacks, or
+            that were trained for another class.
     """
     changes = _changes({"model": content[CONFIG]["model"]}, {"model": config["model"]})
     if others := [change for change in changes if not change.startswith("model.position.")]:
         raise UserError(f"{'; '.join(others)}: expected the architecture of {path}; leave these options out of a test")
     check_weights(path, content, model, other_strategy=bool(changes))
+    parameters = [name for name, _ in model.named_parameters() if name.startswith(STRATEGIES)]
+    if parameters and (classes := [change for change in changes if "class_path" in change]):
+        expected = f"the strategy of {path}, which trained {parameters[0]}, or a strategy without parameters"
+        raise UserError(f"{'; '.join(classes)}: expected {expected}")
     if changes:
         model.strict_loading = False  # weights of the replaced positional strategy are not loaded
         print(f"tested with another strategy (model.position) than that of {path}: {'; '.join(changes)}", flush=True)
