@@ -127,6 +127,30 @@ class Filled(Sketch):
         self.rate.data.nan_to_num_(0.01)
 
 
+class Unlimited(Sketch):
+    """Has a parameter with a range, and does not keep it there."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.learn("rate", shape.heads, 0.5, minimum=0.01)
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return -self.rate[:, None] * distance
+
+    def clamp_(self) -> None:
+        pass
+
+
+class Counting(Sketch):
+    """Its scores depend on the number of earlier calls."""
+
+    calls = 0
+
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        self.calls += 1
+        return s * self.calls
+
+
 class Attribute(Sketch):
     """Keeps a tensor of the training length, which is neither a parameter nor a buffer."""
 
@@ -197,47 +221,64 @@ Weighted = sketch(score_scale=lambda self, distance: torch.ones(4, len(distance)
 # adds its bias only if positions are contiguous
 Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance if block.keys.contiguous else s)
 
-
-@pytest.mark.parametrize(
-    ("wrong", "test", "message"),
-    [
-        (FarAway, forward_pass.no_dependence_on_later_tokens, "before a changed token 60 of 90"),
-        (
-            partial(FarAway, far=400),
-            forward_pass.no_gradient_from_later_logits,
-            "token 430 of 450 .* for a later embedding",
-        ),
-        (SecondBlock, forward_pass.block_size, "in blocks of 42, window None, 300 tokens"),
-        (Cached, forward_pass.decoding_with_a_cache, "logits from a cache"),
-        (SecondSequence, forward_pass.no_dependence_on_other_sequences, "logits of 30 tokens in a batch"),
-        (After64, forward_pass.shift_invariance, "is True, but an offset of 499 changes logits of 90 tokens"),
-        (LimitedAfter64, forward_pass.shift_invariance, "but an offset of 499 changes logits of 90 tokens"),
-        (Neighbours, forward_pass.reach_of_a_window, "out of reach of a changed token"),
-        (Counted, forward_pass.number_of_parameters, "4 parameters"),
-        (Misspelt, forward_pass.number_of_parameters, "the formula 2H in the docstring is not valid"),
-        (Counted, parameters.gradient_of_every_parameter, "parameter has no gradient"),
-        (Rounded, fp32_computation.no_rounded_products, "may round it"),
-        (Sized, parameters.sizes_of_tensors, "shapes of tensors are"),
-        (Attribute, parameters.sizes_of_tensors, r"\(16,\).* at training length 16"),
-        (Ends, forward_pass.prefix_consistency, "first 17 of 30"),
-        (Explodes, parameters.finite_logits_at_64_times_the_training_length, "not finite"),
-        (Halved, fp32_computation.hooks_in_fp32, r"bias is torch\.bfloat16"),
-        (HalvedKeys, fp32_computation.hooks_in_fp32, r"key_bias is torch\.bfloat16"),
-        (HalvedQueries, fp32_computation.hooks_in_fp32, r"features is torch\.bfloat16"),
-        (HalvedValues, fp32_computation.hooks_in_fp32, r"value_bias is torch\.bfloat16"),
-        *(
-            (x, fp32_computation.no_rounded_products, "may round it")
-            for x in (RoundedKeys, RoundedQueries, RoundedValues)
-        ),
-        *(
-            (x, forward_pass.no_dependence_on_later_tokens, "before a changed token")
-            for x in (FutureKeys, FutureQueries)
-        ),
-        (Doubled, fp32_computation.hooks_in_fp32, "modifies distance in place"),
-        (Gapless, forward_pass.distances_of_pairs, "marked as not contiguous"),
-        (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),
-    ],
+# uses the positions of the first sequence for all
+FirstPositions = sketch(embed=lambda self, x, positions: x + positions.ids.view(-1, x.shape[1])[:1, :, None] / 10)
+# depends on the index of a key head, which is not that of the query head
+KeyHeads = sketch(transform_qk=lambda self, q, k, state, positions: (q, k * torch.arange(k.shape[1])[:, None, None]))
+# its parameter follows the precision of the network
+Converted = sketch(size=Counted.size, _apply=nn.Module._apply)
+# another computation if it is compiled
+Compiled = sketch(
+    modify_scores=lambda self, s, q, k, block: s * 1.5 if torch.compiler.is_compiling() else s,
 )
+
+
+WRONG: list[tuple[Any, Property, str]] = [
+    (FarAway, forward_pass.no_dependence_on_later_tokens, "before a changed token 60 of 90"),
+    (
+        partial(FarAway, far=400),
+        forward_pass.no_gradient_from_later_logits,
+        "token 430 of 450 .* for a later embedding",
+    ),
+    (SecondBlock, forward_pass.block_size, "in blocks of 42, window None, 300 tokens"),
+    (Cached, forward_pass.decoding_with_a_cache, "logits from a cache"),
+    (SecondSequence, forward_pass.no_dependence_on_other_sequences, "logits of 30 tokens in a batch"),
+    (After64, forward_pass.shift_invariance, "is True, but an offset of 499 changes logits of 90 tokens"),
+    (LimitedAfter64, forward_pass.shift_invariance, "but an offset of 499 changes logits of 90 tokens"),
+    (Neighbours, forward_pass.reach_of_a_window, "out of reach of a changed token"),
+    (Counted, forward_pass.number_of_parameters, "4 parameters"),
+    (Misspelt, forward_pass.number_of_parameters, "the formula 2H in the docstring is not valid"),
+    (Counted, parameters.gradient_of_every_parameter, "parameter has no gradient"),
+    (Rounded, fp32_computation.no_rounded_products, "may round it"),
+    (Sized, parameters.sizes_of_tensors, "shapes of tensors are"),
+    (Attribute, parameters.sizes_of_tensors, r"\(16,\).* at training length 16"),
+    (Ends, forward_pass.prefix_consistency, "first 17 of 30"),
+    (Explodes, parameters.finite_logits_at_64_times_the_training_length, "not finite"),
+    (Halved, fp32_computation.hooks_in_fp32, r"bias is torch\.bfloat16"),
+    (HalvedKeys, fp32_computation.hooks_in_fp32, r"key_bias is torch\.bfloat16"),
+    (HalvedQueries, fp32_computation.hooks_in_fp32, r"features is torch\.bfloat16"),
+    (HalvedValues, fp32_computation.hooks_in_fp32, r"value_bias is torch\.bfloat16"),
+    *((x, fp32_computation.no_rounded_products, "may round it") for x in (RoundedKeys, RoundedQueries, RoundedValues)),
+    *((x, forward_pass.no_dependence_on_later_tokens, "before a changed token") for x in (FutureKeys, FutureQueries)),
+    (Doubled, fp32_computation.hooks_in_fp32, "modifies distance in place"),
+    (Gapless, forward_pass.distances_of_pairs, "marked as not contiguous"),
+    (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),
+    (FirstPositions, forward_pass.positions_of_each_sequence, "different positions per sequence"),
+    (KeyHeads, forward_pass.grouped_query_attention, "logits with 2 key heads for 4 heads"),
+    (Compiled, forward_pass.torch_compile, "logits compiled by eager"),
+    (Counting, parameters.activation_checkpointing, "differs with activation checkpointing"),
+    (Unlimited, parameters.ranges_of_parameters, "rate is outside 0.01 to "),
+    (Converted, fp32_computation.parameters_in_fp32, r"parameter is torch\.bfloat16"),
+    (Counted, fp32_computation.training_in_bf16_mixed, "parameter has no gradient"),
+]
+
+
+def test_each_property_has_a_wrong_strategy() -> None:
+    tested = {test for _, test, _ in WRONG} | {fp32_computation.error_in_bf16}  # see the last test
+    assert tested == {*PROPERTIES.values()}
+
+
+@pytest.mark.parametrize(("wrong", "test", "message"), WRONG)
 def test_a_wrong_strategy_is_detected(wrong, test: Property, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         test(Subject(wrong))
