@@ -53,9 +53,10 @@ def test_random_positions_are_drawn_once_per_step(tmp_path):
     assert not torch.equal(position.drawn, before)
 
 
+@pytest.mark.parametrize("position", ["KerpleLog", "PaTH"])  # PaTH has a state of each token in the cache
 @torch.inference_mode()
-def test_generation_is_the_same_with_a_given_cache_and_with_beams():
-    model, prompt = random_kerple(), text(2, 9)
+def test_generation_is_the_same_with_a_given_cache_and_with_beams(position):
+    model, prompt = random_kerple(position), text(2, 9)
     cache = model(prompt[:, :5], use_cache=True).cache
     continued = model.generate(prompt, cache=cache, max_new_tokens=5, do_sample=False)
     assert cache.get_seq_length() == 13
