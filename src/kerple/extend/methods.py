@@ -125,7 +125,7 @@ def _transformer_method(
     as_trained = not neighbors
     label = f"window with first {FIRST} tokens, distances {visibility.distances}"
     if neighbors:
-        # the smallest group size for which no distance exceeds those of training
+        # the smallest size for which distances stay below ``length``; if it does not divide the window, they reach it
         group = math.ceil((target - neighbors) / (length - neighbors))
         label = f"Self-Extend, window {neighbors}, groups of {group}"
         arguments = {"position": position, "neighbor_window": neighbors, "group": group}
