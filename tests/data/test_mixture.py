@@ -160,6 +160,13 @@ def test_validation_has_the_blocks_of_each_part(prepared, second):
     assert torch.cat([b["tokens"] for b in long])[0].tolist() == selected[: LENGTH + 1].tolist()
 
 
+def test_a_test_says_with_which_training_text_its_documents_were_compared(prepared, second, caplog):
+    data = module(prepared, mixture={str(second): 1.0})
+    caplog.set_level("INFO")
+    data.setup("test")
+    assert f"only with the training text of {prepared}" in caplog.text
+
+
 @pytest.mark.parametrize(
     "weights", [(0.5, 0.4), (0.5, 0.5, 0.0), (0.4995, 0.5005), (1.5, -0.5), (float("nan"), 1.0), ()]
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 from kerple.base.atomic import note_path
 from kerple.base.errors import require
@@ -63,6 +64,9 @@ class TokenShards(ShardOptions, LightningDataModule):
         _ = self.folder
         if stage != "test":  # which uses only the folder
             _ = self.parts
+        elif self.mixture is not None:
+            compared = f"only with the training text of {self.location}"
+            rank_zero_info(f"warning: data.mixture: the overlaps of test documents are {compared}")
 
     @cached_property
     def folder(self) -> Folder:

@@ -91,7 +91,7 @@ class Text:
     """One row for each document, as in `Folder.test_documents`; None if groups and overlaps are not known.
 
     Columns: ``document`` is the document's name, ``group`` the name of its group (such as its package), and ``overlap``
-    the fraction of the document's 32-grams (32 consecutive tokens) that also occur in the training text.
+    the fraction of the document's 32-grams (32 consecutive tokens) that also occur in the training text of its folder.
     """
 
     def __init__(

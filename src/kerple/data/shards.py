@@ -134,7 +134,8 @@ class Folder:
         """Return a table with one row for each document of the test split, in order.
 
         The columns are the name of the document (``document``), the name of its group (``group``, such as its package)
-        and the fraction of its 32-grams (32 consecutive tokens) that also occur in the training text (``overlap``).
+        and the fraction of its 32-grams (32 consecutive tokens) that also occur in the training text of this folder
+        (``overlap``).
 
         Raises:
             UserError: The table is missing, or its checksum differs from the manifest.
