@@ -6,7 +6,10 @@ import pytest
 import torch
 import yaml
 
+from kerple.base.errors import UserError
 from kerple.cli.main import main
+from kerple.config.checkpoint_agreement import check_resumption
+from kerple.config.untrusted_checkpoints import CONFIG
 from tests.cli.tiny import complaint
 
 
@@ -44,6 +47,30 @@ def test_resumption_refuses_other_training_options(option, genuine, tmp_path, ca
     config = f"--config={genuine.parents[2]}/tiny.yaml"
     line = refused(["fit", config, f"--ckpt_path={genuine}", f"--{option}"], tmp_path, capsys)
     assert "samples" in line if "batch" in option else option.partition("=")[0].rpartition(".")[2] in line
+
+
+CHANGED = "seed length samples sections packing mixture examples train_length held_out task"
+CHANGED += " mask_documents restart_positions score_first_targets"
+
+
+@pytest.mark.parametrize("option", CHANGED.split())
+def test_resumption_refuses_every_option_that_changes_samples_or_their_losses(option):
+    before, now = ({"data": {"init_args": {option: value}}, "trainer": {"strategy": "auto"}} for value in (1, 2))
+    check_resumption("last.ckpt", {CONFIG: before}, before, None)
+    with pytest.raises(UserError, match=f"another training: data.init_args.{option}: 1 -> 2; use the earlier options"):
+        check_resumption("last.ckpt", {CONFIG: before}, now, None)
+
+
+def test_resumption_refuses_sharding_after_a_run_without_it_and_another_data_module():
+    single, sharded, other = (
+        {"data": {"class_path": data}, "trainer": {"strategy": strategy}}
+        for data, strategy in (("TaskData", "ddp"), ("TaskData", {"class_path": "ShardedBlocks"}), ("Mine", "ddp"))
+    )
+    with pytest.raises(UserError, match="without sharding -> with sharding"):
+        check_resumption("last.ckpt", {CONFIG: single}, sharded, None)
+    check_resumption("last.ckpt", {CONFIG: sharded}, single, None)
+    with pytest.raises(UserError, match=r"data\.class_path: 'TaskData' -> 'Mine'"):
+        check_resumption("last.ckpt", {CONFIG: single}, other, None)
 
 
 def test_resumption_accepts_another_division_of_the_batch_and_prints_differences(genuine, tmp_path, capsys):
