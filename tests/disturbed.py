@@ -88,17 +88,22 @@ class Fit:
             "output": str(folder / "run"),
             "model": model | config.get("model", {}),
             "data": {"class_path": "TokenShards", "init_args": data | config.get("data", {})},
-            "trainer": trainer | config.get("trainer", {}),
+            "trainer": {"callbacks": []} | trainer | config.get("trainer", {}),
         }
-        self.callbacks = self.config["trainer"].pop("callbacks", [])
+
+    def write_config(self, *callbacks: dict[str, Any]) -> Path:
+        """Write the configuration with these callbacks in addition to its own, and return the path of the file."""
+        trainer = self.config["trainer"]
+        config = self.config | {"trainer": trainer | {"callbacks": [*trainer["callbacks"], *callbacks]}}
+        path = self.folder / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return path
 
     def start(self, interruption: list[dict[str, Any]] | None = None) -> int:
         """Run the fit and return the exit status of the first process, negative if a signal killed it."""
         checkpoint = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 3}}
         record = {"class_path": "tests.disturbed.Record", "init_args": {"folder": str(self.folder)}}
-        self.config["trainer"]["callbacks"] = [record, *self.callbacks, *(interruption or []), checkpoint]
-        path = self.folder / "config.yaml"
-        path.write_text(yaml.safe_dump(self.config))
+        path = self.write_config(record, *(interruption or []), checkpoint)
         arguments = ["fit", "--config", str(path), "--ckpt_path", "last"]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

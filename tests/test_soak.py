@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from tests.disturbed import ROOT, Fit, assert_same_state, prepare
 
@@ -39,7 +38,10 @@ def log_of(folder: Path) -> str:
     return (folder / "log.txt").read_text()[-3000:]
 
 
-def disturb(folder: Path, arguments: list[str], numbers: list[int], times: int, at_work: str) -> int:
+def disturb(
+    folder: Path, arguments: list[str], numbers: list[int], times: int, at_work: str,
+    after_interruption: Callable[[Path], None],
+) -> int:  # fmt: skip
     """Send signals to a command at random moments, and return the number of interruptions, at most `times`.
 
     Three quarters of the signals are sent up to 3 seconds after a file that matches the pattern `at_work` has changed.
@@ -64,13 +66,14 @@ def disturb(folder: Path, arguments: list[str], numbers: list[int], times: int, 
             time.sleep(draw.uniform(0, 1.0) if len(numbers) > 1 else 0)
         status = process.wait(120)
         assert status in (-number, 128 + number, 1, 0), (status, log_of(folder))
+        after_interruption(folder)
         hits += 1
     return hits
 
 
 def soak(
     folder: Path, command: Callable[[int, Path], list[str]], numbers: list[int], times: int, at_work: str,
-    assert_right: Callable[[Path], None],
+    assert_right: Callable[[Path], None], after_interruption: Callable[[Path], None] = lambda folder: None,
 ) -> None:  # fmt: skip
     """Interrupt runs of a command, at most five times each, finish each run and check its files; print the counts."""
     hits = 0
@@ -78,7 +81,7 @@ def soak(
         place = folder / str(run)
         place.mkdir()
         arguments = command(run, place)
-        hits += disturb(place, arguments, numbers, min(times - hits, 5), at_work)
+        hits += disturb(place, arguments, numbers, min(times - hits, 5), at_work, after_interruption)
         assert start(place, *arguments).wait() == 0, log_of(place)
         assert_right(place)
         if hits >= times:
@@ -88,23 +91,32 @@ def soak(
 
 def test_a_fit_with_random_stops_equals_an_undisturbed_one(tmp_path: Path, numbers: list[int], times: int) -> None:
     shards, callback = prepare(tmp_path), {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 20}}
-    last = "fit/run*/checkpoints/last.ckpt"
-    trainer = {"max_steps": 400, "val_check_interval": 200, "callbacks": [callback]}
+    last, steps = "fit/run*/checkpoints/last.ckpt", 400
+    trainer = {"max_steps": steps, "val_check_interval": 200}
+    reached = []  # step of the newest checkpoint after each interruption
 
     def command(run: int, folder: Path) -> list[str]:
-        (folder / "config.yaml").write_text(yaml.safe_dump(Fit(folder / "fit", shards, trainer=trainer).config))
-        return ["fit", "--config", "config.yaml", "--ckpt_path", "last"]
+        config = Fit(folder / "fit", shards, trainer=trainer).write_config(callback)
+        return ["fit", "--config", str(config), "--ckpt_path", "last"]
 
-    def last_of(folder: Path) -> dict[str, object]:
-        newest = max(folder.glob(last), key=lambda path: path.stat().st_mtime_ns)
-        assert [path.name for path in newest.parent.iterdir()] == ["last.ckpt"]
-        return torch.load(newest, weights_only=True)
+    def newest(folder: Path) -> Path:
+        return max(folder.glob(last), key=lambda path: path.stat().st_mtime_ns)
+
+    def record_step(folder: Path) -> None:
+        if any(folder.glob(last)):
+            reached.append(torch.load(newest(folder), weights_only=True)["global_step"])
+
+    def assert_whole(folder: Path) -> None:
+        assert [path.name for path in newest(folder).parent.iterdir()] == ["last.ckpt"]
+        assert_same_state(torch.load(newest(folder), weights_only=True), expected)
 
     whole = tmp_path / "whole"
     whole.mkdir()
     assert start(whole, *command(0, whole)).wait() == 0
-    expected = last_of(whole)
-    soak(tmp_path, command, numbers, times, last, lambda folder: assert_same_state(last_of(folder), expected))
+    expected = torch.load(newest(whole), weights_only=True)
+    soak(tmp_path, command, numbers, times, last, assert_whole, record_step)
+    print(f"steps of the newest checkpoints after interruptions: {reached}")
+    assert any(0 < step < steps for step in reached)
 
 
 def test_a_preparation_stopped_at_random_moments_writes_the_same_shards(tmp_path, numbers, times):
