@@ -79,7 +79,10 @@ def test_plan_takes_the_architecture_of_weights(capsys, tmp_path):
     transformers.LlamaForCausalLM(sizes).save_pretrained(tmp_path)
     (tmp_path / "norms.yaml").write_text("model: {qk_norm: true}")  # as in configs/demo.yaml; a Llama has no such norms
     files = ["--config", str(tmp_path / "norms.yaml")]
+    scheduler = "{class_path: GradientAccumulationScheduler, init_args: {scheduling: {0: 4, 2: 8}}}"
+    files += ["--trainer.callbacks", scheduler, "--trainer.accumulate_grad_batches", "1"]
     rows = plan_rows(capsys, *files, "--weights", str(tmp_path), "--model.position", "NoPE")
+    assert "× 4 accumulated" in rows["tokens a step"][0]
     vocabulary = 2 * 32 * 50304  # embedding and output matrix, whose size is the vocabulary of the data
     layers = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32)
     assert rows["parameters"] == [f"{vocabulary + layers + 32:,}"]

@@ -180,6 +180,12 @@ def test_the_estimated_time_is_flops_divided_by_the_speed_of_a_matrix_product(mo
     of_a_run = 3 * (2 * weights + pairs) * 8 * 32 * 50 * 2 / 1e9 / comparison_duration.EFFICIENCY
     seconds, start = comparison_duration.training_seconds, comparison_duration.START
     assert seconds([config] * 3, 2) == pytest.approx(3 * (of_a_run + start / 2))
+    callbacks = [{"class_path": "x.y"}]  # a GradientAccumulationScheduler's factor is 1 in epochs without another one
+    for scheduling, factor in (({0: 6, 1: 4}, 6), ({3: 4}, 1)):
+        scheduler = {"class_path": "l.GradientAccumulationScheduler", "init_args": {"scheduling": scheduling}}
+        options = {"accumulate_grad_batches": 1, "callbacks": [*callbacks, scheduler]}
+        scheduled = config | {"trainer": config["trainer"] | options}
+        assert seconds([scheduled], 1) == pytest.approx(of_a_run * factor / 2 + start)
     on_cuda = config | {"trainer": trainer | {"accelerator": "gpu"}}
     monkeypatch.setattr(comparison_duration, "choose_precision", lambda accelerator: ("32-true", "the device has none"))
     assert seconds([on_cuda], 1) == pytest.approx(of_a_run / 1000 + start)

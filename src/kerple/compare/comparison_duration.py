@@ -9,7 +9,7 @@ import torch
 
 from kerple.config.auto_precision import choose_precision
 from kerple.model.cost import flops
-from kerple.training.fit_options import build_model
+from kerple.training.fit_options import accumulated_batches, build_model
 
 # speed of a fit relative to a matrix product: 0.2 to 0.5 at width 64 and 128 (fp32 and bf16, a core of an AMD EPYC)
 EFFICIENCY = 0.33
@@ -32,7 +32,7 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
         if trainer["max_steps"] < 1 or not {"batch_size", "length", "vocabulary"} <= data.keys():
             return None
         options = config["model"] | {"length": data["length"], "vocabulary": data["vocabulary"], "position": "NoPE"}
-        tokens = trainer["max_steps"] * trainer["accumulate_grad_batches"] * data["batch_size"] * data["length"]
+        tokens = trainer["max_steps"] * accumulated_batches(trainer) * data["batch_size"] * data["length"]
         accelerator = trainer["accelerator"]
         bf16 = "bf16" in str(trainer["precision"]).replace("auto", choose_precision(accelerator)[0])
         on_cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()

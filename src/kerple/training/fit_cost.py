@@ -17,7 +17,7 @@ from kerple.data.mixture import Part
 from kerple.data.shard_options import ShardOptions
 from kerple.model.cost import Chip, count_parameters, flops, memory
 from kerple.training.feasibility import check_memory
-from kerple.training.fit_options import build_model
+from kerple.training.fit_options import accumulated_batches, build_model
 from kerple.training.language_model import LanguageModel
 
 NODE = 8  # devices per node
@@ -54,7 +54,8 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
     visible, documents = _visible_fraction(data)
     work = flops(model.network, data.length, visible)
     planned_devices = device_count(trainer.devices) * trainer.num_nodes
-    segments = data.batch_size * trainer.accumulate_grad_batches * planned_devices
+    accumulated = accumulated_batches(trainer)
+    segments = data.batch_size * accumulated * planned_devices
     micro, step = data.batch_size * data.length, segments * data.length  # tokens of a micro-batch, and of a step
     advice = "the number of sequences in a step; use fewer, or increase data.batch_size"
     most = max(devices, default=1)
@@ -66,8 +67,8 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
         "parameters": f"{sum(count.values()):,}",
         **{f"  {part}": f"{n:,}" for part, n in count.items()},
         "steps": f"{trainer.max_steps:,}",
-        "tokens a step": f"{step:,} = {data.batch_size} × {data.length} × {trainer.accumulate_grad_batches} "
-        f"accumulated × {planned_devices} devices",
+        "tokens a step": f"{step:,} = {data.batch_size} × {data.length} × {accumulated} accumulated "
+        f"× {planned_devices} devices",
         "tokens": f"{tokens:,}",
         **documents,
         "FLOPs a token": f"{work.training:,} = 3 × (linear layers {work.products:,} + attention {work.attention:,})",

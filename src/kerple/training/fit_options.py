@@ -9,7 +9,7 @@ from jsonargparse.typing import register_type
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 
-from kerple.config.options import add_folder_arguments
+from kerple.config.options import add_folder_arguments, listed
 from kerple.training.allowed_classes import import_classes
 from kerple.training.language_model import LanguageModel
 from kerple.training.trainer import AutoTrainer
@@ -49,6 +49,18 @@ def build_model(options: dict[str, Any]) -> LanguageModel:
     parser = ArgumentParser()
     parser.add_class_arguments(LanguageModel, "model")
     return parser.instantiate_classes(parser.parse_object({"model": options})).model
+
+
+def accumulated_batches(trainer: Any) -> int:
+    """Return the number of batches in a step of the first epoch, as `kerple.data.loader.batches_of_run` counts them.
+
+    Args:
+        trainer: Resolved options of the Trainer, a mapping or a `Namespace`.
+    """
+    for callback in listed(trainer.get("callbacks")):
+        if callback["class_path"].rpartition(".")[2] == "GradientAccumulationScheduler":
+            return callback["init_args"]["scheduling"].get(0, 1)
+    return trainer["accumulate_grad_batches"]
 
 
 def link_model_to_data(parser: LightningArgumentParser) -> None:
