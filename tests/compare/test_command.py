@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ import yaml
 
 from kerple.cli import compare
 from kerple.cli.main import main
-from kerple.compare import comparison_duration, resolution, run_process
+from kerple.compare import comparison_duration, resolution, run_process, workflow
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED
 from kerple.config.user_code_digests import package_digest
 from kerple.measure import results_table
-from tests.compare.conftest import WHOLE_TABLE, change, fits, run, runs_in
+from tests.compare.conftest import WHOLE_TABLE, change, fits, resolve, run, runs_in
 from tests.compare.runs_on_disk import CURVES, write_run
 
 
@@ -186,6 +187,44 @@ def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, mo
         run(config)
 
 
+@pytest.mark.slow
+def test_finished_runs_of_another_corpus_are_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def use(corpus: str, directory: str) -> None:
+        data = {"class_path": "kerple.data.TokenShards", "init_args": {"corpus": corpus, "directory": directory}}
+        for module in (resolution, workflow):
+            monkeypatch.setattr(module, "resolve", lambda planned: with_data(resolve(planned), {"data": data}))
+
+    def with_data(planned: PlannedRun, data: dict[str, Any]) -> PlannedRun:
+        return replace(planned, config=planned.config | data, test_config=planned.test_config | data)
+
+    monkeypatch.setattr(resolution, "prepare_and_checksum", lambda data: f"checksum of {data['init_args']['corpus']}")
+    change(config, strategies={"KerpleLog": {}}, seeds=[1])
+    use("a", f"{config.parent}/a")
+    before = run(config)
+    use("a", f"{config.parent}/elsewhere")
+    assert run(config) == before
+    assert sum(fits(config).values()) == 1
+    use("b", f"{config.parent}/b")
+    with pytest.raises(ValueError, match="KerpleLog seed 1: its data has another corpus: 'a' -> 'b'"):
+        run(config)
+    with pytest.raises(ValueError, match="no finished run"):
+        run(config, "--report_only", "true")
+    run(config, "--rerun_changed", "true")
+    assert sum(fits(config).values()) == 2
+    use("c", f"{config.parent}/b")
+    with monkeypatch.context() as patch:
+        patch.setattr(resolution, "read_checksum", lambda data: "checksum of b")  # the same data with another name
+        assert run(config) == before
+    use("b", f"{config.parent}/b")
+    for name in ("read_checksum", "prepare_and_checksum"):
+        monkeypatch.setattr(resolution, name, lambda data: "another")
+    with pytest.raises(ValueError, match="KerpleLog seed 1: its data has another checksum"):
+        run(config)
+    (config.parent / "runs/KerpleLog/seed-1/test" / results_table.ABOUT).unlink()  # a fit without a test
+    with pytest.raises(ValueError, match="KerpleLog seed 1: .*its data has another checksum"):
+        run(config)
+
+
 def test_links_out_of_the_folders_are_refused_before_anything_is_written(config: Path, tmp_path: Path) -> None:
     change(config, strategies={"KerpleLog": {}}, seeds=[1])
     run(config)
@@ -282,6 +321,8 @@ def test_a_changed_test_is_repeated_without_a_fit(config: Path, capsys: pytest.C
         ("measures: [Kernels, Needle]", {}, 2),
         ("# as before\nmeasures: [Kernels, Needle]\n", {}, 0),
         ("measures: [Kernels, Needle]", {"precision": "32-true"}, 2),
+        ("data: {class_path: none, corpus: a}", {}, 2),
+        ("data: {class_path: none, corpus: b}", {}, 2),
     ):
         settings.write_text(text)
         change(config, test={"config": str(settings)} | flags)

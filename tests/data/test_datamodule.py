@@ -11,6 +11,7 @@ from pytorch_lightning.callbacks import GradientAccumulationScheduler, ModelChec
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from kerple.compare.resolution import prepare_and_checksum, read_checksum
 from kerple.data import TokenShards
 from kerple.data.order import Order
 from tests.data.conftest import small_build, write_lines
@@ -102,6 +103,14 @@ def test_a_run_continues_from_its_state_with_another_number_of_devices(module, w
     assert torch.equal(rows(*again), expected[16:])
     with pytest.raises(ValueError, match=r"got batches of .* over all devices, expected a divisor of 0 and 16, "):
         module(batch_size=5).train_dataloader().load_state_dict(state)
+
+
+def test_the_checksum_of_prepared_shards_is_read_without_preparing_others(prepared, tmp_path):
+    data = {"class_path": "kerple.data.TokenShards", "init_args": {"directory": str(prepared), "vocabulary": 300}}
+    assert read_checksum(data) == prepare_and_checksum(data | {"init_args": data["init_args"] | {"corpus": None}})
+    data["init_args"]["directory"] = str(tmp_path / "missing")
+    assert read_checksum(data) is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_few_samples_are_repeated_in_every_epoch(module):

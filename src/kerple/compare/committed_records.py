@@ -36,6 +36,7 @@ from kerple.config.user_code_digests import package_digest, source_digests
 from kerple.measure import results_table
 
 PRECISION = "trainer.precision"
+CORPUS = ("data.corpus", "data.init_args.corpus")
 OF_TEST = "test "  # prefix of the names of inputs that only the test reads
 PARENT = "parent"  # name of the input that consists of the weights of a run's parent
 MOST_ROWS = 10_000  # a record leaves out the table of an analysis if the table, after `condensed`, has more rows
@@ -74,12 +75,7 @@ def changed_fit(entry: dict[str, Any], run: PlannedRun) -> list[str]:
         entry: The entry ``run`` of the finished test's results.
         run: The run.
     """
-    changed = differences(entry["config"], run.training)
-    if run.data not in (None, entry["data"]):
-        # the corpus stdlib consists of files of the installed Python
-        python = entry.get("cost", {}).get("environment", {}).get("python", "unknown")
-        changed.append(f"its data has another checksum (with Python {python}, now {platform.python_version()})")
-    return changed + _changed_inputs(entry, run)
+    return differences(entry["config"], run.training) + _changed_data(entry, run) + _changed_inputs(entry, run)
 
 
 def changed_test(entry: dict[str, Any], run: PlannedRun) -> list[str]:
@@ -91,8 +87,41 @@ def changed_test(entry: dict[str, Any], run: PlannedRun) -> list[str]:
     """
     now = {name: value for name, value in flat(run.test_config).items() if value != {}}
     names = dict.fromkeys([*entry["test"], *flat(run.test)])
-    changed = differences(entry["test"], {name: now.get(name) for name in names})
+    now = {name: now.get(name) for name in names}
+    changed = differences(entry["test"], now)
+    if run.config:  # unless the data of the test is that of the run
+        changed += changed_corpus(entry["config"] | entry["test"], now)
     return changed + _changed_inputs(entry, run, of_test=True)
+
+
+def _changed_data(entry: dict[str, Any], run: PlannedRun) -> list[str]:
+    """Describe the difference between the data of an earlier fit and that of a run.
+
+    Equal checksums are equal data. If the checksum of the run is not known, because its data is not prepared on this
+    machine, only the names of the corpora are compared.
+
+    Args:
+        entry: A mapping with ``config`` and ``data`` of the earlier fit.
+        run: The run.
+    """
+    if run.data == entry["data"] is not None:
+        return []
+    changed = changed_corpus(entry["config"], run.training)
+    if changed or run.data is None:
+        return changed
+    # the corpus stdlib consists of files of the installed Python
+    python = entry.get("cost", {}).get("environment", {}).get("python")
+    versions = f" (with Python {python}, now {platform.python_version()})" if python else ""
+    return [f"its data has another checksum{versions}"]
+
+
+def changed_corpus(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Describe the difference between the corpora in two configurations with dotted keys.
+
+    A corpus that one of them lacks is not compared, because earlier records have no options that are null.
+    """
+    keys = [key for key in CORPUS if key in before and key in now and before[key] != now[key]]
+    return [f"its data has another corpus: {before[key]!r} -> {now[key]!r}" for key in keys]
 
 
 def _changed_inputs(entry: dict[str, Any], run: PlannedRun, of_test: bool = False) -> list[str]:
@@ -159,7 +188,9 @@ def changes(run: PlannedRun) -> list[str]:
         written = flat(read_mapping(config))
         if run.weights and written.get("weights") == str(run.weights):
             written["weights"] = run.training["weights"]
-        return differences(written, run.training) + _changed_inputs(_begun(run), run)
+        begun = _begun(run)
+        changed_data = _changed_data({"config": written, "data": begun.get("data") or run.data}, run)
+        return differences(written, run.training) + changed_data + _changed_inputs(begun, run)
     # a process that was stopped during its start leaves some of `FIRST_FILES`
     others = any(not path.name.startswith(FIRST_FILES) for path in run.directory.glob("*"))
     if run.config and others and not run.checkpoint.is_file():

@@ -40,7 +40,13 @@ def plan_runs(comparison: Comparison, parallel: int, report_only: bool) -> list[
         plan = digests(comparison)
         runs = [resolve(run) for run in comparison.planned_runs()]
         runs = [replace(run, inputs=committed_records.current_inputs(run)) for run in runs]
-    checksums = _recorded_checksums(runs, comparison.records) if report_only else _prepared_checksums(runs)
+    if report_only:
+        checksums = _recorded_checksums(runs, comparison.records)
+    else:
+        options = {str(run.data_options): run.data_options for run in runs}
+        checksums = {key: read_checksum(of_runs) for key, of_runs in options.items()}
+        runs = [replace(run, data=checksums[str(run.data_options)]) for run in runs]
+        checksums |= _prepared_checksums(runs)
     runs = [replace(run, data=checksums.get(str(run.data_options)), plan=plan, parallel=parallel) for run in runs]
     # the weights of a parent that is still to be trained are not known
     finished = {run.name for run in runs if committed_records.finished(run)}
@@ -116,14 +122,24 @@ def _of_run(text: str) -> dict[str, Any]:
 def _recorded_checksums(runs: list[PlannedRun], folders: Mapping[Path, Path]) -> dict[str, str | None]:
     """Return the checksum of the data in finished runs and records, by the options of the data. Data is not read.
 
-    Of finished runs and records with the configuration of a run, the first determines the checksum.
+    Of finished runs and records with the configuration and the corpus of a run, the first determines the checksum. If
+    the corpus is null, only the folder of the shards determines it, and is read if it is on this machine.
     """
     checksums: dict[str, str | None] = {}
     for run in runs:
+        options, key = run.data_options or {}, str(run.data_options)
+        if key not in checksums:
+            named = options.get("init_args", {}).get("corpus") is not None
+            checksums[key] = None if named else read_checksum(run.data_options)
         entries = map(committed_records.read_run_entry, [run.test_folder, *map(run.record, folders)])
-        equal = (entry.get("data") for entry in entries if entry and not differences(entry["config"], run.training))
-        checksums[str(run.data_options)] = checksums.get(str(run.data_options)) or next(equal, None)
+        equal = (entry.get("data") for entry in entries if entry and not _changed_options(entry["config"], run))
+        checksums[key] = checksums[key] or next(equal, None)
     return checksums
+
+
+def _changed_options(config: dict[str, Any], run: PlannedRun) -> list[str]:
+    """Describe the differences between the configuration of a finished run and that of a run, with the corpus."""
+    return differences(config, run.training) + committed_records.changed_corpus(config, run.training)
 
 
 def _prepared_checksums(runs: list[PlannedRun]) -> dict[str, str | None]:
@@ -136,6 +152,27 @@ def _prepared_checksums(runs: list[PlannedRun]) -> dict[str, str | None]:
     trained += parents_without_weights(trained, runs, changed)
     options = {str(run.data_options): run.data_options for run in trained}
     return {key: prepare_and_checksum(of_runs) for key, of_runs in options.items()}
+
+
+def read_checksum(data: dict[str, Any] | None) -> str | None:
+    """Return the checksum of shards from their manifest, without preparing them.
+
+    Args:
+        data: The section ``data`` of a configuration: ``class_path`` and ``init_args``.
+
+    Returns:
+        The checksum, or None if the shards are not prepared, or the data module is another one than `TokenShards`.
+    """
+    if data is None or not data.get("class_path", "").endswith(".TokenShards"):
+        return None
+    from kerple.data import TokenShards  # imports torch, which takes seconds
+
+    try:
+        module = TokenShards(**data.get("init_args", {}))
+        module.setup("fit")
+    except UserError:  # the preparation reports it, if a run needs the shards
+        return None
+    return module.checksum()
 
 
 def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
