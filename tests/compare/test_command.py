@@ -221,7 +221,7 @@ def test_finished_runs_of_another_corpus_are_refused(config: Path, monkeypatch: 
     with pytest.raises(ValueError, match="KerpleLog seed 1: its data has another checksum"):
         run(config)
     (config.parent / "runs/KerpleLog/seed-1/test" / results_table.ABOUT).unlink()  # a fit without a test
-    with pytest.raises(ValueError, match="KerpleLog seed 1: .*its data has another checksum"):
+    with pytest.raises(ValueError, match=r"KerpleLog seed 1: .*its data has another checksum"):
         run(config)
 
 
