@@ -4,11 +4,13 @@ import re
 
 import numpy as np
 import pytest
+import yaml
 
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.data.shards import Folder
 from kerple.training.fit_cost import NETWORK, device_count
+from kerple.training.stored_options import insert_stored_config
 from tests.data.conftest import small_build, write_lines
 
 
@@ -72,7 +74,8 @@ def test_plan_counts_the_pairs_inside_documents(capsys, tmp_path, monkeypatch):
     assert attention(*unprepared) == attention()
 
 
-def test_plan_takes_the_architecture_of_weights(capsys, tmp_path):
+@pytest.mark.parametrize("in_file", [False, True])
+def test_plan_takes_the_architecture_of_weights(in_file, capsys, tmp_path):
     transformers = pytest.importorskip("transformers")
     shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
     sizes = transformers.LlamaConfig(vocab_size=40, intermediate_size=48, **shape)
@@ -81,8 +84,14 @@ def test_plan_takes_the_architecture_of_weights(capsys, tmp_path):
     files = ["--config", str(tmp_path / "norms.yaml")]
     scheduler = "{class_path: GradientAccumulationScheduler, init_args: {scheduling: {0: 4, 2: 8}}}"
     files += ["--trainer.callbacks", scheduler, "--trainer.accumulate_grad_batches", "1"]
-    rows = plan_rows(capsys, *files, "--weights", str(tmp_path), "--model.position", "NoPE")
+    (tmp_path / "weights.yaml").write_text(f"weights: {tmp_path}")
+    weights = ["--config", str(tmp_path / "weights.yaml")] if in_file else ["--weights", str(tmp_path)]
+    rows = plan_rows(capsys, *files, *weights, "--model.position", "NoPE")
     assert "× 4 accumulated" in rows["tokens a step"][0]
     vocabulary = 2 * 32 * 50304  # embedding and output matrix, whose size is the vocabulary of the data
     layers = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32)
     assert rows["parameters"] == [f"{vocabulary + layers + 32:,}"]
+    if in_file:  # the configuration that a run has written contains the architecture
+        resolved = yaml.safe_dump({"weights": str(tmp_path), "trainer": {"default_root_dir": None}})
+        for config in (["--config", resolved], [*weights, "--config=weights: null"]):
+            assert insert_stored_config(["fit", *config]) == ["fit", *config]

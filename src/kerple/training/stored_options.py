@@ -9,7 +9,7 @@ from zipfile import is_zipfile
 import yaml
 from pytorch_lightning import LightningDataModule
 
-from kerple.base.errors import require
+from kerple.base.errors import UserError, require
 from kerple.base.run_folder import LAST, weights_file
 from kerple.config.auto_precision import SAFE, emulated
 from kerple.config.files import read_mapping
@@ -31,8 +31,8 @@ def insert_stored_config(arguments: list[str]) -> list[str]:
     """Insert options that a stored model determines. Arguments of the user take precedence over them.
 
     For `test` and `validate`, the inserted options are the configuration in the checkpoint ``--ckpt_path``. For `fit`,
-    they are the architecture of the model ``--weights``, if this option is given. If a fit continues in a folder that
-    was moved, the paths in the ``config.yaml`` of the folder are replaced.
+    they are the architecture of the model ``--weights``, if this option is given or in a configuration file. If a fit
+    continues in a folder that was moved, the paths in the ``config.yaml`` of the folder are replaced.
 
     Args:
         arguments: The command and its arguments.
@@ -46,9 +46,12 @@ def insert_stored_config(arguments: list[str]) -> list[str]:
     """
     command, *rest = arguments
     options, _ = split_options(rest, "ckpt_path", "weights", "trust", *DIRECTORIES)
-    if command == "fit" and options.weights is not None:
-        return [command, *insert_architecture(rest, options.weights, options.trust)]
     if command == "fit":
+        in_files = _weights_in_files(options.config)
+        weights = in_files.get("weights") if options.weights is None else options.weights
+        if weights is not None:
+            trust = in_files.get("trust") if options.trust is None else options.trust
+            return [command, *insert_architecture(rest, weights, trust)]
         return [command, *_with_present_folder(rest, options.config, options.ckpt_path)]
     if {"-h", "--help"} & set(rest):
         return arguments
@@ -63,6 +66,30 @@ def insert_stored_config(arguments: list[str]) -> list[str]:
         config["trainer"]["precision"] = SAFE
         print_once(f"precision {SAFE}, because this machine emulates {precision}, in which the run was trained")
     return [command, "--config", yaml.safe_dump(config), *rest]
+
+
+def _weights_in_files(files: list[str]) -> dict[str, str]:
+    """Return the options ``weights`` and ``trust`` in configuration files, of which the last counts.
+
+    The weights in the resolved configuration of a run, such as its ``config.yaml``, are left out, because this
+    configuration already contains the architecture.
+
+    Args:
+        files: The values of ``--config``: paths of files, or YAML texts.
+    """
+    found = {}
+    for file in files:
+        try:
+            config = read_mapping(Path(file)) if isfile(file) else yaml.safe_load(file)
+        except (UserError, RecursionError, yaml.YAMLError):  # the parser reports it
+            continue
+        config = config if isinstance(config, dict) else {}
+        given = {name: config[name] for name in ("weights", "trust") if name in config}
+        # only a resolved configuration has this option, because the folder of a run determines it
+        if "weights" in given and "trainer.default_root_dir" in flat(config):
+            given["weights"] = None
+        found |= given
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def _with_present_folder(arguments: list[str], files: list[str], ckpt_path: str | None) -> list[str]:
