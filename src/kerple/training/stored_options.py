@@ -77,7 +77,7 @@ def _weights_in_files(files: list[str]) -> dict[str, str]:
     Args:
         files: The values of ``--config``: paths of files, or YAML texts.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for file in files:
         try:
             config = read_mapping(Path(file)) if isfile(file) else yaml.safe_load(file)
