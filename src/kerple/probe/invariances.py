@@ -89,6 +89,7 @@ def measure_invariances(model: Any, config: Any) -> list[Invariance]:
     results = []
     for name, (reading, by_design) in tests.items():
         try:
+            reading.check(model)
             logits = reading.logits(model, tokens)
             given, wanted = (f"{[*x.shape]}" for x in (logits, expected))
             require(given == wanted, "model", f"logits of shape {given}", wanted)

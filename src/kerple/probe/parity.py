@@ -93,6 +93,8 @@ class Side:
         elif isinstance(source, nn.Module):  # the layers of a port are its first list of modules
             layers = next((module for module in source.modules() if isinstance(module, nn.ModuleList)), layers)
         rows = tokens[None]
+        if self.is_model:
+            self.reading.check(source)  # before outputs are recorded, because it may run layers
         with recorded_outputs(layers) as hidden, torch.inference_mode(), InFp64() if exact else nullcontext():
             logits = self.reading.logits(source, rows.to(source.device)) if self.is_model else source(rows)
         first = EXTRA if self.is_model and (self.reading.packed or self.reading.padding == "left") else 0

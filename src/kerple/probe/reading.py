@@ -45,8 +45,21 @@ class Reading:
     continued: bool = False
     batched: bool = False
 
+    def check(self, model: Any) -> None:
+        """Check that a model uses the attention implementation. This may run a part of its layers.
+
+        Raises:
+            UserError: If the model does not have the implementation, or would ignore it.
+        """
+        if not self.attention:
+            return
+        if self.attention != "eager" and not getattr(model, f"_supports_{self.attention}", False):
+            raise UserError(f"the model has no {self.attention} attention")
+        if not _uses_registry(model):
+            raise UserError(f"the model does not use transformers' registry, so {self.attention} attention is not used")
+
     def logits(self, model: Any, tokens: Tensor) -> Tensor:
-        """Return the logits of a text, (B, T, V).
+        """Return the logits of a text, (B, T, V). An attention implementation must have passed `check`.
 
         Args:
             model: A `transformers.PreTrainedModel`.
@@ -73,10 +86,6 @@ class Reading:
             options = {name: x.repeat(len(tokens) // len(x), 1) for name, x in options.items()}
         whole = tokens.shape[1]
         sizes = [whole] if self.cached and self.packed else self._parts(whole) if self.cached else None
-        if self.attention and self.attention != "eager" and not getattr(model, f"_supports_{self.attention}", False):
-            raise UserError(f"the model has no {self.attention} attention")
-        if self.attention and not _uses_registry(model, tokens):
-            raise UserError(f"the model does not use transformers' registry, so {self.attention} attention is not used")
         with attention_replaced(model, self.attention) if self.attention else nullcontext():
             return read_logits(model, tokens, sizes, **options)[:batch, first : first + length]
 
@@ -92,7 +101,7 @@ class _CalledError(Exception):
     """Ends a forward pass at its first call of an attention function."""
 
 
-def _uses_registry(model: Any, tokens: Tensor) -> bool:
+def _uses_registry(model: Any) -> bool:
     """Return whether a model calls an attention function of transformers' registry. Others ignore an implementation."""
 
     def attention(*args: Any, **options: Any) -> NoReturn:
@@ -100,7 +109,7 @@ def _uses_registry(model: Any, tokens: Tensor) -> bool:
 
     try:
         with attention_replaced(model, TRIAL, attention), suppress(UserError):  # of a model without its mask
-            read_logits(model, tokens[:1, :2])
+            read_logits(model, torch.zeros(1, 2, dtype=torch.int64, device=model.device))
     except _CalledError:
         return True
     return False
