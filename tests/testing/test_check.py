@@ -127,12 +127,8 @@ class Filled(Sketch):
         self.rate.data.nan_to_num_(0.01)
 
 
-class Unlimited(Sketch):
-    """Has a parameter with a range, and does not keep it there."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape)
-        self.learn("rate", shape.heads, 0.5, minimum=0.01)
+class Unlimited(Filled):
+    """Does not keep a parameter in its range."""
 
     def bias(self, distance: Tensor) -> Tensor:
         return -self.rate[:, None] * distance
