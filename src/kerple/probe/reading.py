@@ -16,7 +16,7 @@ from kerple.hf.windowed_attention import attention_replaced
 
 # number of padding tokens, of tokens of the other document or of a continuation, and of positions of a shift
 EXTRA = 16
-TRIAL = "kerple_trial"  # name of an attention function in transformers' registry
+TRIAL = "kerple_reading"  # name of an attention function in transformers' registry
 PART = 256  # largest number of tokens that are read at once after the first half of a text
 
 
