@@ -85,6 +85,11 @@ def test_other_data_and_unsupported_training_are_refused(tmp_path: Path, monkeyp
         trainer(tmp_path, max_steps=1).fit(small_model(), datamodule=ToyData(vocabulary=13))
     with pytest.raises(ValueError, match=r"max_steps: got -1, .*; max_epochs 2 is 6 steps of this data"):
         trainer(tmp_path, max_epochs=2, limit_train_batches=3).fit(small_model(), datamodule=ToyData())
+    data = ToyData()
+    loader = data.val_dataloader()
+    monkeypatch.setattr(data, "val_dataloader", lambda: [loader, loader])  # their losses would be added to one mean
+    with pytest.raises(ValueError, match=r"^data: got several loaders for validation, expected one; "):
+        trainer(tmp_path, max_steps=1).validate(small_model(), datamodule=data)
     module = small_model()
     module.trainer = trainer(tmp_path, max_steps=1)
     monkeypatch.setattr(Trainer, "strategy", FSDPStrategy())  # which would round strategies to bf16

@@ -207,6 +207,8 @@ class LanguageModel(LightningModule):
                 parameter.grad.mul_(scale)
 
     def validation_step(self, batch: Batch, index: int, dataloader_idx: int = 0) -> None:
+        expected = "one; leave out the others, or use TokenShards with data.mixture"
+        require(bool(self.mixture) or dataloader_idx == 0, "data", "several loaders for validation", expected)
         losses, scored = self._losses(batch)
         metric = cast(MeanMetric, self.part_losses[dataloader_idx]) if self.mixture else self.validation_loss
         metric.set_dtype(torch.float64)  # Lightning moves it to the device, which resets it to fp32
