@@ -116,6 +116,15 @@ def sequences(batches: TrainingLoader) -> list[str]:
     return [ids_to_characters(row) for batch in batches for row in batch["tokens"].tolist()]
 
 
+def test_a_training_length_is_refused_if_a_rare_problem_is_longer():
+    # 93 inputs are enough for most random problems of this length
+    with pytest.raises(UserError, match=r"^data\.length: got 93, expected 94 or more for problems of the train"):
+        TaskData(Addition(), 93, train_length=30, seed=1)
+    TaskData(Addition(), 94, train_length=30, seed=1)
+    longest = Example("99+99", "198", (2,))
+    assert len(longest.tokens()) - 1 == Addition().most_inputs(2)
+
+
 def test_training_lengths_are_uniform():
     data, draws = TaskData(Reverse(), 100, train_length=10), 5_000
     counts = np.bincount([data.sampler.training_problem(3, i).sizes[0] for i in range(draws)], minlength=11)

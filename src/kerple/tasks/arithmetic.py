@@ -47,6 +47,9 @@ class Addition(Task):
         first, second, total = [text[::-1] for text in texts] if self.order == "reversed" else texts
         return Example(f"{first}+{second}", total, (length, *sizes), key="+".join(sorted((a, b))))
 
+    def most_inputs(self, length: int) -> int:
+        return 3 * length + 4  # two operands and a sum of length + 1 digits, the begin token, the + and the =
+
     def places(self, tokens: Tensor) -> Tensor:
         """Return equal places for digits of equal significance, as `kerple.tasks.token_places.aligned_places` does.
 

@@ -80,6 +80,13 @@ class Task(ABC):
     def example(self, length: int, rng: np.random.Generator) -> Example:
         """Return a random problem of this length, 1 to `longest`, with all random numbers from ``rng``."""
 
+    def most_inputs(self, length: int) -> int | None:
+        """Return the largest number of inputs of a problem of this length; None to find it from random problems.
+
+        A task whose longest problems are rare overrides this method.
+        """
+        return None
+
     def places(self, tokens: Tensor) -> Tensor:
         """Return a place for each token, for `kerple.positions.Coupled`.
 

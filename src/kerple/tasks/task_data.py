@@ -73,6 +73,7 @@ class TaskData(LightningDataModule):
         for name, value in (numbers | {"test_lengths": self.lengths[0]}).items():
             require(value is None or value >= 1, f"data.{name}", value, "1 or more")
         check_workers("data.workers", self.workers)
+        require(0 <= self.sample_seed < 1 << 64, "data.seed", self.sample_seed, "0 to 2^64 - 1")
         self.sampler = Sampler(self.task, self.train_length, self.held_out)
         require(0 < self.held_out < 0.5, "data.held_out", self.held_out, "a fraction above 0 and below 0.5")
         characters, longest = len(CHARACTERS), self.task.longest
@@ -80,7 +81,8 @@ class TaskData(LightningDataModule):
         for name, value in (("train_length", self.train_length), ("test_lengths", self.lengths[-1])):
             expected = f"at most {longest} for {self.task.name}"
             require(longest is None or value <= longest, f"data.{name}", value, expected)
-        needed = max(len(example.tokens()) - 1 for example in self._longest_problems(100))
+        lengths = (len(example.tokens()) - 1 for example in self._longest_problems(100))
+        needed = max(self.task.most_inputs(self.train_length) or 0, *lengths)
         expected = f"{needed} or more for problems of the train_length {self.train_length}"
         require(needed <= self.length, "data.length", self.length, expected)
 
