@@ -12,7 +12,7 @@ from subprocess import PIPE
 import pytest
 
 from kerple.base.errors import UserError
-from kerple.base.run_folder import fit_directory, unlock
+from kerple.base.run_folder import fit_directory, is_locked, unlock
 from kerple.base.run_folder import test_directory as folder_of_a_test
 
 
@@ -143,8 +143,11 @@ def test_a_running_fit_cannot_be_resumed(tmp_path):
     for ckpt_path in (checkpoint, "last"):
         with pytest.raises(UserError, match=rf"output: .*run is in use by process {first.pid} on .* since 20\d\d-"):
             fit_directory(run, ckpt_path)
+    assert is_locked(run)
     first.kill()
     first.communicate()
+    assert not is_locked(run)
+    assert not is_locked(tmp_path)
     assert fit_directory(run, checkpoint) == run
 
 

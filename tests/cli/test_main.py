@@ -24,6 +24,7 @@ from kerple.positions import Shape, names, strategies
 from kerple.positions.position_coupling import PlaceEmbedding
 from kerple.tasks import TaskData
 from kerple.training.continuation import decode_pieces
+from kerple.training.next_commands import resume_command
 from kerple.training.trained_model import load_trained
 from tests.cli.tiny import complaint
 from tests.toy import QUIET
@@ -96,6 +97,8 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     main([*command, "--trainer.callbacks=[LastCheckpoint]"])
     assert torch.load(last, weights_only=True)["global_step"] == 12
     assert "other options" not in capsys.readouterr().out  # callbacks are not compared
+    resumed = "logs/toy/KerpleLog/seed-3/config-resumed-1.yaml"  # the options of the last checkpoint
+    assert shlex.split(resume_command(Path(last)))[-3:] == [resumed, "--ckpt_path", last]
 
     shutil.rmtree("logs")
     config = Path("moved/config.yaml")

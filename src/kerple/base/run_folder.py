@@ -179,6 +179,18 @@ def _make_and_lock(path: Path, *skipped: str) -> str | None:
     return None
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether another process has locked a folder."""
+    try:
+        with open(folder / LOCK, opener=no_follow) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no lock file, or the file system has no locks
+        pass
+    return False
+
+
 def lock(path: Path, wait: bool = False) -> TextIO | str:
     """Lock a file, and write the id of this process into it. A missing file is created. Closing the file unlocks it.
 

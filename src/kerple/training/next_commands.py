@@ -5,7 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from kerple.base.errors import UserError
+from kerple.base.run_folder import is_locked
 from kerple.config import PROGRAM
+from kerple.config.files import read_mapping
 from kerple.config.flat_configuration import flat
 from kerple.config.untrusted_checkpoints import CONFIG, load
 from kerple.config.user_code_digests import trust_option
@@ -19,8 +21,13 @@ def test_command(last: Path) -> str:
 
 
 def resume_command(last: Path) -> str:
-    """Return the command that continues a fit from its last checkpoint, with the options stored in its folder."""
-    options = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
+    """Return the command that continues a fit from its last checkpoint, with the options of the checkpoint.
+
+    They are in the file of the session that wrote the checkpoint: ``config.yaml``, or that of a resumption.
+    """
+    folder, config = last.parents[1], load(last, "meta")[CONFIG]
+    resumed = [path for path in folder.glob("config-resumed-*.yaml") if read_mapping(path) == config]
+    options = ["--config", str((resumed or [folder / "config.yaml"])[0]), "--ckpt_path", str(last)]
     return f"{PROGRAM} {shlex.join(['fit', *options])}"
 
 
@@ -29,6 +36,7 @@ def mention_earlier_fit(last: Path) -> None:
     with suppress(UserError, LookupError, TypeError):  # the checkpoint is damaged, but this run does not need it
         content = load(last, "meta")
         step, steps = content["global_step"], content[CONFIG]["trainer"]["max_steps"]
-        if step < steps:
-            earlier = f"{last.parents[1]} has a fit that was stopped at step {step:,} of {steps:,}"
+        if not 0 <= steps <= step and not is_locked(last.parents[1]):
+            of_steps = f" of {steps:,}" if steps >= 0 else ""  # with max_epochs it is not known
+            earlier = f"{last.parents[1]} has a fit that was stopped at step {step:,}{of_steps}"
             print_once(f"{earlier}. This is a new fit; to continue that one: {resume_command(last)}")
