@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
 
     Raises:
         UserError: If a configuration cannot be read or has no section `data`, its data is not `TokenShards`, or the
-            shards cannot be prepared.
+            shards cannot be prepared, or are missing from a prepared folder.
     """
     parser = command_parser("prepare", __doc__)
     parser.add_argument("-c", "--config", action="config", help="file with a section `data`; flags replace its values")
@@ -53,7 +53,9 @@ def main(arguments: list[str]) -> None:
         prepare(options, partial(tokenise_on_ray, Cluster("prepare: engine", given.address)))
     elif options.corpus is not None:
         prepare(options)
-    show(Folder(options.location, options.cache, options.cache_gb))
+    folder = Folder(options.location, options.cache, options.cache_gb)
+    folder.check_sizes()
+    show(folder)
 
 
 def _data_section(path: str) -> dict[str, Any]:

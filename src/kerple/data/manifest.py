@@ -15,6 +15,7 @@ READABLE = (4, FORMAT)  # format 4 has no files with the lengths of documents
 MANIFEST_FILE = "manifest.json"
 TEST_DOCUMENTS = "test-documents.jsonl"  # a line for each document: its name, its group and its overlap (see `overlap`)
 SPLITS = ("train", "validation", "test")
+COPY = "copy the folder again, or delete it and prepare it again"  # advice about a damaged folder
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def read_manifest(directory: str | Path, content: bytes | None = None) -> Manife
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); run `python run.py prepare` first") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path}: is not a manifest ({error!r}); prepare or copy the folder again") from error
+        raise UserError(f"{path}: is not a manifest ({error!r}); {COPY}") from error
     return manifest
 
 

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.data.manifest import MANIFEST_FILE, TEST_DOCUMENTS, Shard, read_manifest
+from kerple.data.manifest import COPY, MANIFEST_FILE, TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.remote_shards import PATIENCE, RemoteFiles, is_intact, is_url
 from kerple.data.shard_options import CACHE, CACHE_GB
 from kerple.data.tokenizer import load_tokenizer
@@ -103,14 +103,29 @@ class Folder:
         Raises:
             UserError: The shard is missing, or its size or checksum differs from the manifest.
         """
-        shard, name = self.manifest.splits[split].shards[number], shard_file(split, number)
-        size = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
+        name, sha256, size = self._entry(split, number)
         if self.remote:
-            return self.remote.open(name, shard.sha256, size, patience)
+            return self.remote.open(name, sha256, size, patience)
+        self._check_size(name, size)
+        return self._checked_file(name, sha256, recheck)
+
+    def check_sizes(self) -> None:
+        """Raise a UserError if a shard on this machine is missing, or has another size than in the manifest."""
+        for split, entry in self.manifest.splits.items():
+            for number, shard in enumerate(entry.shards):
+                if shard.tokens and not self.remote:
+                    name, _, size = self._entry(split, number)
+                    self._check_size(name, size)
+
+    def _entry(self, split: str, number: int) -> tuple[str, str, int]:
+        """Return the file name of a shard, its sha256 and its size in bytes."""
+        shard = self.manifest.splits[split].shards[number]
+        return shard_file(split, number), shard.sha256, shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
+
+    def _check_size(self, name: str, size: int) -> None:
         path = Path(self.location, name)
         if not path.is_file() or path.stat().st_size != size:
-            raise UserError(f"{path}: is missing, or not {size} bytes long; prepare or copy the folder again")
-        return self._checked_file(name, shard.sha256, recheck)
+            raise UserError(f"{path}: is missing, or not {size} bytes long; {COPY}")
 
     def documents(self, split: str) -> NDArray[np.int64]:
         """Return the index of the first token of each document of a split, (documents,) int64, ascending.
@@ -123,7 +138,7 @@ class Folder:
             with self._checked_file(lengths_file(split), entry.lengths) as file:
                 lengths = np.frombuffer(file.read(), "<u4")
             if (len(lengths), lengths.sum(dtype=np.int64)) != (entry.documents, entry.tokens) or not lengths.all():
-                raise UserError(f"{file.name}: does not fit the manifest; prepare or copy the folder again")
+                raise UserError(f"{file.name}: does not fit the manifest; {COPY}")
         else:  # of format 4
             stream = TokenStream(self, split, open_shards=1)
             tokens = (stream.shard(number) for number, shard in enumerate(entry.shards) if shard.tokens)
@@ -161,7 +176,7 @@ class Folder:
             return self.remote.open(name, sha256)
         path = Path(self.location, name)
         if not path.is_file() or not is_intact(path, sha256, recheck):
-            raise UserError(f"{path}: is missing, or its sha256 is wrong; prepare or copy the folder again")
+            raise UserError(f"{path}: is missing, or its sha256 is wrong; {COPY}")
         return path.open("rb")
 
 
@@ -313,7 +328,7 @@ def verify(folder: Folder) -> None:
                     with folder.shard(stream.split, number, recheck=True) as file:
                         tokens = stream.shard(number)
                     if (largest := int(tokens.max())) >= folder.manifest.vocabulary:
-                        expected = f"below {folder.manifest.vocabulary}; prepare or copy the folder again"
+                        expected = f"below {folder.manifest.vocabulary}; {COPY}"
                         raise UserError(f"{file.name}: got the token id {largest}, expected ids {expected}")
                     yield tokens
 
@@ -321,4 +336,4 @@ def verify(folder: Folder) -> None:
         begins = lengths.cumsum(dtype=np.int64) - lengths
         same = (checksum, len(begins)) == (split.sha256, split.documents)
         if not same or (begins != folder.documents(name)).any():
-            raise UserError(f"{folder.location}: the tokens of {name} differ from the manifest; prepare them again")
+            raise UserError(f"{folder.location}: the tokens of {name} differ from the manifest; {COPY}")

@@ -272,6 +272,9 @@ def test_the_command_prepares_the_corpus_of_a_configuration(json_lines, tmp_path
     prepare.main(["--config", "config.yaml", "--data", "TokenShards", "--data.init_args.corpus", "books.d"])
     inspect_shards.main(["data/books-bpe300", "--length", "5", "--seed", "1"])
     assert "all checksums are correct" in capsys.readouterr().out
+    Path("data/books-bpe300/train-00000.tar").unlink()
+    with pytest.raises(UserError, match=r"train-00000.tar: is missing, or not \d+ bytes long; copy the folder"):
+        prepare.main(["--config", "config.yaml", "--data.corpus", "books.d"])
     Path("config.yaml").write_text("data: {class_path: TaskData, init_args: {task: Copy}}")
     for path in ("config.yaml", "nowhere.yaml", "books.d/part0.jsonl"):
         with pytest.raises(UserError, match=r"(config|data): got|cannot be read"):

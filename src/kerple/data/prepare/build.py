@@ -141,7 +141,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards can be used on a machine without the corpus
             settings["files"] = _corpus_of(options).state()
-    _compare_settings(options.location, manifest.settings, settings)
+    _compare_settings(options.location, manifest.settings, settings, ", or set data.corpus: null to skip this check")
     local = options.tokenizer != TRAINED_HERE and os.path.isfile(tokenizer_file(options.tokenizer))
     if local and load_tokenizer(options.tokenizer).to_str() != folder.tokenizer().to_str():
         given = f"got {options.location}, which was prepared with another content of {options.tokenizer}"
@@ -149,14 +149,13 @@ def check_prepared(options: ShardOptions) -> Manifest:
     return manifest
 
 
-def _compare_settings(location: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise a UserError if a folder was prepared with other values of the settings ``now``."""
+def _compare_settings(location: str, before: dict[str, Any], now: dict[str, Any], advice: str = "") -> None:
+    """Raise a UserError, which ends with ``advice``, if a folder was prepared with other values of the settings."""
     before = {"encoding": "utf-8"} | before  # of folders that were prepared before this option existed
     changes = [f"{name} was {before.get(name)!r}, is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changes:
         given = f"got {location}, which was prepared with other settings: {'; '.join(changes)}"
-        advice = "choose another folder, delete this one, or set data.corpus: null to use it without this check"
-        raise UserError(f"data.directory: {given}; {advice}")
+        raise UserError(f"data.directory: {given}; choose another folder, or delete this one{advice}")
 
 
 @contextmanager
