@@ -117,6 +117,8 @@ def test_few_samples_are_repeated_in_every_epoch(module):
     loader, batches = module(samples=20).train_dataloader(), rows(module().train_dataloader())
     for _ in range(2):
         assert torch.equal(rows(loader), batches[:16])  # the two full batches
+    with pytest.raises(ValueError, match=r"expected at most 7 in all; decrease it, or increase data.samples$"):
+        module(samples=7).train_dataloader()
 
 
 def test_every_target_of_a_split_is_in_one_block(module):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from jsonargparse import Namespace
+from pytorch_lightning.trainer.states import TrainerFn
 
 from kerple.data import TokenShards
 from kerple.data.loader import TrainingLoader
@@ -167,6 +168,14 @@ def test_a_test_says_with_which_training_text_its_documents_were_compared(prepar
     assert f"only with the training text of {prepared}" in caplog.text
 
 
+def test_a_prediction_needs_no_part_and_a_continued_fit_the_same_text(prepared, second):
+    module(prepared, mixture={"moved": 1.0}).setup("predict")  # only the tokenizer of the folder is used
+    data = module(prepared, mixture={str(second): 1.0})
+    data.trainer = SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING))  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"^data\.mixture: got \[.*second.*\], expected the tokens on which"):
+        data.load_state_dict({"training": "another"})
+
+
 @pytest.mark.parametrize(
     "weights", [(0.5, 0.4), (0.5, 0.5, 0.0), (0.4995, 0.5005), (1.5, -0.5), (float("nan"), 1.0), ()]
 )
@@ -194,7 +203,8 @@ def test_parts_that_do_not_fit_are_errors(prepared, second, tmp_path, documents)
         start(mixture={str(fractions): 1.0})
     with pytest.raises(ValueError, match=r"run `python run.py prepare` first"):
         start(mixture={str(tmp_path / "none"): 1.0})
-    with pytest.raises(ValueError, match=r"^data\.length: got 16, expected at most 0, "):
+    expected = r"^data\.mixture: got .*\[99999:\], which has no tokens for training, expected parts with documents"
+    with pytest.raises(ValueError, match=expected):
         start(mixture={f"{prepared}[99999:]": 1.0})
     with pytest.raises(ValueError, match=r"^data\.mixture: got a training with 80000 samples, expected at most \d+, "):
         start(mixture={str(second): 1.0}, samples=80000, repeat_parts=False)

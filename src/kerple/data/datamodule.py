@@ -20,6 +20,7 @@ from kerple.data.mixture import Mixture, Part, Samples
 from kerple.data.order import Order, SectionOrder
 from kerple.data.packing import PackedSamples
 from kerple.data.prepare.build import check_prepared, prepare
+from kerple.data.remote_shards import is_url
 from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder, ShardFetcher, TokenStream
 
@@ -62,9 +63,9 @@ class TokenShards(ShardOptions, LightningDataModule):
                 mixture was prepared with another tokenizer or other `split_fractions` than the folder.
         """
         _ = self.folder
-        if stage != "test":  # which uses only the folder
+        if stage not in ("test", "predict"):  # which use only the folder
             _ = self.parts
-        elif self.mixture is not None:
+        elif stage == "test" and self.mixture is not None:
             compared = f"only with the training text of {self.location}"
             rank_zero_info(f"warning: data.mixture: the overlaps of test documents are {compared}")
 
@@ -84,7 +85,8 @@ class TokenShards(ShardOptions, LightningDataModule):
             return [Part("", self.folder)]
         parts = [Part.open(name, self.cache, self.cache_gb) for name in self.mixture]
         for part in parts:
-            expected = f"the tokenizer of {self.location}; prepare it with --data.tokenizer {self.location}"
+            tokenizer = f"the tokenizer.json in {self.location}" if is_url(self.location) else self.location
+            expected = f"the tokenizer of {self.location}; prepare it with --data.tokenizer {tokenizer}"
             same = part.folder.manifest.tokenizer == self.manifest.tokenizer
             require(same, "data.mixture", f"{part.name} with another tokenizer", expected)
             # a hash of a document's text determines its split, so that with equal fractions no document for validation
@@ -134,7 +136,8 @@ class TokenShards(ShardOptions, LightningDataModule):
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         same = not fitting or state.get("training", self._training_checksum) == self._training_checksum
         expected = "the tokens on which the checkpoint was trained; give their folder, or use --weights"
-        require(same, "data.directory", self.location, expected)
+        option, given = ("data.mixture", [*self.mixture]) if self.mixture else ("data.directory", self.location)
+        require(same, option, given, expected)
 
     def train_dataloader(self) -> TrainingLoader:
         """Return the loader of this rank's training batches, see `read_samples`.
@@ -155,7 +158,8 @@ class TokenShards(ShardOptions, LightningDataModule):
             batches = batches_of_run(self.trainer)
         else:
             batches = available // batch_samples
-            expected = f"at most {available} in all; decrease it or data.length, or use a larger corpus"
+            advice = "increase data.samples" if self.samples else "decrease data.length, or use a larger corpus"
+            expected = f"at most {available} in all; decrease it, or {advice}"
             require(batches >= 1, "data.batch_size", f"{self.batch_size} on each of {world_size} devices", expected)
         period = batches * batch_samples  # every epoch has the same samples
         expected = f"at most {order.samples}, after which a part of the mixture ends, or data.repeat_parts: true"
@@ -245,9 +249,12 @@ class TokenShards(ShardOptions, LightningDataModule):
         else:
             read = partial(read_samples, stream, self.length, self._documents(part, stream))
             ends, length = stream.ends, self.length
+        end = ends[-1] if ends else 0
+        given = f"{part.name}, which has no tokens for training"
+        require(end > 0 or not part.name, "data.mixture", given, "parts with documents for training")
         order: Order | SectionOrder
         if self.sections is None:
-            order = Order(ends[-1] if ends else 0, length, self.seed, number)
+            order = Order(end, length, self.seed, number)
         else:
             order = SectionOrder(ends, length, self.sections, self.seed, *([number] if number else []))
         return Samples(read, order, stream, ends)
