@@ -53,6 +53,8 @@ def config(folder, **sections):
         (["--model.position=ours.Unbuilt"], ["ours.py:9: KeyError: 'rate'"]),
         (["--model.position=ours.OneRow"], ["ours.OneRow.bias: got shape (1, 6), expected (2, 6), one row per head"]),
         (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),
+        (["--data.seed=-1"], ["data.seed: got -1"]),
+        (["--trainer.callbacks={class_path: Extrapolation, init_args: {lengths: [9]}}"], ["Extrapolation: data: got"]),
         (["--data=TokenShards", "--data.corpus=nowhere"], ["data.corpus: got 'nowhere'"]),
         (["--trainer.overfit_batches=1"], ["trainer.overfit_batches"]),
         (["--trainer.gradient_clip_val=-1"], ["trainer.gradient_clip_val: got -1"]),  # would reverse the gradient

@@ -148,6 +148,10 @@ def test_masked_documents_must_be_known_and_supported() -> None:
     text = Text(torch.zeros(99).long(), [0, 50], mask_documents=True)
     with pytest.raises(UserError, match=r"Extrapolation: got a network Counter, .*SupportsDocuments.*mask_documents"):
         Extrapolation([4], protocols=["full"]).run(Counter(), text)
+    network = network_of()
+    network.bos = 0
+    with pytest.raises(UserError, match=r"^data.mask_documents: got true, expected false for a model that adds BOS"):
+        Extrapolation([4], protocols=["full"]).check(network, text)
 
 
 UNSKIPPED = [Protocol("full"), Protocol("windowed", Visibility(3)), Protocol("sliding", stride=3)]

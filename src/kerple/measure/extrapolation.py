@@ -18,6 +18,7 @@ from kerple.measure.measure import (
     ordered_lengths,
     require_capabilities,
     require_positive,
+    require_text,
     skipped_lengths,
 )
 from kerple.measure.protocols import Protocol, ProtocolLosses, ProtocolName, full
@@ -173,6 +174,7 @@ class Extrapolation(Measure):
         return _scalars(measurements)
 
     def check_validation(self, text: Text) -> None:
+        require_text(self, text)
         option, tokens = "block_length" if self.block_length else "lengths", len(text.stream)
         advice = f"decrease {option}, or set validation_blocks to 0"
         expected = f"less than {tokens}, the number of tokens in {text.name}; {advice}"

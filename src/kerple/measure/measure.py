@@ -62,11 +62,11 @@ class Measure(ABC):
         given = f"a network {type(network).__name__} without {', '.join(missing)}"
         require(not missing, kind, given, "the members of kerple.model.network.Network; add them")
         require_capabilities(self, network, self.needs)
-        expected = "a kerple.data.evaluation_text.Text, such as a split of the data module TokenShards"
-        advice = f"change data, or leave out {kind}"
-        require(isinstance(text, Text), f"{kind}: data", type(text).__name__, f"{expected}; {advice}")
+        require_text(self, text)
         if text.mask_documents:
             require_capabilities(self, network, [SupportsDocuments], "set data.mask_documents to false")
+            expected = "false for a model that adds BOS; or set model.bos to false"
+            require(getattr(network, "bos", None) is None, "data.mask_documents", "true", expected)
 
     def skip_reason(self, network: Network) -> str | None:
         """Return the reason why the measurement does not apply to the network, or None if it applies."""
@@ -139,6 +139,13 @@ def require_capabilities(
     missing = [each.__name__ for each in classes if not isinstance(network, each)]
     expected = f"one with {', '.join(missing)} as base classes (see kerple.model); {advice}"
     require(not missing, type(measure).__name__, f"a network {type(network).__name__}", expected)
+
+
+def require_text(measure: Measure, text: Any) -> None:
+    """Raise a UserError unless the text is a `Text`."""
+    kind, expected = type(measure).__name__, "a kerple.data.evaluation_text.Text, such as a split of TokenShards"
+    advice = f"change data, or leave out {kind}"
+    require(isinstance(text, Text), f"{kind}: data", type(text).__name__, f"{expected}; {advice}")
 
 
 def check_names(measures: Sequence[Measure]) -> None:
