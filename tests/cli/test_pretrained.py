@@ -75,7 +75,8 @@ def test_without_a_configuration_the_measurements_are_those_of_hf_yaml(here):
 def test_a_model_folder_is_measured_by_protocols_and_analyses(here):
     run(here, here / "llama")
     folder = here / "logs" / "pretrained" / "llama" / "test"
-    config = yaml.safe_load((folder.parent / "config.yaml").read_text())
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert [*folder.parent.iterdir()] == [folder]
     assert config["model"]["path"] == str(here / "llama")
     assert config["data"]["init_args"]["length"] == LENGTH
     assert config["data"]["init_args"]["tokenizer"] == f"hf:{here / 'llama'}"

@@ -49,10 +49,8 @@ def measure_pretrained(
     runner = trainer.runner()
     if runner.rank == 0:  # only this rank has the right folder: other ranks never add a suffix such as _v1
         runner = replace(runner, progress=Progress(directory / FILE).count)
-        # a report reads the configuration in the parent folder
-        for file in (directory / "config.yaml", directory.parent / "config.yaml"):
-            if file.parent.resolve() != Path.cwd() and not file.exists():
-                write(file, config)
+        if not (directory / "config.yaml").exists():
+            write(directory / "config.yaml", config)
     source = find_model(path)
     if data.corpus is not None:
         end_of_text(read_tokenizer(source), f"{MODEL_PREFIX}{path}")  # an error before the weights are read
