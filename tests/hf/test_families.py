@@ -12,7 +12,7 @@ from kerple.hf.translation_from_transformers import read_family, read_options
 from kerple.model.stored_model import build_transformer, copy_weights
 from kerple.positions import ALiBi, NoPE, RoPE, Shape
 from kerple.training.allowed_classes import allowed_classes
-from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, saved, text, tiny
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, our_network, saved, text, tiny
 
 ORIGINAL = {"rope_theta": 500.0, "original_max_position_embeddings": LENGTH // 2}
 DIVISORS = {"short_factor": [1.0, 1.1, 1.2, 1.5], "long_factor": [1.0, 2.0, 5.0, 9.0]}
@@ -81,6 +81,12 @@ def test_a_ramp_without_a_slope_equals_that_of_transformers(kind, options):
     expected, _ = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
     ours = RoPE(Shape(64, 1, 512), **read_rope(config.rope_parameters, partial=False, length=4096))
     torch.testing.assert_close(ours.frequencies(torch.tensor([8])).flatten().float(), expected, rtol=1e-6, atol=0)
+
+
+def test_a_head_that_differs_from_a_tied_embedding_is_kept():
+    model, tokens = tiny("qwen2"), text(2, LENGTH)
+    model.config.tie_word_embeddings = True  # as in the configuration of a model whose head was trained alone
+    torch.testing.assert_close(our_network(model)(tokens), model(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_weights_fit_a_larger_vocabulary_and_no_other_size():

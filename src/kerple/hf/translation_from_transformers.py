@@ -33,8 +33,11 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
         weights = {name.removeprefix("network."): value for name, value in state.items()}
     else:
         weights = _read_weights(FAMILIES[config.model_type], config, state)
-    if config.tie_word_embeddings:
-        weights["head.weight"] = weights["embedding.weight"]
+    rows = weights["embedding.weight"]
+    # transformers leaves an output head that differs from the embedding untied, whatever the configuration says
+    model["tied"] = bool(config.tie_word_embeddings) and torch.equal(weights.get("head.weight", rows), rows)
+    if model["tied"]:
+        weights["head.weight"] = rows
     return StoredModel(model, weights)
 
 
