@@ -129,7 +129,8 @@ def test_a_strategy_without_parameters_replaces_that_of_the_model(here, capsys):
     assert "the strategy of the model is replaced by ALiBi" in capsys.readouterr().out
     assert (losses(here / "logs/pretrained/llama-ALiBi/test") != losses(here / "before")).all()
     assert "has parameters that the model lacks" in refused(capsys, here, here / "llama", "--model.position=T5")
-    assert read_network("llama", 9, position=ALiBi).training_length == 9
+    network = read_network("llama", 9, position=ALiBi)
+    assert (network.training_length, network.training) == (9, False)
     twice = ("--trainer.callbacks", json.dumps(CALLBACKS[:1] * 2))
     assert "more than one Extrapolation with results" in refused(capsys, here, here / "llama", *twice)
 

@@ -73,7 +73,7 @@ def read_network(
     network.bos = bos_id
     if position is not None:
         print(f"the strategy of the model is replaced by {network.name}", flush=True)
-    return network
+    return network.eval()
 
 
 def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
