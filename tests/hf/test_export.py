@@ -217,6 +217,8 @@ def test_weights_in_fp16_are_rounded_except_those_of_the_strategy(workdir, path)
             assert torch.equal(stored[f"network.{name}"], rounded)
             assert stored[f"network.{name}"].dtype == rounded.dtype
             weight.copy_(rounded)
+    model = hf.AutoModelForCausalLM.from_pretrained(folder)  # in the dtype of config.json
+    assert (model.dtype, model.network.head.weight.dtype) == (torch.float16, torch.float16)
     assert "for 3 steps with a training length of 16 tokens" in (folder / "README.md").read_text()
     assert len({file.stat().st_mode for file in folder.iterdir()}) == 1  # others may read the weights too
     callbacks = "[{class_path: Extrapolation, init_args: {lengths: [16, 64], protocols: [full], blocks: 2}}]"

@@ -121,6 +121,11 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """Do nothing: the network initialises itself."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, except those of strategies, which are always fp32."""
+        return self.network.embedding.weight.dtype
+
     def get_input_embeddings(self) -> nn.Module:
         return self.network.embedding
 
