@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from kerple.base.errors import UserError
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
-from tests.hf.tiny import VOCABULARY, arguments, hf, text
+from tests.hf.tiny import VOCABULARY, arguments, hf, text, tiny
+
+from kerple.hf import from_pretrained as read_retrofitted, retrofit  # isort: skip  # tests.hf.tiny looks for transformers
 
 
 def random_kerple(position: Any = "KerpleLog") -> KerpleForCausalLM:
@@ -51,6 +53,16 @@ def test_random_positions_are_drawn_once_per_step(tmp_path):
     hf.Trainer(model, arguments(tmp_path, **options), train_dataset=rows).train()
     assert int(position.step) == 3
     assert not torch.equal(position.drawn, before)
+
+
+def test_integers_of_a_strategy_stay_integers_in_a_model_of_half_precision(tmp_path):
+    for model in (random_kerple("RandomizedPositions"), retrofit(tiny("llama"), "RandomizedPositions")):
+        model.save_pretrained(tmp_path)
+        read = read_retrofitted if hasattr(model, "model") else hf.AutoModelForCausalLM.from_pretrained
+        buffers = dict(read(tmp_path, dtype=torch.bfloat16).named_buffers())
+        expected = {name: b for name, b in model.named_buffers() if name.endswith(("step", "drawn"))}
+        assert expected
+        assert {name: buffers[name].dtype for name in expected} == dict.fromkeys(expected, torch.int64)
 
 
 @pytest.mark.parametrize("position", ["KerpleLog", "PaTH"])  # PaTH has a state of each token in the cache

@@ -114,8 +114,11 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         small = build_transformer(model.config.network | {"vocabulary": 1, "hidden": 1}, remote=cls.remote)
         stored = model.network.state_dict()
         for name, value in small.named_buffers():
+            buffer = model.network.get_buffer(name)
             if name not in stored:
-                model.network.get_buffer(name).copy_(value)
+                buffer.copy_(value)
+            elif not value.is_floating_point():  # transformers casts integers to fp32 too
+                buffer.data = buffer.data.to(value.dtype)
         return (model, info) if wanted else model
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -95,8 +95,11 @@ def _finish(model: Any, config: KerpleRetrofitConfig, strategy: StrategyBuilder 
     # transformers creates models without values, so the buffers are computed by another instance
     add_strategies(model, entry, *read_strategy(entry["strategy"], strategy))
     for name, value in base.kerple.named_buffers():
+        buffer = strategies.get_buffer(name)
         if f"{NAME}.{name}" not in stored:
-            strategies.get_buffer(name).copy_(value)
+            buffer.copy_(value)
+        elif not value.is_floating_point():  # transformers casts integers to fp32 too
+            buffer.data = buffer.data.to(value.dtype)
     base.kerple = strategies
     connect(model)
 
