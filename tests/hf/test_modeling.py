@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from kerple.base.errors import UserError
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
+from kerple.hf.position_limit import decoder_layers
 from tests.hf.tiny import VOCABULARY, arguments, hf, text, tiny
 
 from kerple.hf import from_pretrained as read_retrofitted, retrofit  # isort: skip  # tests.hf.tiny looks for transformers
@@ -63,6 +64,12 @@ def test_integers_of_a_strategy_stay_integers_in_a_model_of_half_precision(tmp_p
         expected = {name: b for name, b in model.named_buffers() if name.endswith(("step", "drawn"))}
         assert expected
         assert {name: buffers[name].dtype for name in expected} == dict.fromkeys(expected, torch.int64)
+
+
+@pytest.mark.parametrize("position", ["Shaw", "KerpleLog"])  # Shaw has other parameters in each layer
+def test_layers_are_the_blocks_of_our_network_and_not_its_strategies(position):
+    model = random_kerple(position)
+    assert decoder_layers(model) is model.network.blocks
 
 
 @pytest.mark.parametrize("position", ["KerpleLog", "PaTH"])  # PaTH has a state of each token in the cache

@@ -176,7 +176,9 @@ def test_a_file_of_another_engine_is_a_side(kind, tmp_path):
         np.savez(path, tokens=TOKENS[:48].numpy(), **{name: x.numpy() for name, x in changed.items()})
         outputs = read_outputs(str(path), "B")
         assert torch.equal(outputs.tokens, TOKENS[:48])
-        assert compare(model, outputs).differs == bool(error)
+        found = compare(model, outputs)
+        assert found.differs == bool(error)
+        assert "layers were not compared" in found.summary()
     with pytest.raises(UserError, match="A: got no model, as in B"):
         compare(outputs, outputs)
 

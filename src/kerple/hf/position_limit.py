@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from kerple.model import Transformer
+
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Entries of configurations that state the largest number of positions."""
 
@@ -69,6 +71,8 @@ def _runs_first_layer(model: Any, tokens: Tensor) -> bool:
 
 def decoder_layers(model: Any) -> nn.ModuleList:
     """Return the layers of a model: the first list of as many modules as it has layers, or no modules."""
+    if isinstance(network := getattr(model, "network", None), Transformer):
+        return network.blocks
     count = model.config.get_text_config().num_hidden_layers
     lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
     return next(lists, nn.ModuleList())

@@ -172,12 +172,11 @@ class Parity:
         lines += [f"log-probabilities: largest difference relative to the band {number}"]
         if self.kl is not None:
             lines += [f"KL divergence: mean {float(self.kl.mean()):.3g} nats, largest {float(self.kl.max()):.3g} nats"]
-        if not self.differs:
-            return "\n".join([*lines, "equal within rounding"])
         lines += [f"first position outside the band: {self.first_position}"] if self.first_position is not None else []
         layer = "no layer" if self.first_layer is None else f"layer {self.first_layer}"
-        lines += [f"first layer outside the band: {layer}"] if self.layers is not None else ["layers were not compared"]
-        return "\n".join([*lines, *self.words, "differs"])
+        compared = [f"first layer outside the band: {layer}"] if self.differs else []
+        lines += ["layers were not compared"] if self.layers is None else compared
+        return "\n".join([*lines, *self.words, "differs" if self.differs else "equal within rounding"])
 
     def write(self, folder: Path) -> None:
         """Write ``parity.html`` and ``parity.json`` into a folder."""
