@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -16,9 +17,11 @@ from huggingface_hub.errors import EntryNotFoundError
 from torch.func import functional_call
 
 from kerple.base.errors import UserError
+from kerple.hf.position_limit import longest_input
 from kerple.hf.translation_from_transformers import read_family
 from kerple.model.stored_model import build_transformer, copy_weights
 from kerple.positions import Combined, KerpleLog, LayerPattern, NoPE, Shape, SSMax, strategies
+from kerple.probe.invariances import measure_invariances
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, configuration, hf, small, text, tiny
 
 from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
@@ -97,6 +100,22 @@ def assert_cached_and_padded_are_equal(model: Any, tokens: torch.Tensor) -> None
     mask[:, :PADDING] = 0
     padded = torch.cat([text(2, PADDING, seed=2), tokens], 1)
     torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, PADDING:], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+@torch.no_grad()
+def test_a_strategy_reads_more_tokens_than_the_models_table_has_rows(family: str) -> None:
+    opt = partial(small, hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=4 * LENGTH)
+    model = retrofit(tiny("gpt2") if family == "gpt2" else opt(), "ALiBi")
+    assert longest_input(model) is None
+    tokens = text(2, 4 * LENGTH + 9)
+    logits = model(tokens).logits
+    torch.testing.assert_close(model(tokens[:, :40]).logits, logits[:, :40], rtol=1e-4, atol=1e-5)
+    if family == "gpt2":
+        torch.testing.assert_close(logits, oracle(model)(tokens), rtol=1e-4, atol=1e-5)
+    assert_cached_and_padded_are_equal(model, tokens)
+    found = {each.name: each for each in measure_invariances(model, model.config)}
+    assert {each.by_design for name, each in found.items() if "shift" in name or "padding" in name} == {None}
 
 
 @pytest.mark.numbers

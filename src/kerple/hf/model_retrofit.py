@@ -167,7 +167,16 @@ def _leave_out_positions(model: Any) -> list[RemovableHandle]:
     valid = table is None or len(layers) == config.num_hidden_layers
     require(valid, "layers", given, "all layers; or use keep_rope=True")
     hooks = [m.register_forward_pre_hook(without_rotation, with_kwargs=True) for m in attentions]
-    return hooks if table is None else [*hooks, table.register_forward_hook(_zeros)]
+    if table is not None:
+        hooks += [table.register_forward_pre_hook(_first_row, with_kwargs=True), table.register_forward_hook(_zeros)]
+    return hooks
+
+
+def _first_row(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Replace the positions that a table gets by 0, because a strategy may read more tokens than the table has rows."""
+    if (ids := kwargs.get("position_ids")) is not None:  # OPT, whose first argument is a mask
+        return args, kwargs | {"position_ids": torch.zeros_like(ids)}
+    return (torch.zeros_like(args[0]), *args[1:]), kwargs
 
 
 def _zeros(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:

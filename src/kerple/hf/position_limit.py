@@ -8,10 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from kerple.hf.windowed_attention import decoder
 from kerple.model import Transformer
 
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Entries of configurations that state the largest number of positions."""
+
+
+def leaves_out_positions(model: Any) -> bool:
+    """Return whether `kerple.hf.retrofit` has replaced the positional encoding of a model."""
+    strategies = getattr(decoder(model), "kerple", None)
+    return strategies is not None and not strategies.keep_rope
 
 
 def takes_positions(model: Any) -> bool:
@@ -32,7 +39,7 @@ def longest_input(model: Any) -> int | None:
     The limit is the size of a table of learned positions. Tables of other kinds, such as sinusoids or biases, are found
     by a test: the model has the last position of the length in its configuration, but not the next one.
     """
-    if (table := learned_positions(model)) is not None:
+    if (table := learned_positions(model)) is not None and not leaves_out_positions(model):
         return table.num_embeddings - getattr(table, "offset", 0)  # OPT reserves the first rows
     length = config_length(model.config)
     return length if length and _has_position(model, length - 1) and not _has_position(model, length) else None

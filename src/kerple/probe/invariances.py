@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError, describe, require
-from kerple.hf.position_limit import learned_positions, longest_input
+from kerple.hf.position_limit import learned_positions, leaves_out_positions, longest_input
 from kerple.hf.windowed_attention import decoder
 from kerple.model import Transformer
 from kerple.probe.capture import find_mixers
@@ -134,7 +134,8 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None, str | N
     layers = configured_layers(config)
     scalings = {layer.rope.frequencies.scaling for layer in layers if layer.rope}
     length_reason = length_reason or next((s for s in ("dynamic_ntk", "longrope") if s in scalings), None)
-    shift_reason = "absolute positions" if learned_positions(model) is not None else shift_reason
+    if learned_positions(model) is not None and not leaves_out_positions(model):
+        shift_reason = "absolute positions"
     if any(layer.temperature for layer in layers):
         shift_reason = "a temperature that grows with the position"
     if any(layer.chunk for layer in layers):
