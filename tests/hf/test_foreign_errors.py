@@ -67,6 +67,15 @@ def test_values_of_a_configuration_that_are_out_of_range(changes, message):
         check_configuration(config)
 
 
+def test_a_window_that_is_not_used_may_be_0():
+    config = hf.Qwen2MoeConfig(use_sliding_window=False)  # transformers sets the window to 0
+    assert config.sliding_window == 0
+    check_configuration(config)
+    config.use_sliding_window = True
+    with pytest.raises(UserError, match="got 0 for sliding_window"):
+        check_configuration(config)
+
+
 def test_the_message_names_an_entry_as_it_is_in_the_file():
     config = hf.GPT2Config()
     config.n_head = 0

@@ -34,7 +34,9 @@ def check_configuration(config: Any) -> None:
     """
     for name in COUNTS:
         for count in listed(getattr(config, name, None)):
-            valid = type(count) is int and 1 <= count <= LARGEST
+            unused = name == "sliding_window" and not getattr(config, "use_sliding_window", True)
+            lowest = 0 if unused else 1  # transformers sets a window that Qwen2-MoE does not use to 0
+            valid = type(count) is int and lowest <= count <= LARGEST
             _check(valid, config.attribute_map.get(name, name), count, "a whole number of 1 or more")
     kinds, layers = getattr(config, "layer_types", None), getattr(config, "num_hidden_layers", None)
     expected = f"an entry for each of {layers} layers"
