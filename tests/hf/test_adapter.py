@@ -130,6 +130,15 @@ def test_results_of_a_retrofitted_model_have_the_name_of_its_strategy():
     assert hugging_face_network(retrofit(tiny("gpt2"), "ALiBi")).name == "ALiBi"  # its learned positions are zero
 
 
+def test_a_text_is_continued_without_a_cache_by_a_strategy_that_depends_on_the_length():
+    network = hugging_face_network(retrofit(tiny("llama"), "RandomizedPositions"))
+    tokens = text(1, 9)
+    for token in network.continued(tokens, 3):
+        assert token == int(network(tokens)[0, -1].argmax())
+        tokens = F.pad(tokens, (0, 1), value=token)
+    assert tokens.shape[1] == 12
+
+
 def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejected():
     network = hugging_face_network(small(hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=24))
     assert (network.max_length, network.name) == (24, "Learned")

@@ -12,7 +12,7 @@ from kerple.base.temporary_value import temporary_value
 from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.position_limit import config_length, learned_positions, longest_input, takes_positions
 from kerple.hf.rope import strategy_name
-from kerple.hf.windowed_attention import limited_attention, local_layer_positions
+from kerple.hf.windowed_attention import decoder, limited_attention, local_layer_positions
 from kerple.model.loss import logit_losses, target_losses
 from kerple.model.network import HasEmbedding, HasLengthLimit, SupportsGeneration, SupportsOffset, SupportsWindows
 from kerple.positions.fp32_matmul import precise
@@ -103,7 +103,8 @@ class HuggingFaceNetwork(nn.Module, HasLengthLimit, SupportsWindows, SupportsGen
         """
         reset_dynamic_rope(self.model)
         # dynamic scaling changes with the length, and cached keys would be rotated by the angles of a shorter input
-        use_cache = not _dynamic_rope(self.model)
+        strategies = getattr(decoder(self.model), "kerple", None)  # of `kerple.hf.retrofit`
+        use_cache = not _dynamic_rope(self.model) and (strategies is None or strategies.prefix_consistent)
         tokens = self._after_bos(tokens)
         mask = torch.ones_like(tokens)  # without a mask, transformers hides tokens that equal the padding token
         options = {"max_new_tokens": steps, "do_sample": False, "use_cache": use_cache}
