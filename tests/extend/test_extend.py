@@ -224,7 +224,7 @@ def test_the_command_writes_its_results_and_continues_after_a_stop(place, monkey
         (
             "gpt2",
             ["--length", 1024],
-            "PI (model.scaling: got pi, but gpt2 has no RoPE; leave model.scaling out), NTK (",
+            "PI (got gpt2, which has no RoPE, expected RoPE that pi can scale; or leave out the scaling), NTK (",
         ),
         ("llama", ["--length", 8 * LENGTH], "the longest document has 149 tokens"),
         ("llama", ["--length", 2**40], "GiB are free; give a smaller number"),

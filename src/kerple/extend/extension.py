@@ -81,6 +81,10 @@ class Extension:
         require(bound >= 0, "bound", f"{bound:g}", "0 or more percent")
         expected = "the training length, 2 tokens or more, because the model's configuration has none"
         require(trained >= 2, "training_length", training_length, expected)
+        own = config_length(config)
+        fixed = config.model_type in ("kerple", "kerple_remote")
+        expected = f"{own}, that of the exported model, or null"
+        require(not fixed or trained == own, "training_length", training_length, expected)
         require(length > trained, "length", length, f"more than the training length, {trained}")
         candidates, reasons = methods(config, trained, length)
         runner = Runner.detect(None, precision)

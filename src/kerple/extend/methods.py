@@ -77,7 +77,7 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
         try:
             applicable += [build() for build in of_name]
         except UserError as error:
-            reasons[name] = str(error)
+            reasons[name] = str(error).removeprefix("model: ")
     if not applicable[1:]:
         listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
         raise UserError(f"model: got one to which no extension applies; use another model. Reasons by method: {listed}")

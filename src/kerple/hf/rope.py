@@ -142,7 +142,7 @@ def scaled(
     config = deepcopy(config)
     valid = factor is None if scaling in (None, "none") else factor is not None and factor >= 1
     expected = "1 or more with a scaling, and null without one"
-    require(valid, "model.factor", f"{factor} with model.scaling {scaling}", expected)
+    require(valid, "factor", f"{factor} with the scaling {scaling}", expected)
     if scaling is None:
         return config
     rope = getattr(config, "rope_parameters", None) or {}
@@ -162,7 +162,8 @@ def scaled(
         and scaling not in ("none", "ntk"),
     }
     if reason := next((reason for reason, applies in obstacles.items() if applies), None):
-        raise UserError(f"model.scaling: got {scaling}, but {config.model_type} {reason}; leave model.scaling out")
+        given = f"{config.model_type}, which {reason}"
+        raise UserError(f"model: got {given}, expected RoPE that {scaling} can scale; or leave out the scaling")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))  # channels of a head that RoPE rotates
     s = factor or 1.0
