@@ -101,6 +101,8 @@ def test_a_wrapper_forwards_every_hook_that_it_does_not_override() -> None:
                 count = len(inspect.signature(getattr(Position, hook)).parameters) - 1
                 setattr(position.position, hook, lambda *args, hook=hook: (hook, len(args)))
                 assert getattr(position, hook)(*[None] * count) == (hook, count)
+    with pytest.raises(UserError, match=r"^LayerPattern: mode: got x, "):  # of the wrapper, not of the strategy in it
+        LayerPattern(Shape(32, 4, 16)).require_name("mode", "x", Literal["y"])
 
 
 @pytest.mark.slow  # compiles C++

@@ -277,7 +277,7 @@ class Position(Constrained, ABC):
         raise AssertionError(f"{type(self).__name__} does not override add_to_output")
 
 
-_OTHER_METHODS = ("__init__", "uses", "require", "apply_to_scores", "add_token_biases")
+_OTHER_METHODS = ("__init__", "uses", "require", "require_name", "apply_to_scores", "add_token_biases")
 HOOKS = tuple(name for name, value in vars(Position).items() if isfunction(value) and name not in _OTHER_METHODS)
 """Names of all hooks."""
 
