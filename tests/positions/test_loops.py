@@ -188,6 +188,14 @@ def test_stick_breaking_is_precise_with_many_keys() -> None:
     torch.testing.assert_close(fp32.double(), fp64, atol=1e-5, rtol=1e-4)
 
 
+def test_a_second_derivative_of_stick_breaking_is_an_error_and_not_wrong() -> None:
+    scores = torch.randn(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
+    weights = positions.stick_breaking.StickBreakingWeights.apply(scores, torch.ones(4, 4).tril(-1).bool(), None)
+    (gradient,) = torch.autograd.grad((weights**2).sum(), scores, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
 @pytest.mark.parametrize("other", [positions.FoX, Sink])
 def test_invalid_combinations_with_stick_breaking_are_refused(other: type[Position]) -> None:
     network = Transformer(SHAPE, 1, 9, partial(Combined, parts=(positions.StickBreaking, other)))
@@ -337,6 +345,15 @@ def test_combined_strategies_keep_separate_states() -> None:
         return product_of_reflections(path, q, k, x, b, h, m, n) + gates[n + 1 : m + 1].sum()
 
     compare_with_loops(position, score)
+
+
+@pytest.mark.parametrize("last", [positions.CoPE, positions.DAPE])
+@torch.no_grad()
+def test_a_state_in_fp64_leaves_the_scores_of_other_parts_in_their_dtype(last: type[Position]) -> None:
+    parts = [partial(positions.PaTH, rank=3), positions.FoX, last]  # FoX has a state in fp64
+    network = Transformer(SHAPE, 1, 9, partial(Combined, parts=parts)).eval()
+    tokens = torch.arange(8)[None]
+    torch.testing.assert_close(network(tokens), network.double()(tokens).float(), rtol=1e-4, atol=1e-5)
 
 
 def dape_inputs(position: positions.DAPE, q: Tensor, k: Tensor, b: int, m: int, n: int) -> Tensor:

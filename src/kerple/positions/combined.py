@@ -136,9 +136,11 @@ class Combined(Position):
                     given = f"{type(part).__name__} after a strategy that replaces the softmax, such as StickBreaking"
                     raise UserError(f"Combined: parts: got {given}; change their order, or leave one out")
                 own_block = replace(block, state=state)
-                scores = part.add_token_biases(result.masked_fill(~block.seen, 0), q, own_block)
+                # the joint state may be fp64 because of one part, and gives the biases of the others this dtype too
+                scores = part.add_token_biases(result.masked_fill(~block.seen, 0), q, own_block).to(s.dtype)
                 modified = part.modify_scores(scores, q, k, own_block) if part.uses("modify_scores") else scores
                 result, sink = modified if isinstance(modified, tuple) else (modified, None)
+                result = result.to(s.dtype) if isinstance(result, Tensor) else result
                 sinks.append(sink)
         sink = _reduce_present(torch.logaddexp, sinks)
         if isinstance(result, Tensor):

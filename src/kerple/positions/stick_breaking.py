@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from kerple.positions.base import Position, Shape
@@ -58,6 +59,7 @@ class StickBreakingWeights(torch.autograd.Function):
         return weights
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
         z, weights, rest = ctx.saved_tensors
         parts = zip(_parts(z), _parts(weights), _parts(grad), strict=True)
