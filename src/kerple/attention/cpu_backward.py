@@ -74,9 +74,7 @@ class TiledBackward:
         self.tile_shape = batch, heads, queries, keys = choose_tile_shape(self.q, self.length, window)
         self.unbiased = not table.stride(0)  # `kerple.attention.fused.cpu_kernel` expands a row of zeros
         self.bias_line = bias_line(table, self.length, queries, window, hidden=0.0)
-        self.scale_line = (
-            None if score_scale is None else bias_line(score_scale, self.length, queries, None, hidden=0.0)
-        )
+        self.scale_line = None if score_scale is None else bias_line(score_scale, self.length, queries, None, 0.0)
         # P and dS of a tile, and its scores before they are multiplied by the score scale. They are allocated once,
         # because new pages of memory would cost as much time as the arithmetic
         self.buffers = table.new_empty(2 if score_scale is None else 3, batch * heads * queries * keys)

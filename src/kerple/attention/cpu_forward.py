@@ -51,9 +51,7 @@ class TiledForward:
         self.tile_shape = batch, heads, queries, keys = choose_tile_shape(q, self.length, window)
         self.line = bias_line(table, self.length, queries, window)
         self.has_table = table.stride(0) > 0  # `cpu_kernel` expands a row of zeros if there is no table
-        self.scale_line = (
-            None if score_scale is None else bias_line(score_scale, self.length, queries, None, hidden=0.0)
-        )
+        self.scale_line = None if score_scale is None else bias_line(score_scale, self.length, queries, None, 0.0)
         self.negligible = negligible_bias(q, k, table, score_scale, scale)
         self.buffer = table.new_empty(batch * heads * queries * keys)
 
@@ -65,10 +63,8 @@ class TiledForward:
                 for rows in slices(self.first_query, self.length, self.tile_shape[2]):
                     index = batch, heads, slice(rows.start - self.first_query, rows.stop - self.first_query)
                     block_out, block_lse = self.attend_queries(batch, heads, rows, self.q[index].flip(2))
-                    out[index], lse[index] = (
-                        block_out.view_as(out[index]).flip(2),
-                        block_lse.view_as(lse[index]).flip(2),
-                    )
+                    out[index] = block_out.view_as(out[index]).flip(2)
+                    lse[index] = block_lse.view_as(lse[index]).flip(2)
         return out, lse
 
     def attend_queries(self, batch: slice, heads: slice, rows: slice, q: Tensor) -> tuple[Tensor, Tensor]:

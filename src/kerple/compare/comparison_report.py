@@ -169,12 +169,8 @@ class Report:
             lengths = sorted(int(length) for length in group["length"].unique())
             many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"
             shown = ", ".join(map(str, lengths)) if len(lengths) <= 16 else many
-            yield (
-                str(protocol),
-                ". ".join([meaning, *self.runs.text_descriptions.get(str(protocol), [])]),
-                shown,
-                targets,
-            )
+            meaning = ". ".join([meaning, *self.runs.text_descriptions.get(str(protocol), [])])
+            yield str(protocol), meaning, shown, targets
 
     def environments(self) -> Iterator[tuple[str, str]]:
         """Rows (entry, value) of versions and machine. If runs differ in an entry, all its values are listed."""

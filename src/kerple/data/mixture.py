@@ -185,9 +185,7 @@ class Mixture:
         numbers, index = np.unique(rounds, return_inverse=True)
         # `mix` is a bijection, so that the hashes of the slots of a round are different, and their order is random
         keys = mix(numbers.astype(np.uint64) + np.uint64(hash_integers(self.seed)))
-        hashes = mix(
-            np.add(keys[:, None], np.arange(self.round), dtype=np.uint64, casting="unsafe")
-        )  # (rounds, samples of a round)
+        hashes = mix(np.add(keys[:, None], np.arange(self.round), dtype=np.uint64, casting="unsafe"))  # (rounds, slots)
         slots = hashes.argsort(axis=1)[index, slots]
         parts = np.searchsorted(self.ends, slots, "right")
         indices = rounds * self.counts[parts] + slots - self.begins[parts]

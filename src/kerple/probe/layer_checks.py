@@ -204,10 +204,8 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
         reason = "probe does not know this family, type of RoPE or strategy"
         verdict.unknown = f"not verified, because {reason}; first differences: {first}"
         verdict.differences = []
-    if layer.strategy:
-        verdict.unknown = (
-            verdict.unknown or f"{layer.strategy} acts inside the attention function, which probe replaces"
-        )
+    if layer.strategy and not verdict.unknown:
+        verdict.unknown = f"{layer.strategy} acts inside the attention function, which probe replaces"
     if verdict.unknown and not notes:
         return verdict
     for trace in traces:
