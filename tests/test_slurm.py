@@ -10,9 +10,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
+from lightning_fabric.plugins.environments.lightning import find_free_network_port
 
 from tests.cli.tiny import TINY
+from tests.compare.conftest import write_file
 
 pytest.importorskip("ray", reason="no ray: make test-slow installs requirements-remote.txt")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -33,25 +34,13 @@ def job(tmp_path):
     for name, content in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump({key: TINY[key] for key in ("model", "data", "trainer")}))
-    settings: dict[str, Any] = {"name": "tiny", "base": [str(tmp_path / "base.yaml")], "strategies": {"ALiBi": {}}}
-    settings |= {
-        "baseline": "ALiBi",
-        "seeds": [1, 2],
-        "runs": str(tmp_path / "runs"),
-        "output": str(tmp_path / "report"),
-    }
-    (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings))
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    variables = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "SLURM_JOB_NODELIST": "n[1-2]",
-    }
-    variables |= {"SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "RAY_PORT": str(port)}
-    variables |= {"SLURM_LOG": str(tmp_path / "scontrol.log"), "KERPLE_PYTHON": sys.executable}
+    sections = {key: TINY[key] for key in ("model", "data", "trainer")}
+    write_file(tmp_path, sections, strategies={"ALiBi": {}}, baseline="ALiBi")
+    port = find_free_network_port()
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT), "RAY_PORT": str(port)}
+    variables |= {"SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7"}
+    variables |= {"SLURM_JOB_NODELIST": "n[1-2]", "KERPLE_PYTHON": sys.executable}
+    variables |= {"SLURM_LOG": str(tmp_path / "scontrol.log")}
     variables |= {"SLURM_NODE": socket.gethostbyname(socket.gethostname()), "OMP_NUM_THREADS": "1"}
 
     started: list[subprocess.Popen[str]] = []

@@ -86,10 +86,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_figures: Non
     return write_file(tmp_path)
 
 
-def write_file(folder: Path, **changes: Any) -> Path:
-    """Write the file of a comparison of 2 strategies × 2 seeds, and return its path."""
+def write_file(folder: Path, sections: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """Write the file of a comparison of 2 strategies × 2 seeds, with sections of the fits, and return its path."""
     folder.mkdir(exist_ok=True)
-    (folder / "base.yaml").write_text("{}")
+    (folder / "base.yaml").write_text(yaml.safe_dump(sections or {}))
     settings = {"name": "small", "base": [str(folder / "base.yaml")], "strategies": {"KerpleLog": {}, "ALiBi": None}}
     settings |= {"seeds": [1, 2], "baseline": "KerpleLog"}
     settings |= {"runs": str(folder / "runs"), "output": str(folder / "report")}

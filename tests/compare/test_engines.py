@@ -1,16 +1,14 @@
 """The order in which an engine executes runs that start from other runs, and a run with the real program."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from kerple.cli import compare
 from kerple.compare import committed_records, engines
 from kerple.compare.planned_run import PlannedRun
 from tests.cli.tiny import TINY
-from tests.compare.conftest import runs_in
+from tests.compare.conftest import runs_in, write_file
 
 # writes the label when it starts, and fails if the label begins with "fail"
 PROGRAM = """
@@ -55,17 +53,10 @@ def test_a_run_without_a_log_on_this_machine_is_one_line(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_fit_on_two_devices_is_executed_and_tested(tmp_path: Path) -> None:
     """Lightning starts the second rank with the command line of the first."""
-    base, config = tmp_path / "base.yaml", tmp_path / "compare.yaml"
     trainer = TINY["trainer"] | {"devices": 2, "strategy": "ddp", "max_steps": 2}
-    base.write_text(yaml.safe_dump({key: TINY[key] for key in ("model", "data")} | {"trainer": trainer}))
-    settings: dict[str, Any] = {"name": "ddp", "base": [str(base)], "strategies": {"ALiBi": {}}, "baseline": "ALiBi"}
-    settings |= {
-        "seeds": [1],
-        "test": {"trainer.devices": 2, "trainer.strategy": "ddp"},
-        "runs": str(tmp_path / "runs"),
-        "output": str(tmp_path / "report"),
-    }
-    config.write_text(yaml.safe_dump(settings))
+    sections = {key: TINY[key] for key in ("model", "data")} | {"trainer": trainer}
+    test = {"trainer.devices": 2, "trainer.strategy": "ddp"}
+    config = write_file(tmp_path, sections, strategies={"ALiBi": {}}, baseline="ALiBi", seeds=[1], test=test)
     compare.main(["--config", str(config)])
     assert runs_in(tmp_path / "report") == {("ALiBi", 1)}
     log = (tmp_path / "runs/ALiBi/seed-1.log").read_text()

@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
 from kerple.base import ray_cluster
 from kerple.base.errors import UserError
@@ -89,12 +88,8 @@ def test_a_comparison_of_two_strategies_and_three_seeds_equals_that_of_this_mach
     tables = []
     for engine in ([], ["--engine", "ray", "--address", nodes.address]):
         folder = tmp_path / (engine[1] if engine else "local")
-        folder.mkdir()
-        (folder / "base.yaml").write_text(yaml.safe_dump({key: TINY[key] for key in ("model", "data", "trainer")}))
-        settings = {"name": "tiny", "base": [str(folder / "base.yaml")], "strategies": {"ALiBi": {}, "KerpleLog": {}}}
-        settings |= {"baseline": "ALiBi", "seeds": [1, 2, 3], "runs": str(folder / "runs")}
-        (folder / "compare.yaml").write_text(yaml.safe_dump(settings | {"output": str(folder / "report")}))
-        results(folder / "compare.yaml", *engine)
+        sections = {key: TINY[key] for key in ("model", "data", "trainer")}
+        results(write_file(folder, sections, baseline="ALiBi", seeds=[1, 2, 3]), *engine)
         tables.append({name: (folder / "report" / name).read_bytes() for name in (WHOLE_TABLE, "table.md")})
     assert tables[0] == tables[1]
     assert tables[0][WHOLE_TABLE].count(b"\n") > 6

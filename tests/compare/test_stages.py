@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-import yaml
 
 from kerple.cli import compare
 from kerple.cli.main import main
@@ -23,7 +22,7 @@ from kerple.compare.stages import stage_tables
 from kerple.compare.table_markup import NOTHING
 from tests.cli.tiny import TINY, complaint
 from tests.compare import fake_run
-from tests.compare.conftest import change, fits, run
+from tests.compare.conftest import change, fits, run, write_file
 from tests.compare.test_comparison_file import base  # noqa: F401
 
 STAGES: dict[str, Any] = {
@@ -225,14 +224,11 @@ def test_a_stage_of_a_pretrained_model_is_tested_with_its_own_strategy() -> None
 @pytest.mark.slow
 def test_a_stage_starts_from_the_weights_of_its_parent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the real program, through `fit` and `plan` too."""
-    shared, config = tmp_path / "base.yaml", tmp_path / "compare.yaml"
-    sections = {key: TINY[key] for key in ("model", "data", "trainer")}
-    shared.write_text(yaml.safe_dump(sections | {"trainer": TINY["trainer"] | {"max_steps": 3}}))
+    sections = {key: TINY[key] for key in ("model", "data")} | {"trainer": TINY["trainer"] | {"max_steps": 3}}
     stages = {"a": {"position": "RoPE", "parent": "parent"}, "b": {"position": "NoPE", "parent": "a"}}
-    settings: dict[str, Any] = {"name": "stages", "base": [str(shared)], "baseline": "parent", "seeds": [1]}
-    settings |= {"strategies": {"parent": {"position": "RoPE"}} | stages, "stage": {"data.seed": 2, "model.lr": 0.0001}}
-    settings |= {"runs": str(tmp_path / "runs"), "output": str(tmp_path / "report")}
-    config.write_text(yaml.safe_dump(settings, sort_keys=False))
+    settings: dict[str, Any] = {"baseline": "parent", "seeds": [1], "stage": {"data.seed": 2, "model.lr": 0.0001}}
+    config = write_file(tmp_path, sections, strategies={"parent": {"position": "RoPE"}} | stages, **settings)
+    shared = tmp_path / "base.yaml"
     compare.main(["--config", str(config)])
     weights = {
         label: torch.load(tmp_path / f"runs/{label}/seed-1/checkpoints/last.ckpt", weights_only=True)["state_dict"]
@@ -251,15 +247,7 @@ def test_a_stage_starts_from_the_weights_of_its_parent(tmp_path: Path, capsys: p
         compare.main(["--config", str(config)])
     assert "b seed 1: a seed 1 has changed, from which it starts" in str(refused.value)
     capsys.readouterr()
-    flags = [
-        "fit",
-        "--config",
-        str(shared),
-        "--weights",
-        str(tmp_path / "runs/a/seed-1"),
-        "--output",
-        str(tmp_path / "c"),
-    ]
+    flags = ["fit", "--config", str(shared), "--weights", str(tmp_path / "runs/a/seed-1")]
     error = complaint(capsys, *flags, "--output", tmp_path / "c", "--trainer.max_steps", "2")
     assert error == "error: trainer.max_steps: got 2, expected more than 2 with --weights, the steps of the warm-up"
     plan = ["plan", "--config", str(shared), "--weights", str(tmp_path / "runs/b/seed-1"), "--data.train_length", "4"]
