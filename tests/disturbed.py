@@ -5,13 +5,13 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from lightning_fabric.plugins.environments.lightning import find_free_network_port
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from tests.toy import QUIET
@@ -105,9 +105,7 @@ class Fit:
         record = {"class_path": "tests.disturbed.Record", "init_args": {"folder": str(self.folder)}}
         path = self.write_config(record, *(interruption or []), checkpoint)
         arguments = ["fit", "--config", str(path), "--ckpt_path", "last"]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = find_free_network_port()
         started = [
             PROCESSES.Process(target=_run, args=(arguments, self.folder, rank, self.processes, port))
             for rank in range(self.processes)

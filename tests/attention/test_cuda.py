@@ -85,23 +85,16 @@ def block_lists(mask: BlockMask) -> list[list[list[int]]]:
     return lists
 
 
-@pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 300])
-def test_the_block_mask_is_the_one_torch_builds(window) -> None:
-    mask, limit = cuda.build_mask(768, window, torch.device("cpu")), window or 768
-    expected = create_block_mask(lambda b, h, m, n: (m >= n) & (m - n < limit), None, None, 768, 768, device="cpu")
-    assert block_lists(mask) == block_lists(expected)
-
-
-@pytest.mark.parametrize("window", [None, 200])
-def test_the_block_mask_of_documents_is_the_one_torch_builds(window) -> None:
-    first, limit = first_keys(768, [[0, 7, 128, 640], [0], [0, 500, 501, 767]]).int(), window or 768
-    mask = cuda.build_mask(768, window, torch.device("cpu"), first)
+@pytest.mark.parametrize("starts", [None, [[0, 7, 128, 640], [0], [0, 500, 501, 767]]])
+@pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 200, 300])
+def test_the_block_mask_is_the_one_torch_builds(window, starts) -> None:
+    first, limit = None if starts is None else first_keys(768, starts).int(), window or 768
 
     def visible(b, h, m, n):
-        return (m >= n) & (m - n < limit) & (n >= first[b, m])
+        return (m >= n) & (m - n < limit) & (True if first is None else n >= first[b, m])
 
-    expected = create_block_mask(visible, 3, None, 768, 768, device="cpu")
-    assert block_lists(mask) == block_lists(expected)
+    expected = create_block_mask(visible, None if starts is None else 3, None, 768, 768, device="cpu")
+    assert block_lists(cuda.build_mask(768, window, torch.device("cpu"), first)) == block_lists(expected)
 
 
 @pytest.mark.slow

@@ -21,11 +21,8 @@ from kerple.compare.planned_run import PlannedRun
 from kerple.measure import results_table
 from kerple.measure.results_table import Row
 
-CODE = (
-    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
-    "from tests.compare.fake_run import work; work()"
-)
-PROCESS = ["-c", CODE]
+CODE = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
+PROCESS = ["-c", CODE + "from tests.compare.fake_run import work; work()"]
 
 
 def main(command: str, *flags: str) -> None:

@@ -59,16 +59,8 @@ def test_a_report_of_folders_needs_no_comparison_file_and_removes_no_file(tmp_pa
     figure.parent.mkdir()
     figure.write_text("mine")
     folders = [str(tmp_path / name) for name in ("runs/ALiBi", "runs/KerpleLog/seed-1235", "mine")]
-    arguments = [
-        "--report_only",
-        "true",
-        "--directories",
-        *folders,
-        "--baseline",
-        "ALiBi",
-        "--output",
-        str(figure.parent),
-    ]
+    arguments = ["--report_only", "true", "--baseline", "ALiBi", "--output", str(figure.parent)]
+    arguments += ["--directories", *folders]
     compare.main(arguments)
     assert runs_in(figure.parent) == {("ALiBi", 1235), ("ALiBi", 1236), ("KerpleLog", 1235), ("mine", 0)}
     assert figure.read_text() == "mine"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import fsspec
 import pytest
 import requests
+from lightning_fabric.plugins.environments.lightning import find_free_network_port
 
 from kerple.base.errors import UserError
 from kerple.data.shards import Folder, verify
@@ -49,9 +50,7 @@ def use_server(kind: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=KINDS)
 def bucket(request, prepared, monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_free_network_port()
     url = f"http://127.0.0.1:{port}"
     programs = {
         "s3": ["moto.server", "-p", str(port)],

@@ -19,10 +19,10 @@ from torch.func import functional_call
 from kerple.base.errors import UserError
 from kerple.hf.position_limit import longest_input
 from kerple.hf.translation_from_transformers import read_family
-from kerple.model.stored_model import build_transformer, copy_weights
+from kerple.model.stored_model import build_transformer
 from kerple.positions import Combined, KerpleLog, LayerPattern, NoPE, Shape, SSMax, strategies
 from kerple.probe.invariances import measure_invariances
-from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, configuration, hf, small, text, tiny
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, configuration, hf, our_network, small, text, tiny
 
 from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
 
@@ -46,16 +46,6 @@ def disturbed(model: Any) -> Any:
     return model
 
 
-def oracle(model: Any) -> Any:
-    """Return a retrofitted model as our `Transformer`."""
-    stored = read_family(model.config, model.state_dict())
-    network = build_transformer(stored.model).eval()
-    account = copy_weights(network, stored)
-    assert not account.new
-    assert not [name for name in account.unused if name.startswith("positions.")]
-    return network
-
-
 @pytest.fixture(scope="module")
 def llama() -> Any:
     return disturbed(retrofit(tiny("llama"), KerpleLog))
@@ -71,7 +61,7 @@ def test_logits_and_gradients_are_those_of_our_network(family: str) -> None:
     model, tokens = disturbed(retrofit(tiny(family), KerpleLog)), text(2, 2 * LENGTH)
     model.get_input_embeddings().padding_idx = None  # otherwise the padding token's embedding has no gradient
     logits = model(tokens).logits
-    torch.testing.assert_close(logits, oracle(model)(tokens), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, our_network(model)(tokens), rtol=1e-5, atol=1e-5)
     # our weights are functions of theirs, so the gradients of our loss are those of the same parameters
     stored = read_family(model.config, model.state_dict(keep_vars=True))
     ours = functional_call(build_transformer(stored.model).eval(), stored.weights, (tokens,))
@@ -112,7 +102,7 @@ def test_a_strategy_reads_more_tokens_than_the_models_table_has_rows(family: str
     logits = model(tokens).logits
     torch.testing.assert_close(model(tokens[:, :40]).logits, logits[:, :40], rtol=1e-4, atol=1e-5)
     if family == "gpt2":
-        torch.testing.assert_close(logits, oracle(model)(tokens), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits, our_network(model)(tokens), rtol=1e-4, atol=1e-5)
     assert_cached_and_padded_are_equal(model, tokens)
     found = {each.name: each for each in measure_invariances(model, model.config)}
     assert {each.by_design for name, each in found.items() if "shift" in name or "padding" in name} == {None}
@@ -123,7 +113,7 @@ def test_a_strategy_reads_more_tokens_than_the_models_table_has_rows(family: str
 @torch.no_grad()
 def test_every_strategy_of_queries_keys_and_positions_is_that_of_our_network(name: str) -> None:
     tokens, model = text(2, 40), disturbed(retrofit(tiny("llama"), name))
-    torch.testing.assert_close(model(tokens).logits, oracle(model)(tokens), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(tokens).logits, our_network(model)(tokens), rtol=1e-4, atol=1e-5)
     assert_cached_and_padded_are_equal(model, tokens)
 
 
@@ -143,7 +133,7 @@ def test_positions_with_gaps_are_kept_in_the_cache_and_reordered_and_cropped(lla
     ids = torch.arange(20) + 30 * (torch.arange(20) >= 7)
     expected = llama(tokens, position_ids=ids[None]).logits
     assert (expected - llama(tokens).logits).abs().max() > 1e-3
-    network = oracle(llama)
+    network = our_network(llama)
     gaps = (ids - torch.arange(20)).long()
     torch.testing.assert_close(expected, network.head(network.features(tokens, offset=gaps)), rtol=1e-4, atol=1e-5)
     cache = llama(tokens[:, :14], position_ids=ids[None, :14], use_cache=True).cache
@@ -203,7 +193,7 @@ def test_a_strategy_in_some_layers_leaves_the_others_as_they_are() -> None:
     tokens, original = text(2, 40), tiny("gemma3_text")
     for options in ({"layers": "full_attention"}, {"layers": [0, 2], "keep_rope": True}, {"keep_rope": True}):
         model = disturbed(retrofit(deepcopy(original), KerpleLog, **options))
-        torch.testing.assert_close(model(tokens).logits, oracle(model)(tokens), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(tokens).logits, our_network(model)(tokens), rtol=1e-4, atol=1e-5)
     unchanged = retrofit(deepcopy(original), "NoPE", keep_rope=True)
     torch.testing.assert_close(unchanged(tokens).logits, original(tokens).logits, rtol=1e-4, atol=1e-5)
 
@@ -214,7 +204,7 @@ def test_a_strategy_in_some_layers_leaves_the_others_as_they_are() -> None:
 def test_layers_of_a_pattern_keep_their_weights_if_others_have_none(pattern: str, keep_rope: bool) -> None:
     options = {"kinds": {"bias": KerpleLog, "none": NoPE}, "pattern": pattern.split(), "keep_rope": keep_rope}
     model = disturbed(retrofit(tiny("llama", num_hidden_layers=4), LayerPattern, layers=[0, 1, 2], **options))
-    torch.testing.assert_close(model(text(2, 40)).logits, oracle(model)(text(2, 40)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(text(2, 40)).logits, our_network(model)(text(2, 40)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -68,7 +68,9 @@ def our_network(model: Any) -> Transformer:
     """Return a model of transformers, translated to the `Transformer` of this project."""
     stored = read_family(model.config, model.state_dict())
     network = build_transformer(stored.model).eval()
-    assert not copy_weights(network, stored).new
+    account = copy_weights(network, stored)
+    assert not account.new
+    assert not [name for name in account.unused if name.startswith("positions.")]
     return network
 
 

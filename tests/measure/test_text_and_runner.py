@@ -1,12 +1,12 @@
 """Measurements without a Trainer: texts of strings, capabilities of networks, and several processes."""
 
 import os
-import socket
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from lightning_fabric.plugins.environments.lightning import find_free_network_port
 from torch.multiprocessing import start_processes
 
 from kerple.base.errors import UserError
@@ -78,9 +78,7 @@ def test_two_processes_without_a_trainer_give_the_sums_of_one(tmp_path: Path, mo
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")
     measure(0, tmp_path / "one", 0, processes=1)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = find_free_network_port()
     start_processes(measure, (tmp_path / "two", port), nprocs=2, start_method="fork")
     one, two = (results_table.read(tmp_path / name)[0] for name in ("one", "two"))
     pd.testing.assert_frame_equal(one, two, rtol=1e-12)

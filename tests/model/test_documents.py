@@ -138,10 +138,8 @@ def test_positions_may_continue_over_documents_which_changes_no_bias_by_distance
 
 @torch.no_grad()
 def test_only_the_longest_document_must_fit_a_table_of_positions() -> None:
-    network, tokens = (
-        Transformer(Shape(16, 2, 8), 1, VOCABULARY, positions.Learned),
-        torch.zeros(1, 24, dtype=torch.int64),
-    )
+    network = Transformer(Shape(16, 2, 8), 1, VOCABULARY, positions.Learned)
+    tokens = torch.zeros(1, 24, dtype=torch.int64)
     ids = torch.arange(24)[None] // 8
     assert network(tokens, documents=ids).isfinite().all()
     with pytest.raises(UserError, match="Learned has positions up to 7, got 11"):
@@ -154,10 +152,8 @@ def test_documents_that_cannot_be_used_are_refused() -> None:
     for wrong in (ids[:, 1:], ids.int(), ids[0]):
         with pytest.raises(UserError, match=r"^documents: got shape .*, expected .*\(3, 31\)"):
             network.losses(tokens, documents=wrong)
-    for visibility, cache in (
-        (Visibility(4, 2, "capped"), None),
-        (Visibility(4, 2), network.new_cache(Visibility(4, 2))),
-    ):
+    cache_of_window = network.new_cache(window := Visibility(4, 2))
+    for visibility, cache in ((Visibility(4, 2, "capped"), None), (window, cache_of_window)):
         with pytest.raises(UserError, match="documents: got documents with first_keys 2, expected 0"):
             network(tokens, visibility, cache=cache, documents=ids)
     network.bos = 1

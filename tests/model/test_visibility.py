@@ -91,14 +91,8 @@ def test_generation_is_equal_without_a_cache_and_the_cache_does_not_grow(name: s
     expected, cache, got, sizes = network(tokens, visibility), network.new_cache(visibility), [], []
     for piece in tokens.split([2, 6, 12, *[1] * 20], 1):  # the first tokens come in two calls
         got.append(network(piece, visibility, cache=cache))
-        kept = [
-            x
-            for layer in cache.layers
-            for part in (layer, layer.first_tokens)
-            if part
-            for x in (part.keys, part.values)
-        ]
-        sizes.append(sum(x.untyped_storage().nbytes() for x in kept))
+        parts = [part for layer in cache.layers for part in (layer, layer.first_tokens) if part]
+        sizes.append(sum(x.untyped_storage().nbytes() for part in parts for x in (part.keys, part.values)))
     torch.testing.assert_close(torch.cat(got, 1), expected, atol=1e-10, rtol=1e-10)
     all_tokens = any(map(network.positions[0].uses, JOINT_HOOKS))  # such scores may need all tokens
     assert len(set(sizes[4:])) == 1 or all_tokens

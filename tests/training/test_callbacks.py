@@ -39,10 +39,7 @@ class Recorded(LastCheckpoint):
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        (
-            {"every_minutes": 2.5},
-            [4, 7, 10],
-        ),  # hooks of callbacks run first, so a step's minute counts in the next step
+        ({"every_minutes": 2.5}, [4, 7, 10]),  # hooks of callbacks run first: a step's minute counts in the next step
         ({"every_minutes": None, "every_n_train_steps": 4}, [4, 8, 10]),
         ({"every_minutes": 4, "every_n_train_steps": 3}, [3, 6, 9, 10]),
         ({}, [10]),
@@ -78,10 +75,8 @@ def test_a_fit_does_not_continue_from_a_validation_inside_a_step(tmp_path: Path)
     each = ModelCheckpoint(tmp_path, save_top_k=-1)
     trainer(tmp_path, LastCheckpoint(), each, **options).fit(small_model(), ToyData())
     inside, between = tmp_path / "epoch=0-step=1.ckpt", tmp_path / "epoch=0-step=3.ckpt"  # after 3 and 6 micro-batches
-    for path, expected in (
-        (inside, pytest.raises(UserError, match="inside an optimiser step")),
-        (between, nullcontext()),
-    ):
+    refused = pytest.raises(UserError, match="inside an optimiser step")
+    for path, expected in ((inside, refused), (between, nullcontext())):
         run = trainer(tmp_path, LastCheckpoint(), **options)
         with expected:
             run.fit(small_model(), ToyData(), ckpt_path=path, weights_only=False)
