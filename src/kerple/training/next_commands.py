@@ -32,11 +32,12 @@ def resume_command(last: Path) -> str:
 
 
 def mention_earlier_fit(last: Path) -> None:
-    """Print how to continue the fit with this last checkpoint, if it was stopped before its last step."""
+    """Print how to continue the fit with this last checkpoint, unless it runs or has made all its steps."""
     with suppress(UserError, LookupError, TypeError):  # the checkpoint is damaged, but this run does not need it
         content = load(last, "meta")
         step, steps = content["global_step"], content[CONFIG]["trainer"]["max_steps"]
         if not 0 <= steps <= step and not is_locked(last.parents[1]):
-            of_steps = f" of {steps:,}" if steps >= 0 else ""  # with max_epochs it is not known
-            earlier = f"{last.parents[1]} has a fit that was stopped at step {step:,}{of_steps}"
+            # without max_steps it is not known whether the fit was stopped
+            state = f"was stopped at step {step:,} of {steps:,}" if steps >= 0 else f"has reached step {step:,}"
+            earlier = f"{last.parents[1]} has a fit that {state}"
             print_once(f"{earlier}. This is a new fit; to continue that one: {resume_command(last)}")
