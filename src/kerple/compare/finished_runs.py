@@ -224,7 +224,7 @@ def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[s
     else:
         path, paths = folder.parent / "cost.json", (folder / "config.yaml", folder.parent / "config.yaml")
         own, config = (flat(read_mapping(file)) if file.exists() else {} for file in paths)
-        # a pretrained model has no fit, and the parent folder has the configuration of its first test
+        # a pretrained model has no fit; the parent folder may have the configuration of an older test
         config = own if "model.path" in own else config
         cost = read_mapping(path) if path.exists() else {}
     numbers = {name: cost[name] for name in COSTS if cost.get(name) is not None}
