@@ -20,7 +20,8 @@ SHARDS = ["--data=TokenShards", f"--data.corpus={__file__}", "--data.split_fract
 LEARNED, COMBINED, ROPE = (["check", f"--model.position={name}"] for name in ("Learned", "Combined", "RoPE"))
 SAVER = ["plan", "--trainer.callbacks+=ModelCheckpoint"]
 
-STRATEGIES = """from kerple.positions import Position
+OURS = """from kerple.positions import Position
+from pytorch_lightning import LightningDataModule
 class Wrong(Position):
     def __init__(self, shape): super().__init__()
     def bias(self, distance): return distance / (1 // 0)
@@ -30,6 +31,9 @@ class Mine: ...
 class Unbuilt(Position):
     def __init__(self, shape): {}["rate"]
 class Abstract(Position): ...
+class Data(LightningDataModule):
+    vocabulary = 9
+    def __init__(self, length: int = 4): self.length = length
 """
 
 
@@ -50,10 +54,11 @@ def config(folder, **sections):
         (["--conf=x", "--model.pos=Y"], ["did you mean config and model.position?"]),  # no abbreviations
         (["--model.position=mine.Broken"], ["got mine.Broken: No module named 'nowhere' (", "mine.py:1)"]),
         (["--model.position=ours.Mine"], ["expected a subclass of kerple.positions.Position"]),
-        (["--model.position=ours.Wrong"], ["ours.py:4: ZeroDivisionError"]),
-        (["--model.position=ours.Unbuilt"], ["ours.py:9: KeyError: 'rate'"]),
+        (["--model.position=ours.Wrong"], ["ours.py:5: ZeroDivisionError"]),
+        (["--model.position=ours.Unbuilt"], ["ours.py:10: KeyError: 'rate'"]),
         (["--model.position=ours.OneRow"], ["ours.OneRow.bias: got shape (1, 6), expected (2, 6), one row per head"]),
         (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),
+        (["--data=ours.Data"], ["data: got ours.Data, whose __init__ has no vocabulary, expected the arguments"]),
         (["--data.seed=-1"], ["data.seed: got -1"]),
         (["--trainer.callbacks={class_path: Extrapolation, init_args: {lengths: [9]}}"], ["Extrapolation: data: got"]),
         (["--data=TokenShards", "--data.corpus=nowhere"], ["data.corpus: got 'nowhere'"]),
@@ -89,7 +94,7 @@ def test_mistakes_in_options_of_fit(options, parts, tmp_path, capsys, monkeypatc
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "mine.py").write_text("import nowhere")
-    (tmp_path / "ours.py").write_text(STRATEGIES)
+    (tmp_path / "ours.py").write_text(OURS)
     line = complaint(capsys, "fit", config(tmp_path), f"--output={tmp_path}/run", *options)
     assert all(part in line for part in parts), line
     assert not list((tmp_path / "run").rglob("*.ckpt"))

@@ -9,6 +9,7 @@ from jsonargparse.typing import register_type
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 
+from kerple.base.errors import require
 from kerple.config.options import add_folder_arguments, listed
 from kerple.training.allowed_classes import import_classes
 from kerple.training.language_model import LanguageModel
@@ -61,6 +62,18 @@ def accumulated_batches(trainer: Any) -> int:
         if callback["class_path"].rpartition(".")[2] == "GradientAccumulationScheduler":
             return callback["init_args"]["scheduling"].get(0, 1)
     return trainer["accumulate_grad_batches"]
+
+
+def check_sizes(data: Any) -> None:
+    """Raise a UserError if a data module has no arguments from which the model gets its sizes.
+
+    Args:
+        data: Class path and arguments of the data module, a `Namespace`.
+    """
+    given = data.get("init_args") or {}
+    missing = [name for name in ("vocabulary", "length") if name not in given]
+    expected = "the arguments vocabulary and length, from which the model gets its sizes"
+    require(not missing, "data", f"{data.class_path}, whose __init__ has no {' and no '.join(missing)}", expected)
 
 
 def link_model_to_data(parser: LightningArgumentParser) -> None:
