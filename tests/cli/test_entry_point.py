@@ -64,7 +64,7 @@ def test_early_mistakes_are_reported_before_slow_imports():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["demo", "--paralel=2"], TABLES),
+        (["--threads=2", "--debug=false", "demo", "--paralel=2"], TABLES),
         (["compare", "--paralel=2"], TABLES),
         (["test", "--hf=./none", "--model.lenght=3"], "matplotlib pandas torch"),
         (["fit", "--model.layer=3"], TRAINING),
@@ -84,7 +84,7 @@ import os, sys
 from kerple.cli.main import main
 for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
     os.environ.pop(name, None)
-main(["--help"])
+main(["--debug", "--help"])
 assert "GOMP_SPINCOUNT" not in os.environ  # only a process of a command sets it
 for settings in ({}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}):
     os.environ.update(settings)

@@ -73,17 +73,11 @@ def main(arguments: list[str] | None = None) -> None:
         _prepare_process()
     if os.getcwd() not in sys.path:  # for users' own strategies; `python run.py` has the folder in the path already
         sys.path.append(os.getcwd())  # at the end, so that its files do not replace libraries
-    if arguments[:1] == ["demo"]:
-        arguments = DEMO + arguments[1:]
-    arguments = with_shipped_configs(arguments)
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file, each update of a progress bar is a line
     debug, arguments = _take_debug(arguments)
-    if arguments[:1] in (["-h"], ["--help"], ["help"]):
-        print(HELP)
-        return
     try:
-        _run_command(arguments)
+        _run_command(_set_threads(arguments))
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
         raise SystemExit(130) from None
@@ -160,7 +154,12 @@ def _set_threads(arguments: list[str]) -> list[str]:
 
 
 def _run_command(arguments: list[str]) -> None:
-    arguments = _set_threads(arguments)
+    if arguments[:1] in (["-h"], ["--help"], ["help"]):
+        print(HELP)
+        return
+    if arguments[:1] == ["demo"]:
+        arguments = DEMO + arguments[1:]
+    arguments = with_shipped_configs(arguments)
     command = arguments[0] if arguments else "nothing"
     parts = [part for argument in arguments for part in argument.split("=", 1)]
     for option, value in pairwise(parts):  # checked before imports that take seconds

@@ -32,6 +32,8 @@ CLASS_NAME = re.compile(r"import path string: (.+?)(?=\. Got value| Given value|
 INNER_VALUE = re.compile(r"NestedArg\(key='([\w.]*)', val='?(.*?)'?\)")
 WORDS = re.compile(r"Literal\[(.+?)\]")
 TYPE = re.compile(r"Expected a (?:<class '(?:\w+\.)*(?!NoneType)(\w+)'>|(tuple with \d+ elements))")
+BOOLEANS = ("true", "false", "yes", "no")  # values of a switch
+
 BASE = re.compile(r"(?:<class '|, )([\w.]+)\.(\w+)(?:'>|\])")
 
 
@@ -51,7 +53,7 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
         UserError: If an argument is wrong.
     """
     try:
-        config = parser.parse_args(arguments)
+        config = parser.parse_args(_with_values(arguments, command or parser))
     except (ArgumentError, TypeError, ValueError) as error:
         message = _error_message(" ".join(str(error).split()), command or parser)
         location = user_location(error)
@@ -65,6 +67,18 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
         if isinstance(value := options.get(option), list) or inspect.isroutine(value):
             raise UserError(f"{option}: got {value}, expected a mapping of options, or a class")
     return config
+
+
+def _with_values(arguments: list[str], parser: ArgumentParser) -> list[str]:
+    """Add ``true`` after a switch without a value, which would otherwise take a path that follows it."""
+    actions = [action for action in parser._actions if action.nargs == "?" and action.const is True]
+    switches = {option for action in actions for option in action.option_strings}
+    followed = zip(arguments, [*arguments, ""][1:], strict=True)
+    return [
+        part
+        for argument, value in followed
+        for part in ([argument, "true"] if argument in switches and value.lower() not in BOOLEANS else [argument])
+    ]
 
 
 def _error_message(message: str, parser: ArgumentParser) -> str:
