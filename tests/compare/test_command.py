@@ -379,6 +379,8 @@ def test_an_error_in_the_file_is_reported_in_one_line(config: Path, capsys: pyte
         ({"name": "../a"}, "../a"),
         ({"output": str(config.parent)}, "where the report keeps its records"),
         ({"base": ["missing.yaml"]}, "missing.yaml"),
+        ({"strategies": {64: {}}}, "strategies: got 64, expected text; put it in quotes"),
+        ({"reuse_from": ["results/mian"]}, "reuse_from: got 'results/mian', expected the folder of a report, relative"),
         ({"plan_page": "missing.md"}, "missing.md"),
         ({"output": f"{config}/report"}, "compare.yaml is not a folder"),
         ({"flags": {"data.init_args.seed": 7}}, "flags"),

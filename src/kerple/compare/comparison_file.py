@@ -123,11 +123,16 @@ class Comparison:
     @classmethod
     def from_options(cls, options: Namespace) -> "Comparison":
         """Return the comparison with the options of a parser that has the arguments of this class."""
-        values = options.as_dict()
-        strategies = {label: Strategy(**(each or {})) for label, each in values["strategies"].items()}
-        return cls(**{each.name: values[each.name] for each in fields(cls)} | {"strategies": strategies})
+        values = _without_null(options.as_dict())
+        strategies = {label: Strategy(**_without_null(each or {})) for label, each in values["strategies"].items()}
+        given = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        return cls(**given | {"strategies": strategies})
 
     def __post_init__(self) -> None:
+        sections = {name: getattr(self, name) for name in ("strategies", "flags", "stage", "parts", "test")}
+        for where, section in sections.items():
+            for key in section:
+                require(isinstance(key, str), f"compare: {where}", repr(key), "text; put it in quotes")
         fitted = any(strategy.hf is None for strategy in self._strategies.values())
         for key in ("strategies", "seeds", "seeded", *(["base"] if fitted else [])):
             require(bool(getattr(self, key)), f"compare: {key}", "none", "at least one")
@@ -167,6 +172,9 @@ class Comparison:
         valid = is_folder_name(self.test_folder) and self.test_folder not in RESERVED
         expected = f"{FOLDER_NAME}, other than {', '.join(RESERVED)}"
         require(valid, "compare: test_folder", repr(self.test_folder), expected)
+        for report in self.reuse_from:
+            expected = f"the folder of a report, relative to {Path.cwd()}"
+            require(Path(report).is_dir(), "compare: reuse_from", repr(report), expected)
         records = self.report_folder / "runs"
         valid = not self.runs_folder.resolve().is_relative_to(records.resolve())
         expected = f"a folder outside of {records}, where the report keeps its records"
@@ -251,6 +259,11 @@ class Comparison:
             return self.flags | ({} if strategy.hf else strategy.flags)
         parent = self._strategies[strategy.parent]
         return self._flags(parent) | ({} if parent.parent else self.stage) | strategy.flags
+
+
+def _without_null(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the options that are null, as those of a section without lines, so that they have their defaults."""
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def comparison_parser(about: str | None = None) -> ArgumentParser:
