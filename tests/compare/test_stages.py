@@ -209,6 +209,14 @@ def test_a_pretrained_parent_without_seeds_is_compared_with_all_seeds_of_its_sta
     assert table.body["loss at 128 minus parent"]["control"].text.startswith("-0.0900 [")
 
 
+def test_a_run_with_the_name_of_the_model_from_which_it_started_is_no_stage_of_itself() -> None:
+    runs = stage_runs()
+    for config in runs.configs.values():
+        config.update({"weights": "parent"})  # also of the run with this label
+    (table,) = stage_tables(runs)
+    assert [row["training tokens"].text for _, row in table.body.iterrows()][:2] == ["128,000", "128,000 + 12,800"]
+
+
 @pytest.mark.slow  # reads the options of a fit with Lightning
 def test_a_stage_of_a_pretrained_model_is_tested_with_its_own_strategy() -> None:
     recipe = read_comparison("configs/compare/extend-by-training.yaml")

@@ -25,7 +25,7 @@ def stage_tables(runs: Runs) -> Iterator[Table]:
     for part, of_part in configs.items():
         for parent, config in of_part.items():
             starts = (parent, config.get("model.path", parent))  # a parent that is a pretrained model has a path
-            stages = {label: c for label, c in of_part.items() if c.get("weights") in starts}
+            stages = {label: c for label, c in of_part.items() if label != parent and c.get("weights") in starts}
             if stages and (table := _table(runs, part, parent, of_part, stages)):
                 yield table
 
@@ -133,7 +133,9 @@ def _against(
 def _tokens(runs: Runs, part: str, label: str, configs: dict[str, dict[str, Any]]) -> str:
     """Return the training tokens of a strategy after those of the earlier fits of its weights; – if not known."""
     known, numbers = runs.costs if "part" in runs.costs else runs.costs.assign(part=""), list[str]()
-    while label in configs:
+    seen = set[str]()
+    while label in configs and label not in seen:  # a stage may have the name of the model from which it started
+        seen.add(label)
         config = configs[label]
         devices = [int(e.get("devices", 1)) for run, e in runs.environments.items() if run.strategy == label]
         steps = known[(known["strategy"] == label) & (known["part"] == part)].get("steps")
