@@ -15,10 +15,11 @@ import numpy as np
 from kerple.base.errors import UserError, require
 from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison, read_comparison
-from kerple.compare.finished_runs import FinishedRun
+from kerple.compare.finished_runs import FinishedRun, read_runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.resolution import resolve
 from kerple.compare.run_discovery import recorded_runs
+from kerple.config.flat_configuration import configured_length
 from kerple.config.user_code_digests import own_classes
 from kerple.measure import results_table
 from results.judge.evidence import Tier
@@ -27,6 +28,7 @@ from results.judge.statements import evaluate, with_interval
 
 PAGE = Path(__file__).with_suffix(".md")
 REFERENCE = "KerpleLog"  # strategy of which the differences are shown, and whose recipe is that of every entry
+FAR = ("far_own", "far_none")  # beginnings of the names of protocols: with the model's own distant text, and without
 STRATEGY = "model.position"  # options that begin with this are those of the strategy, and free
 
 
@@ -47,6 +49,9 @@ def reasons_to_refuse(entry: Path, challenge: Comparison, recipe: dict[int, Plan
             return [f"runs of {', '.join(sorted(labels)) or 'no strategy'}, expected {expected}"]
         if sorted(run.seed for run in runs) != sorted(recipe):
             return [f"seeds {', '.join(str(run.seed) for run in runs)}, expected {', '.join(map(str, sorted(recipe)))}"]
+        if {*entry.name} & {*"[]"}:
+            return ["a name with [ or ], which the page cannot contain"]
+        read_runs(runs)  # reads all files
         return [f"seed {run.seed}: {reason}" for run in runs for reason in _reasons(run, entry, recipe[run.seed])]
     except (UserError, *committed_records.UNREADABLE) as error:
         return [f"cannot be read ({error})"]
@@ -58,6 +63,11 @@ def _reasons(run: FinishedRun, entry: Path, planned: PlannedRun) -> Iterator[str
     made = about["run"]
     yield from (each for each in committed_records.changed_fit(made, planned) if not each.startswith(STRATEGY))
     yield from (f"test: {each}" for each in committed_records.changed_test(made, planned))
+    if (devices := made["cost"].get("environment", {}).get("devices", "1")) != "1":
+        yield f"trained on {devices} devices, expected 1"
+    protocols = rows["protocol"][rows["length"] == 16 * (configured_length(planned.training) or 0)]
+    if not all(protocols.str.startswith(name).any() for name in FAR):
+        yield "no losses with and without distant text at 16 training lengths"
     if not np.isfinite(results_table.totals(rows)["sum"]).all():
         yield "a loss is not finite"
     files = {f"{name.rpartition('.')[0].replace('.', '/')}.py" for name in own_classes(made["config"])}
@@ -68,7 +78,7 @@ def standings(tier: Tier) -> str:
     """Return the table of all strategies of a tier, by the sum of their ranks in own loss and gain at 16×."""
     strategies = sorted(set(tier.runs.results["strategy"]))
     length = 16 * tier.trained
-    losses = {name: [tier.losses(name, far, length).of_seed for far in ("far_own", "far_none")] for name in strategies}
+    losses = {name: [tier.losses(name, far, length).of_seed for far in FAR] for name in strategies}
     own = {name: float(of[0].mean()) for name, of in losses.items()}
     gain = {name: float((of[1] - of[0]).mean()) for name, of in losses.items()}
     by_own = sorted(strategies, key=lambda name: own[name])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from kerple.compare.comparison_file import read_comparison
@@ -74,6 +75,7 @@ def of_fit(key: str, value: object) -> Change:
             "seed 1301: test: trainer.callbacks.Extrapolation.init_args.documents: False -> True",
         ),
         (of_fit("model.position.class_path", "my_file.Mine"), "seed 1301: no my_file.py in the folder"),
+        (lambda about: about["run"]["cost"]["environment"].update({"devices": "4"}), "seed 1301: trained on 4 devices"),
         (lambda about: about.pop("run"), "cannot be read ('run')"),
     ],
 )
@@ -97,6 +99,16 @@ def test_an_entry_without_all_seeds_or_with_a_strategy_of_main_is_refused(root: 
     (root / "challenge/ALiBi/runs/Mine").rename(root / "challenge/ALiBi/runs/ALiBi")
     assert f"- ALiBi: runs of ALiBi, {expected}" in page(root)
     shutil.rmtree(root / "challenge/ALiBi")
+    bracket = root / "challenge/Mine [2]"
+    shutil.copytree(runs / "Mine", bracket / "runs/Mine [2]")
+    assert "- Mine [2]: a name with [ or ]" in page(root)
+    shutil.rmtree(bracket)
+    table = runs / "Mine/seed-1302" / results_table.TABLE
+    whole = pd.read_csv(table)
+    whole[whole["length"] < 2048].to_csv(table, index=False)  # of a strategy that cannot read 2,048 tokens
+    assert "- Mine: seed 1302: no losses with and without distant text at 16 training lengths" in page(root)
+    table.write_bytes(table.read_bytes()[:-9])
+    assert "- Mine: cannot be read (" in page(root)
     shutil.rmtree(runs / "Mine/seed-1302")
     assert "- Mine: seeds 1300, 1301, expected 1300, 1301, 1302" in page(root)
 

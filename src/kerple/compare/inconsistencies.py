@@ -22,7 +22,7 @@ def inconsistencies(runs: Runs) -> list[str]:
       example, one task),
     - the description of a protocol's scored text (`kerple.compare.finished_runs.Runs.text_descriptions`),
     - the tokens of a protocol's test text, by their digest,
-    - the precision of training,
+    - the precision and the number of devices of training,
     - the checksum of the data in the same part,
     - the number of targets of a protocol and length.
     """
@@ -38,7 +38,8 @@ def inconsistencies(runs: Runs) -> list[str]:
     found += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text_descriptions.items() if len(text) > 1]
     members: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for run, environment in runs.environments.items():
-        for key, name in (("precision", "precision"), ("data", f"{run.part} data".strip())):
+        data = f"{run.part} data".strip()
+        for key, name in (("precision", "precision"), ("devices", "devices"), ("data", data)):
             if key in environment:
                 members[name][environment[key]].append(f"{run.part_and_strategy} seed {run.seed}")
     found += [f"{name}: {_values(values)}" for name, values in members.items() if len(values) > 1]
