@@ -1,6 +1,8 @@
 """A record of a finished run is reused instead of training if its configuration, data and test are the same."""
 
+import gzip
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from kerple.measure import results_table
 from tests.compare.conftest import WHOLE_TABLE, change, fits, resolve, run
 
 ROOT = Path(__file__).parents[2]
+ROWS = gzip.compress(b"metric,value\n" + b"ppl,1.25\n" * 40)  # a compressed table
 # without results/earlier/retrofit, whose runs start from a model that is not in the repository
 COMMITTED = sorted([*ROOT.glob("configs/compare/*.yaml"), *ROOT.glob("results/earlier/[!r]*/comparison.yaml")])
 
@@ -47,7 +50,8 @@ def test_records_replace_runs_whose_folders_are_missing(config, capsys, monkeypa
     # records of another report are reused if they are those of the same runs
     shutil.rmtree(config.parent / "runs")
     strategies = {"KerpleLog": {}, "ALiBi": {"flags": {"trainer.max_steps": 30}}}
-    reuse_from = [str(config.parent / "nowhere"), str(report)]
+    (config.parent / "empty").mkdir()
+    reuse_from = [str(config.parent / "empty"), str(report)]
     change(config, strategies=strategies, reuse_from=reuse_from, output=str(config.parent / "second"))
     compare.main(["--config", str(config)])
     assert fits(config) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
@@ -79,9 +83,13 @@ def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied
         (results_table.ABOUT, "[" * 100_000, "cannot be read"),
         (results_table.TABLE, "nothing", "cannot be read"),
         ("results.csv", "a\n1\n", "cannot be read"),  # would replace a table of the report
+        (results_table.TABLE, ROWS[:-9], "cannot be read"),  # the end is missing
+        ("kernels.csv.gz", ROWS[:-9], "cannot be read"),
+        ("kernels.csv.gz", ROWS[:20] + b"\xff\xff" + ROWS[22:], "cannot be read"),
     ):
         shutil.copytree(whole, record)
-        (record / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        content = content if isinstance(content, str | bytes) else json.dumps(content)
+        (record / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         assert reason in committed_records.reuse(job, record)
         assert not folder.exists(), reason
         shutil.rmtree(record)
@@ -90,6 +98,9 @@ def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied
     assert committed_records.reuse(job, whole) is None
     assert not (folder / "test" / "kernels.csv").exists()
     assert (folder / "test" / results_table.TABLE).exists()
+    job = replace(job, test_config=job.test_config | {"limit": math.inf})  # which JSON cannot represent
+    committed_records.complete(job)
+    assert committed_records.changed_test(results_table.read(folder / "test")[1]["run"], job) == []
 
 
 @pytest.mark.slow

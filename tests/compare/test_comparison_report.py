@@ -164,8 +164,9 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(runs: Runs, 
     figure = draw(chart, styles_of(ppl["strategy"]))
     assert figure.axes[0].get_ylim()[0] < ppl["mean"].min() / 2  # the axis contains the bands
     assert figure.legends[0].get_title().get_text() == DEVIATION
-    with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* KerpleLog, ALiBi, RoPE"):
-        write_print_figures(summary, runs, ["T5", "RoPE", "FIRE"], "KerpleLog", tmp_path / "none")
+    with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* KerpleLog, ALiBi"):
+        report.write_comparison(runs, tmp_path / "none", name="x", baseline="KerpleLog", printed=["T5", "FIRE"])
+    assert not [*(tmp_path / "none").iterdir()]  # a wrong name replaces no part of a report
 
 
 @pytest.mark.parametrize(("strategies", "in_print"), [(12, True), (29, False)])
@@ -345,10 +346,11 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
     assert "inside 4 documents (2 other documents of the split left out because of overlap with the training" in page
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # a run of a few steps has no speed
     read = read_runs(runs)
-    for environment, data in zip(read.environments.values(), "ab", strict=True):
-        environment["data"] = data
+    for environment, data, devices in zip(read.environments.values(), "ab", "18", strict=True):
+        environment |= {"data": data, "devices": devices}
     differences = "; ".join(inconsistencies(read))
     assert "data: a | b (KerpleLog seed 1236)" in differences
+    assert "devices: 1 | 8 (KerpleLog seed 1236)" in differences
     assert "other text at each length" in differences
     texts = "sha256 of the test text: 4d34d34d34d3 | 4d44d44d44d4 (KerpleLog seed 1236)"
     assert f"; full: {texts}" in differences

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -197,6 +198,16 @@ def test_single_records_replace_those_in_the_archive_and_the_archive_is_determin
         recorded = [(run.part, run.strategy, run.seed) for run in recorded_runs(tmp_path / name)]
         assert recorded == [("part", "ALiBi", 1236), ("part", "ALiBi", 1237)]
     assert packed[0] == packed[1]
+
+
+def test_two_commands_may_pack_the_records_of_one_report_at_once(tmp_path: Path) -> None:
+    for number, seed in enumerate(range(1236, 1240), start=1):
+        folder = tmp_path / f"runs/ALiBi/seed-{seed}"
+        write_run(folder.with_name("run") / f"{seed}", "ALiBi", seed, CURVE).rename(folder)
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(committed_records.pack, tmp_path) for _ in range(4)]:
+                done.result()
+        assert [run.seed for run in recorded_runs(tmp_path)] == [*range(1236, 1236 + number)]
 
 
 def test_an_archive_writes_nothing_outside_its_folder_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import os
 import platform
 import shutil
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 from zipfile import ZipFile, ZipInfo, is_zipfile
 
 import numpy as np
@@ -25,7 +26,7 @@ import zstandard
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.run_folder import FIRST_FILES, RUN_FILE, weights_file
+from kerple.base.run_folder import FIRST_FILES, LOCK, RUN_FILE, lock, weights_file
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, recorded_runs
@@ -40,8 +41,9 @@ CORPUS = ("data.corpus", "data.init_args.corpus")
 OF_TEST = "test "  # prefix of the names of inputs that only the test reads
 PARENT = "parent"  # name of the input that consists of the weights of a run's parent
 MOST_ROWS = 10_000  # a record leaves out the table of an analysis if the table, after `condensed`, has more rows
-# errors on reading a record, which may be damaged or come from an untrusted person
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
+# errors on reading a record, which may come from an untrusted person (WRONG) or be damaged
+WRONG = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+UNREADABLE = (*WRONG, *results_table.DAMAGED)
 
 
 def read_run_entry(folder: Path) -> dict[str, Any] | None:
@@ -236,7 +238,7 @@ def complete(run: PlannedRun) -> None:
         "cost": read_mapping(cost) | {"parallel": run.parallel} if cost.exists() else {},
         "data": run.data,
         "inputs": run.inputs,
-        "test": flat(run.test),
+        "test": with_class_names(flat(run.test)),
         "plan": run.plan,
         "code": sorted({*_begun(run).get("code", []), package_digest()}),
     }
@@ -285,6 +287,12 @@ def pack(report: Path) -> None:
     The compressed tables of the records are stored as gzip files without compression, because zstd compresses what the
     tables of several runs have in common.
     """
+    if (report / "runs").is_dir():
+        with closing(cast(TextIO, lock(report / LOCK, wait=True))):  # of another `compare`, which ends at the same time
+            _pack(report)
+
+
+def _pack(report: Path) -> None:
     if not (report / "runs").is_dir():
         return
     content = BytesIO()

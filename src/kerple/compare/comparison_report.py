@@ -19,7 +19,7 @@ from kerple.base.atomic import refuse_links_out
 from kerple.base.templates import render_template
 from kerple.compare import tables
 from kerple.compare.charts import Chart, Panel, charts
-from kerple.compare.figures import styles_of, write_figures, write_print_figures
+from kerple.compare.figures import check_printed, styles_of, write_figures, write_print_figures
 from kerple.compare.findings import findings, power_of_the_tests
 from kerple.compare.finished_runs import Runs
 from kerple.compare.inconsistencies import inconsistencies, only_positions_differ, public_configs
@@ -80,6 +80,7 @@ def write_comparison(
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links_out("output", folder)
     summary = summarise(runs.results, baseline, blocks=runs.blocks)
+    check_printed(summary, printed or [])  # before the first file is replaced
     for file, table in {"results": runs.results, "summary": summary, "costs": runs.costs, **runs.analyses}.items():
         if not table.empty:
             table.to_csv(folder / f"{file}.csv", index=False, float_format=None if file == "results" else "%.8g")
@@ -100,7 +101,8 @@ def write_comparison(
     (folder / "table.tex").write_text(latex, encoding="utf-8")
     write_figures(report.charts, report.summary["strategy"], folder)
     path = folder / "report.html"
-    values = {"report": report, "inconsistencies": differences, "only_positions_differ": only_positions_differ(runs)}
+    only_positions = not differences and only_positions_differ(runs)
+    values = {"report": report, "inconsistencies": differences, "only_positions_differ": only_positions}
     values |= {"time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
     path.write_text(render_template("kerple.compare", "page.html.jinja", **values), encoding="utf-8")
     return path

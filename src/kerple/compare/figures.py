@@ -41,6 +41,14 @@ def write_figures(drawn: Iterable[Chart], strategies: pd.Series, folder: Path) -
                 figure.savefig(path, metadata={"Date": None})
 
 
+def check_printed(summary: pd.DataFrame, strategies: Sequence[str]) -> None:
+    """Raise a UserError if a strategy of `write_print_figures` has no finished run."""
+    present = list(dict.fromkeys(summary["strategy"]))
+    missing = ", ".join(strategy for strategy in strategies if strategy not in present)
+    expected = f"some of {', '.join(present)}"
+    require(not missing, "compare: figure_strategies", f"{missing} without a finished run", expected)
+
+
 def write_print_figures(
     summary: pd.DataFrame, runs: Runs, strategies: Sequence[str], baseline: str, folder: Path
 ) -> None:
@@ -54,15 +62,8 @@ def write_print_figures(
         strategies: Labels of the strategies to show, in the order of their colours; empty for all.
         baseline: The strategy in the denominator of ratios.
         folder: Folder of the PDFs, which is created if it does not exist.
-
-    Raises:
-        UserError: If a strategy has no finished run.
     """
-    present = list(dict.fromkeys(summary["strategy"]))
-    missing = ", ".join(strategy for strategy in strategies if strategy not in present)
-    expected = f"some of {', '.join(present)}"
-    require(not missing, "compare: figure_strategies", f"{missing} without a finished run", expected)
-    chosen = summary.set_index("strategy").loc[list(strategies or present)].reset_index()
+    chosen = summary.set_index("strategy").loc[list(strategies or summary["strategy"].unique())].reset_index()
     styles = styles_of(chosen["strategy"])
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [chart for _, of in chosen.groupby("protocol", sort=False) for chart in metric_charts(of, runs, baseline)]

@@ -274,7 +274,7 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
                 raise UserError(f"{path}: the report has a table named {name} too; {advice}")
             try:
                 yield name, pd.read_csv(path)
-            except ValueError as error:
+            except (ValueError, *results_table.DAMAGED) as error:
                 raise UserError(f"{path}: is not a CSV file ({error}); test the run again") from error
     # `compare` has stored the curves with the test; other runs have only the events of the fit
     if not any(folder.glob(f"{TABLE}.csv*")) and (curves := training_curves(folder.parent)) is not None:

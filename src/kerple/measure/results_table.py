@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -43,6 +44,7 @@ class Row:
     count: int
 
 
+DAMAGED = (OSError, EOFError, zlib.error)  # errors of a damaged or truncated file, also a compressed one
 ROW_COLUMNS = [field.name for field in fields(Row)]
 
 
@@ -118,7 +120,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         table = table.astype({"position": "Int64", "block": "Int64"})
         path = folder / ABOUT
         _check_groups(table, about["evaluations"].values())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, *DAMAGED) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path}: cannot be read as results of a test ({reason}); run the test again") from error
     return table, about
