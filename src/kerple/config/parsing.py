@@ -15,6 +15,8 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.base.errors import UserError, unknown, user_location
 from kerple.config.options import RenamedOption, subclasses
 
+BOOLEANS = ("true", "false", "yes", "no", "on", "off")  # values of a switch
+
 # Patterns for jsonargparse's messages. STRATEGY has two groups: the reason why a value of model.position is wrong, and
 # this value. Each other pattern has one group: the name of an existing class that is not a strategy (NO_STRATEGY), of
 # an unknown option (OPTION), or of a class (CLASS).
@@ -32,8 +34,6 @@ CLASS_NAME = re.compile(r"import path string: (.+?)(?=\. Got value| Given value|
 INNER_VALUE = re.compile(r"NestedArg\(key='([\w.]*)', val='?(.*?)'?\)")
 WORDS = re.compile(r"Literal\[(.+?)\]")
 TYPE = re.compile(r"Expected a (?:<class '(?:\w+\.)*(?!NoneType)(\w+)'>|(tuple with \d+ elements))")
-BOOLEANS = ("true", "false", "yes", "no")  # values of a switch
-
 BASE = re.compile(r"(?:<class '|, )([\w.]+)\.(\w+)(?:'>|\])")
 
 
@@ -53,7 +53,7 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
         UserError: If an argument is wrong.
     """
     try:
-        config = parser.parse_args(_with_values(arguments, command or parser))
+        config = parser.parse_args(_with_values(arguments, parser))
     except (ArgumentError, TypeError, ValueError) as error:
         message = _error_message(" ".join(str(error).split()), command or parser)
         location = user_location(error)
@@ -70,9 +70,10 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
 
 
 def _with_values(arguments: list[str], parser: ArgumentParser) -> list[str]:
-    """Add ``true`` after a switch without a value, which would otherwise take a path that follows it."""
+    """Add ``true`` after a switch without a value, which would otherwise take a positional argument that follows it."""
     actions = [action for action in parser._actions if action.nargs == "?" and action.const is True]
-    switches = {option for action in actions for option in action.option_strings}
+    has_positional = not all(action.option_strings for action in parser._actions)
+    switches = {option for action in actions for option in action.option_strings if has_positional}
     followed = zip(arguments, [*arguments, ""][1:], strict=True)
     return [
         part
