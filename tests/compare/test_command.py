@@ -380,7 +380,7 @@ def test_an_error_in_the_file_is_reported_in_one_line(config: Path, capsys: pyte
         ({"output": str(config.parent)}, "where the report keeps its records"),
         ({"base": ["missing.yaml"]}, "missing.yaml"),
         ({"strategies": {64: {}}}, "strategies: got 64, expected text; put it in quotes"),
-        ({"reuse_from": ["results/mian"]}, "reuse_from: got 'results/mian', expected the folder of a report, relative"),
+        ({"parts": {"a": {1: 2}}}, "parts: a: got 1, expected text"),
         ({"plan_page": "missing.md"}, "missing.md"),
         ({"output": f"{config}/report"}, "compare.yaml is not a folder"),
         ({"flags": {"data.init_args.seed": 7}}, "flags"),

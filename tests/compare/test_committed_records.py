@@ -50,12 +50,12 @@ def test_records_replace_runs_whose_folders_are_missing(config, capsys, monkeypa
     # records of another report are reused if they are those of the same runs
     shutil.rmtree(config.parent / "runs")
     strategies = {"KerpleLog": {}, "ALiBi": {"flags": {"trainer.max_steps": 30}}}
-    (config.parent / "empty").mkdir()
-    reuse_from = [str(config.parent / "empty"), str(report)]
+    reuse_from = [str(config.parent / "nowhere"), str(report)]
     change(config, strategies=strategies, reuse_from=reuse_from, output=str(config.parent / "second"))
     compare.main(["--config", str(config)])
     assert fits(config) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
     printed = capsys.readouterr().out
+    assert f"warning: compare: reuse_from: {config.parent}/nowhere does not exist" in printed
     assert f"KerpleLog seed 1 and 1 other run: reused from {report}\n" in printed
     assert f"ALiBi seed 1 and 1 other run: not reused from {report}: has another fit: flags." in printed
     assert {run.strategy for run in recorded_runs(config.parent / "second")} == {"ALiBi"}

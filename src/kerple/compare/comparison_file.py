@@ -77,7 +77,7 @@ class Comparison:
         runs: Folder of the runs; null for logs/compare/<name>.
         output: Folder of the report; null for results/<name>.
         reuse_from: Folders of other reports. A run is not trained if one of them has its record: the committed results
-            of a run with the same part, label, seed, data and options.
+            of a run with the same part, label, seed, data and options. A line is printed for a folder that is missing.
         plan: Path of a comparison's configuration file that was committed before the runs. The first line of the report
             lists deviations from it.
         plan_page: Path of the page that explains the plan. Each run records the digests of this page and of ``plan``.
@@ -96,6 +96,7 @@ class Comparison:
             - a parent is not above its stages, has fewer seeds, or has other options than ``hf``, or a pretrained model
               has a parent,
             - a configuration does not exist,
+            - a name or a flag is not text,
             - a name cannot be the name of a folder, or ``runs`` is inside ``<output>/runs``, the folder of records,
             - flags set an option that the comparison sets.
     """
@@ -129,10 +130,8 @@ class Comparison:
         return cls(**given | {"strategies": strategies})
 
     def __post_init__(self) -> None:
-        sections = {name: getattr(self, name) for name in ("strategies", "flags", "stage", "parts", "test")}
-        for where, section in sections.items():
-            for key in section:
-                require(isinstance(key, str), f"compare: {where}", repr(key), "text; put it in quotes")
+        for where in ("strategies", "parts"):
+            self._check_keys(where, getattr(self, where))
         fitted = any(strategy.hf is None for strategy in self._strategies.values())
         for key in ("strategies", "seeds", "seeded", *(["base"] if fitted else [])):
             require(bool(getattr(self, key)), f"compare: {key}", "none", "at least one")
@@ -147,6 +146,10 @@ class Comparison:
         require(self.baseline in self.strategies, "compare: baseline", repr(self.baseline), expected)
         self._check_folders()
         self._check_flags()
+
+    def _check_keys(self, where: str, section: Mapping[Any, Any]) -> None:
+        for key in section:
+            require(isinstance(key, str), f"compare: {where}", repr(key), "text; put it in quotes")
 
     def _check_parents(self) -> None:
         """Raise a UserError if a run could not start from the run of its parent."""
@@ -172,9 +175,6 @@ class Comparison:
         valid = is_folder_name(self.test_folder) and self.test_folder not in RESERVED
         expected = f"{FOLDER_NAME}, other than {', '.join(RESERVED)}"
         require(valid, "compare: test_folder", repr(self.test_folder), expected)
-        for report in self.reuse_from:
-            expected = f"the folder of a report, relative to {Path.cwd()}"
-            require(Path(report).is_dir(), "compare: reuse_from", repr(report), expected)
         records = self.report_folder / "runs"
         valid = not self.runs_folder.resolve().is_relative_to(records.resolve())
         expected = f"a folder outside of {records}, where the report keeps its records"
@@ -186,6 +186,7 @@ class Comparison:
         flags |= {f"parts: {name}": part for name, part in self.parts.items()}
         flags |= {f"strategies: {label}: flags": strategy.flags for label, strategy in self._strategies.items()}
         for where, values in flags.items():
+            self._check_keys(where, values)
             advice = SET_BY_COMPARE | dict.fromkeys([] if where in ("test", "stage") else self.seeded, "use seeds")
             for key, flag in product(values, advice):
                 # the entry model.position of `advice` also forbids model.position.floor and model.init_args.position
