@@ -43,7 +43,7 @@ PARENT = "parent"  # name of the input that consists of the weights of a run's p
 MOST_ROWS = 10_000  # a record leaves out the table of an analysis if the table, after `condensed`, has more rows
 # errors on reading a record, which may come from an untrusted person (WRONG) or be damaged
 WRONG = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-UNREADABLE = (*WRONG, *results_table.DAMAGED)
+UNREADABLE = (OSError, *WRONG, *results_table.DAMAGED)
 
 
 def read_run_entry(folder: Path) -> dict[str, Any] | None:

@@ -214,7 +214,8 @@ def _configuration_and_cost(folder: Path, about: dict[str, Any]) -> tuple[dict[s
     """The configuration of a run's fit, with dotted keys, and its cost.
 
     The results.json of a test by `compare` contains both. For other tests they are read from config.yaml and cost.json
-    in the parent folder. Without these files they are empty.
+    in the parent folder; the configuration of a pretrained model is in the folder itself. Without these files they are
+    empty.
 
     Raises:
         UserError: If a cost is not a number from 0.

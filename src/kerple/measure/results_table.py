@@ -44,7 +44,7 @@ class Row:
     count: int
 
 
-DAMAGED = (OSError, EOFError, zlib.error)  # errors of a damaged or truncated file, also a compressed one
+DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)  # errors of a damaged or truncated compressed file
 ROW_COLUMNS = [field.name for field in fields(Row)]
 
 
@@ -120,7 +120,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         table = table.astype({"position": "Int64", "block": "Int64"})
         path = folder / ABOUT
         _check_groups(table, about["evaluations"].values())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, *DAMAGED) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, *DAMAGED) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path}: cannot be read as results of a test ({reason}); run the test again") from error
     return table, about
