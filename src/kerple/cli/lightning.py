@@ -30,7 +30,7 @@ from kerple.positions import names
 from kerple.training.checkpoint_io import AtomicCheckpointIO
 from kerple.training.config_callback import StoreConfig, samples_per_step
 from kerple.training.feasibility import check_memory, check_nodes, machine_memory
-from kerple.training.fit_options import SEED, add_run_arguments, check_sizes, link_model_to_data
+from kerple.training.fit_options import SEED, add_run_arguments, check_data_arguments, link_model_to_data
 from kerple.training.language_model import LanguageModel
 from kerple.training.next_commands import mention_earlier_fit, resume_command, test_command
 from kerple.training.required_callbacks import callback_options
@@ -103,7 +103,7 @@ class CLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
-        check_sizes(config.data)
+        check_data_arguments(config.data)
         check_nodes(config.trainer)
         if self.subcommand == "fit":
             check_memory(config, machine_memory(), "this machine")

@@ -7,7 +7,7 @@ from kerple.config import PROGRAM
 from kerple.config.parsing import parse
 from kerple.model.cost import CHIPS
 from kerple.training.fit_cost import NODE, cost_tables
-from kerple.training.fit_options import fit_parser
+from kerple.training.fit_options import check_data_arguments, fit_parser
 from kerple.training.stored_options import insert_stored_config
 
 PEAK_FRACTION = 0.34  # fraction of the peak FLOP/s that KERPLE-log with 162M parameters reached on an H200
@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--efficiency", type=float, default=PEAK_FRACTION, help="fraction of the peak that is reached")
     _, *arguments = insert_stored_config(["fit", *arguments])  # inserts the architecture of --weights
     options = parse(parser, arguments)
+    check_data_arguments(options.data)
     require(0 < options.efficiency <= 1, "efficiency", options.efficiency, "a fraction of peak FLOP/s in (0, 1]")
     chips = {chip.name: chip for chip in CHIPS}
     for name in options.chips.split(","):

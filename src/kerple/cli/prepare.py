@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
     elif options.corpus is not None:
         prepare(options)
     folder = Folder(options.location, options.cache, options.cache_gb)
-    folder.check_sizes()
+    folder.check_shard_sizes()
     show(folder)
 
 

@@ -109,7 +109,7 @@ class Folder:
         self._check_size(name, size)
         return self._checked_file(name, sha256, recheck)
 
-    def check_sizes(self) -> None:
+    def check_shard_sizes(self) -> None:
         """Raise a UserError if a shard on this machine is missing, or has another size than in the manifest."""
         for split, entry in self.manifest.splits.items():
             for number, shard in enumerate(entry.shards):

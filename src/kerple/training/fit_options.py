@@ -64,7 +64,7 @@ def accumulated_batches(trainer: Any) -> int:
     return trainer["accumulate_grad_batches"]
 
 
-def check_sizes(data: Any) -> None:
+def check_data_arguments(data: Any) -> None:
     """Raise a UserError if a data module has no arguments from which the model gets its sizes.
 
     Args:
