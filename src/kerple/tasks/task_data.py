@@ -83,7 +83,7 @@ class TaskData(LightningDataModule):
             require(longest is None or value <= longest, f"data.{name}", value, expected)
         lengths = (len(example.tokens()) - 1 for example in self._longest_problems(100))
         needed = max(self.task.most_inputs(self.train_length) or 0, *lengths)
-        expected = f"{needed} or more for problems of the train_length {self.train_length}"
+        expected = f"{needed} or more for problems of the train_length {self.train_length}; a test may have another"
         require(needed <= self.length, "data.length", self.length, expected)
 
     def _longest_problems(self, count: int) -> list[Example]:
