@@ -164,8 +164,8 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(runs: Runs, 
     figure = draw(chart, styles_of(ppl["strategy"]))
     assert figure.axes[0].get_ylim()[0] < ppl["mean"].min() / 2  # the axis contains the bands
     assert figure.legends[0].get_title().get_text() == DEVIATION
-    with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* KerpleLog, ALiBi"):
-        report.write_comparison(runs, tmp_path / "none", name="x", baseline="KerpleLog", printed=["T5", "FIRE"])
+    with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* KerpleLog, ALiBi, RoPE"):
+        report.write_comparison(runs, tmp_path / "none", name="x", baseline="KerpleLog", printed=["T5", "RoPE", "FIRE"])
     assert not [*(tmp_path / "none").iterdir()]  # a wrong name replaces no part of a report
 
 

@@ -231,7 +231,11 @@ Compiled = sketch(
 
 WRONG: list[tuple[Any, Property, str]] = [
     (FarAway, forward_pass.no_dependence_on_later_tokens, "before a changed token 60 of 90"),
-    (partial(FarAway, far=400), forward_pass.no_gradient_from_later_logits, "token 430 of 450 .* for a later emb"),
+    (
+        partial(FarAway, far=400),
+        forward_pass.no_gradient_from_later_logits,
+        "token 430 of 450 .* for a later embedding",
+    ),
     (SecondBlock, forward_pass.block_size, "in blocks of 42, window None, 300 tokens"),
     (Cached, forward_pass.decoding_with_a_cache, "logits from a cache"),
     (SecondSequence, forward_pass.no_dependence_on_other_sequences, "logits of 30 tokens in a batch"),
