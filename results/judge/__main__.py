@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from scipy import stats
 
-from results.judge import questions
+from results.judge import dilution, questions
 from results.judge.evidence import Tier, Untested, flattest_heads
 from results.judge.figure import draw_dilution
 from results.judge.plan import LATER, missing_seeds, progress
@@ -198,6 +198,7 @@ def findings_page(root: Path) -> str:
     r, low, high = (f"{value:+.2f}".replace("-", "−") for value in found)
     text = (HERE / "findings.md").read_text().replace("{missing}", progress(root))
     text = text.replace("{flattest head}", f"{r} [{low}, {high}]")
+    text = text.replace("{answer D2}", dilution.answer_to(root, "D2"))
     for name in LATER:
         text = text.replace(f"{{missing of {name}}}", str(sum(map(len, missing_seeds(root, name).values()))))
     for index, of in enumerate(questions.answers(known["main"]).values(), start=1):

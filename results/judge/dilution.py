@@ -87,7 +87,8 @@ def flattest_head(tier: Any) -> Answer:
     z, error = math.atanh(r), 1 / math.sqrt(len(bias) - 3)
     p_yes, p_no = stats.norm.cdf(z / error), stats.norm.sf((z - math.atanh(CORRELATION)) / error)
     answer = "yes" if p_yes < LEVEL else "no" if p_no < LEVEL else "inconclusive"
-    return Answer(answer, [f"r = {r:.2f} [{low:.2f}, {high:.2f}], {len(bias)} seeds"])
+    shown = f"r = {r:+.2f} [{low:+.2f}, {high:+.2f}]".replace("-", "−")
+    return Answer(answer, [f"{shown}, {len(bias)} seeds"])
 
 
 def factor_at_test_time(tier: Any) -> Answer:
@@ -106,13 +107,14 @@ def factor_at_test_time(tier: Any) -> Answer:
     return Answer(answer, [f"training length {n}: {_nats(each)}" for n, each in zip(LENGTHS, found, strict=True)])
 
 
-QUESTIONS: dict[str, tuple[str, Callable[[Any], Answer]]] = {  # comparison and rule by question
-    "D1. Is dilution set by the ratio of keys to the training length, or by their number?": (
+QUESTIONS: dict[str, tuple[str, str, Callable[[Any], Answer]]] = {  # question, comparison and rule by number
+    "D1": (
+        "Is dilution set by the ratio of keys to the training length, or by their number?",
         "dilution",
         cause_of_dilution,
     ),
-    "D2. Does the flattest head predict KERPLE-log's gain from distant text?": ("dilution-heads", flattest_head),
-    "D3. Does a factor at test time lower the loss of RNoPE-SWA?": ("dilution", factor_at_test_time),
+    "D2": ("Does the flattest head predict KERPLE-log's gain from distant text?", "dilution-heads", flattest_head),
+    "D3": ("Does a factor at test time lower the loss of RNoPE-SWA?", "dilution", factor_at_test_time),
 }
 
 
@@ -120,19 +122,21 @@ def _nats(found: Estimate, parts: int = 1) -> str:
     return f"{with_interval(*(value / parts for value in (found.mean, *found.interval())))} nats"
 
 
+def answer_to(root: Path, number: str) -> str:
+    """Return the answer to a question with the numbers behind it; *not tested* if runs are missing."""
+    _, name, rule = QUESTIONS[number]
+    if missing := sum(map(len, missing_seeds(root, name).values())):
+        return f"Not tested: {missing} runs of {name} are missing."
+    try:
+        found = rule(Tier(root, name, [name], 128, "planned in results/PLAN-dilution.md"))
+    except Untested as reason:
+        return f"Not tested: {reason}."
+    return f"{found.answer.capitalize()}: {'; '.join(found.numbers)}."
+
+
 def answers(root: Path) -> str:
-    """Return a Markdown list with the answer to each question; *not tested* if runs are missing."""
-    lines = []
-    for question, (name, rule) in QUESTIONS.items():
-        if missing := sum(map(len, missing_seeds(root, name).values())):
-            lines.append(f"- **{question}** Not tested: {missing} runs of {name} are missing.")
-            continue
-        try:
-            found = rule(Tier(root, name, [name], 128, "planned in results/PLAN-dilution.md"))
-            lines.append(f"- **{question}** {found.answer.capitalize()}: {'; '.join(found.numbers)}.")
-        except Untested as reason:
-            lines.append(f"- **{question}** Not tested: {reason}.")
-    return "\n".join(lines)
+    """Return a Markdown list with the answer to each question."""
+    return "\n".join(f"- **{number}. {about[0]}** {answer_to(root, number)}" for number, about in QUESTIONS.items())
 
 
 class SimulatedRuns:
