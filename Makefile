@@ -31,7 +31,7 @@ $(VENV)/ready: requirements.txt pyproject.toml
 	  ,) test -z "$$PIP_NO_INDEX" || exit 0; \
 	     echo "make: $(or $(TORCH_INDEX),the package index of pip) does not answer; check the network and the address" ;; \
 	  *) echo "make: torch $(TORCH), the version of the lock, has no wheel for $$($(PYTHON) --version): make PYTHON=python3.13 ..." ;; \
-	  esac; rm -rf $(VENV); exit 1
+	  esac; test -e $@ || rm -rf $(VENV); exit 1
 	@test -n "$(TORCH_INDEX)" -o "$$(uname)" != Linux -o -e /dev/nvidiactl -o -e /dev/dxg || { echo "make: found no NVIDIA" \
 	  "device; torch includes 3 GB of CUDA. To omit it: make ... TORCH_INDEX=https://download.pytorch.org/whl/cpu"; \
 	  test ! -t 1 || { echo "make: continues in 10 seconds; Ctrl-C stops"; sleep 10; }; }
