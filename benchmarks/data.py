@@ -31,6 +31,7 @@ TOKENS = 2**20  # number of tokens of a turn
 
 def ours(folder: str, batch: int, length: int, **options: Any) -> Iterator[Any]:
     """Yield the batches of `TokenShards` with these options, epoch after epoch."""
+    options = {"vocabulary": 2**16} | options
     loader = TokenShards(None, directory=folder, length=length, batch_size=batch, **options).train_dataloader()
     while True:
         yield from loader

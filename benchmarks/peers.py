@@ -168,7 +168,7 @@ def measure(strategy: str, column: str, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strategies", nargs="*", default=[row.strategy for row in ROWS])
+    parser.add_argument("--strategies", nargs="*", default=(known := [row.strategy for row in ROWS]), choices=known)
     parser.add_argument("--columns", nargs="*", default=COLUMNS, help="columns such as 8x128 and read4096")
     parser.add_argument("--repeats", type=int, default=25, help="number of turns of each cell")
     parser.add_argument("--name", help="write the record benchmarks/records/peers-NAME.json")

@@ -44,6 +44,7 @@ def parity(dtype: str, toy: bool, out: Path) -> dict[str, Any]:
     if toy:
         selection = f"{selection} and 32-129" if dtype != "other" else "equal_in_every_bit or share_a_key_head"
     path = out / f"parity-{dtype}.xml"
+    path.unlink(missing_ok=True)  # of a call that was stopped
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-m", "gpu", "-k", selection, f"--junit-xml={path}"]
     command += [f"-n{cores()}"]  # processes, because compilation on one processor core takes most of the time
     subprocess.run(
