@@ -62,7 +62,7 @@ def cause_of_dilution(tier: Any) -> Answer:
     *Number of keys* if the change at equal keys is shown to be within ±0.01 nats. Else *ratio* if the rise at equal
     keys is shown to fall with the training length, and the change at equal ratio is shown to be within ±0.02 nats. Else
     *both* if the rise at equal keys is shown to fall, and the change at equal ratio is shown to be outside. Else
-    *inconclusive*. Each is shown by one-sided tests at 2.5%.
+    *inconclusive*. Each is shown by one-sided tests at 2.5%, *outside* by two at 1.25%.
     """
     keys, ratio = (evaluate(expression, tier).estimate for expression in (AT_EQUAL_KEYS, AT_EQUAL_RATIO))
     falls = 1 - keys.above() < LEVEL
