@@ -65,7 +65,7 @@ def test_a_strategy_may_have_the_first_seeds_only_and_a_pretrained_model_has_one
     jobs = comparison(base, seeds=[3, 1, 2], strategies=strategies, test={"config": base}).planned_runs()
     expected = [("KerpleLog", 3), ("KerpleLog", 1), ("KerpleLog", 2), ("T5", 3), ("T5", 1), ("YaRN", 3)]
     assert [(job.label, job.seed) for job in jobs] == expected
-    test = ["--hf=folder/model", "--model.scaling=yarn", "--model.factor=2", "--data.length=9", f"--config={base}"]
+    test = ["--hf=folder/model", "--model.scaling=yarn", "--model.factor=2", f"--config={base}", "--data.length=9"]
     assert (jobs[-1].fit_flags, jobs[-1].test_flags) == ([], test)
 
 

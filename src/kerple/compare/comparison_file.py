@@ -185,9 +185,11 @@ class Comparison:
         flags = {"test": self.test, "flags": self.flags, "stage": self.stage}
         flags |= {f"parts: {name}": part for name, part in self.parts.items()}
         flags |= {f"strategies: {label}: flags": strategy.flags for label, strategy in self._strategies.items()}
+        stages = ["stage", *(f"strategies: {label}: flags" for label, each in self._strategies.items() if each.parent)]
         for where, values in flags.items():
             self._check_keys(where, values)
             advice = SET_BY_COMPARE | dict.fromkeys([] if where in ("test", "stage") else self.seeded, "use seeds")
+            advice |= {"weights": "use parent"} if where in stages else {}
             for key, flag in product(values, advice):
                 # the entry model.position of `advice` also forbids model.position.floor and model.init_args.position
                 if f"{key.replace('.init_args.', '.')}.".startswith(f"{flag}."):
@@ -238,7 +240,7 @@ class Comparison:
         test = as_flags(self.test)
         if strategy.hf:
             options = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
-            return PlannedRun(*run, [*as_flags(options | strategy.flags), *test])
+            return PlannedRun(*run, [*as_flags(options), *test, *as_flags(strategy.flags)])
         fit = [f"--config={config_path(path)}" for path in self.base] + as_flags(self.parts.get(part, {}))
         fit += as_flags(self._flags(strategy))
         # the last value of a flag counts, so these values replace a seed in a configuration
