@@ -79,7 +79,7 @@ def _finish(run: PlannedRun) -> None:
         weights = {"weights": str(run.weights)} if run.weights else {}
         trust = trust_option(run.training) if run.weights and not run.config.get("trust") else []
         _call("fit", f"--output={run.directory}", *trust, *checkpoint, config=run.config | weights)
-    # results without the entry ``run`` come from a test that the user started; the folder is renamed, not removed
+    # results without the entry ``run`` may come from a test that the user started; the folder is renamed, not removed
     if committed_records.has_test_of_user(run.test_folder):
         run.test_folder.rename(f"{run.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
     remove(run.test_folder)
@@ -156,6 +156,8 @@ def delete_run(run: PlannedRun) -> None:
         UserError: If another process works on the run.
     """
     with locked(run, wait=False):
+        # first, because a run that has only the checkpoint left would be resumed with the new configuration
+        run.checkpoint.unlink(missing_ok=True)
         remove(run.directory)
 
 
