@@ -244,8 +244,9 @@ def test_no_changed_run_is_deleted_before_the_user_agrees(config: Path, monkeypa
     before = run(config)
     change(config, flags={"trainer.max_steps": 30})
     monkeypatch.setattr(comparison_duration, "training_seconds", lambda configs, parallel: 1e6)
-    for answer, number_of_fits in (("n", 4), ("y", 8)):
-        monkeypatch.setattr(sys, "stdin", StringIO(f"{answer}\n"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for answer, number_of_fits in (("", 4), ("n\n", 4), ("y\n", 8)):  # the first is Ctrl-D
+        monkeypatch.setattr(sys, "stdin", StringIO(answer))
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
         assert run(config, "--rerun_changed", "true") == before  # the results of a fake run depend on no flag
         assert sum(fits(config).values()) == number_of_fits

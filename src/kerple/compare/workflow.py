@@ -91,8 +91,8 @@ def compare_strategies(
     print(f"{len(runs)} runs: {len(runs) - len(missing)} finished, {len(missing)} to do{time}", flush=True)
     if report_only and missing:
         print(f"missing: {', '.join(run.name for run in missing)}")
-    ask = (seconds or 0) > ASK_ABOVE and sys.stdin.isatty() and not yes
-    if ask and input("start? [y/N] ").strip().lower() not in ("y", "yes"):
+    ask = (seconds or 0) > ASK_ABOVE and sys.stdin.isatty() and sys.stdout.isatty() and not yes
+    if ask and not _is_confirmed("start? [y/N] "):
         return
     executor = engine(parallel) if to_do else None  # before a run is deleted, because an option may be refused
     if changed and not report_only:  # deleted only after the question
@@ -128,6 +128,15 @@ def remaining_fits(runs: Iterable[PlannedRun], changed: Collection[PlannedRun]) 
                 config = config | {"trainer": config["trainer"] | {"max_steps": steps}} if steps else {}
         if config:
             yield config
+
+
+def _is_confirmed(question: str) -> bool:
+    """Ask a question on the terminal, and return whether the answer is yes."""
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
 
 
 def check_writable(key: str, folder: Path) -> None:
