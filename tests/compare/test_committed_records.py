@@ -93,6 +93,10 @@ def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied
         assert reason in committed_records.reuse(job, record)
         assert not folder.exists(), reason
         shutil.rmtree(record)
+    folder.touch()
+    with pytest.raises(OSError, match="Not a directory"):  # an error of this folder, not of the record
+        committed_records.reuse(job, whole)
+    folder.unlink()
     (folder / "test").mkdir(parents=True)
     (folder / "test" / "kernels.csv").write_text("a\n1\n")  # of an earlier test
     assert committed_records.reuse(job, whole) is None

@@ -261,9 +261,9 @@ def reuse(run: PlannedRun, record: Path) -> str | None:
             if differing:
                 return f"has another {name}: {'; '.join(differing)}"
         read_runs([replace(run.finished_run, folder=record)])  # reads all files, so that a damaged record is not copied
-        _copy(record, run.test_folder)
     except UNREADABLE as error:
         return f"cannot be read ({type(error).__name__}: {error})"
+    _copy(record, run.test_folder)
     return None
 
 
