@@ -36,7 +36,7 @@ def main(command: str, *flags: str) -> None:
 def work() -> None:
     """Run the process of a run, with this file as the program."""
     run_process.PROGRAM, run_process.SHARED = Path(__file__), []
-    committed_records._parent_digest = parent_digest
+    committed_records.parent_digest = parent_digest
     complete, replace = committed_records.complete, os.replace
 
     def complete_slowly(run: PlannedRun) -> None:
@@ -62,7 +62,7 @@ def pause(phase: str, folder: Path) -> None:
 
 
 def parent_digest(run: PlannedRun) -> dict[str, str]:
-    """Replacement of `committed_records._parent_digest` for the checkpoints of `fit`."""
+    """Replacement of `committed_records.parent_digest` for the checkpoints of `fit`."""
     return {"parent": run.weights.read_text()} if run.weights and run.weights.is_file() else {}
 
 

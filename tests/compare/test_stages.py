@@ -69,6 +69,7 @@ def test_a_stage_has_the_flags_of_its_parent_and_the_weights_of_the_same_seed(ba
         ("longer", Strategy(hf="x", parent="parent"), "longer: hf: got x, expected null, because a stage is fitted"),
         ("parent", Strategy(seeds=1), "longer: seeds: got 2, expected at most 1, those of its parent"),
         ("parent", Strategy(hf="x", options={"scaling": "yarn"}), "longer: parent: options: got {'scaling': 'yarn'}, "),
+        ("longer", Strategy(flags={"weights": "x"}, parent="parent"), "longer: flags: got weights, .* use parent"),
     ],
 )
 def test_a_parent_is_above_its_stages(base: str, label: str, changed: Strategy, message: str) -> None:  # noqa: F811
@@ -83,7 +84,7 @@ def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(
     parent: dict[str, Any] = {"position": "RoPE"}
     strategies = {"parent": parent, "a": {"position": "KerpleLog", "parent": "parent"}}
     change(config, strategies=strategies, seeds=[1], baseline="parent")
-    monkeypatch.setattr(committed_records, "_parent_digest", fake_run.parent_digest)
+    monkeypatch.setattr(committed_records, "parent_digest", fake_run.parent_digest)
     run(config, "--parallel", "2")
     runs = config.parent / "runs"
     value = json.loads((runs / "parent/seed-1/checkpoints/last.ckpt").read_text())["value"]
@@ -120,11 +121,31 @@ def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(
     assert fits(config) == {"a seed-1": 1, "b seed-1": 2, "c seed-1": 2, "parent seed-1": 2}
 
 
+def test_stages_of_a_parent_with_new_weights_are_not_in_the_report(config: Path, monkeypatch: Any, capsys: Any) -> None:
+    strategies: dict[str, Any] = {"parent": {"position": "RoPE"}, "a": {"position": "ALiBi", "parent": "parent"}}
+    change(config, strategies=strategies, seeds=[1], baseline="parent")
+    monkeypatch.setattr(committed_records, "parent_digest", fake_run.parent_digest)
+    run(config)
+    shutil.rmtree(config.parent / "runs")  # only records are left, so the parent is trained again for a new stage
+
+    def other_weights(job: PlannedRun) -> dict[str, str]:  # than those from which `a` started
+        return {name: f"{digest}a" for name, digest in fake_run.parent_digest(job).items() if job.label == "a"}
+
+    monkeypatch.setattr(committed_records, "parent_digest", other_weights)
+    change(config, strategies=strategies | {"b": {"position": "T5", "parent": "parent"}})
+    run(config)
+    assert fits(config) == {"b seed-1": 1, "parent seed-1": 1}
+    warning = "warning: a seed 1 is not in the report: parent seed 1 was trained again and has other weights; "
+    assert warning in capsys.readouterr().out
+    table = (config.parent / "report/table.md").read_text()
+    assert ("\n| a |" in table, "\n| b |" in table) == (False, True)
+
+
 def test_stages_that_override_the_change_of_their_parent_are_trained_again(config: Path, monkeypatch: Any) -> None:
     strategies: dict[str, Any] = {"parent": {"position": "RoPE"}, "a": {"position": "ALiBi", "parent": "parent"}}
     strategies["b"] = {"position": "T5", "parent": "a"}
     change(config, strategies=strategies, seeds=[1], baseline="parent", stage={"trainer.max_steps": 5})
-    monkeypatch.setattr(committed_records, "_parent_digest", fake_run.parent_digest)
+    monkeypatch.setattr(committed_records, "parent_digest", fake_run.parent_digest)
     run(config)
     strategies["parent"]["flags"] = {"trainer.max_steps": 30}
     change(config, strategies=strategies)

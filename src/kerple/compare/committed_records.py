@@ -144,10 +144,10 @@ def current_inputs(run: PlannedRun) -> dict[str, str]:
     options = flat(run.config or run.test_config)
     models = {str(options[key]) for key in ("weights", "model.path") if options.get(key)}
     of_test = {f"{OF_TEST}{name}": digest for name, digest in source_digests(flat(run.test)).items()}
-    return {path: _digest(path) for path in models} | _parent_digest(run) | source_digests(run.training) | of_test
+    return {path: _digest(path) for path in models} | parent_digest(run) | source_digests(run.training) | of_test
 
 
-def _parent_digest(run: PlannedRun) -> dict[str, str]:
+def parent_digest(run: PlannedRun) -> dict[str, str]:
     """Return the digest of the weights of a run's parent; empty if there is no parent, or no readable checkpoint."""
     if run.weights is None or not run.weights.is_file():
         return {}

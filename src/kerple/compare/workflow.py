@@ -108,6 +108,7 @@ def compare_strategies(
     if executor and to_do:
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
         _execute(comparison, to_do, len(runs), executor)
+        _compare_new_weights(runs, {run.name for run in without_weights})
     _report_comparison(comparison, runs, outdated if report_only else (), refused, printed)
 
 
@@ -171,6 +172,21 @@ def _execute(comparison: Comparison, to_do: list[PlannedRun], total: int, engine
     if failed:
         print(f"{failed} of {len(to_do)} runs failed; --report_only true writes the report without them")
         raise SystemExit(1)
+
+
+def _compare_new_weights(runs: Iterable[PlannedRun], retrained: Container[str]) -> None:
+    """Warn of finished stages whose parents were trained again with other weights. They no longer count as finished.
+
+    Args:
+        runs: All runs.
+        retrained: Names of the parents that were trained again.
+    """
+    for run in runs:
+        if run.parent in retrained and committed_records.finished(run):
+            run.inputs.update(committed_records.parent_digest(run))
+            if not committed_records.finished(run):
+                reason = f"{run.parent} was trained again and has other weights; to train the stage again, add"
+                print(f"warning: {run.name} is not in the report: {reason} --rerun_changed true")
 
 
 def _first_results(run: FinishedRun) -> str:
