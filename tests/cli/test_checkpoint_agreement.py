@@ -1,5 +1,6 @@
 """A test must use the model of its checkpoint, and a resumed training must have the options of the earlier one."""
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import yaml
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.config.checkpoint_agreement import check_resumption
-from kerple.config.untrusted_checkpoints import CONFIG
-from tests.cli.tiny import complaint
+from kerple.config.untrusted_checkpoints import CONFIG, load
+from kerple.config.user_code_digests import SOURCE_DIGESTS, source_digests
+from tests.cli.tiny import complaint, fit
 
 
 def refused(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -18,6 +20,24 @@ def refused(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[st
     line = complaint(capsys, *arguments, f"--output={folder}/run")
     assert not list((folder / "run").rglob("*.ckpt"))
     return line
+
+
+EDIT = """
+from pathlib import Path
+from pytorch_lightning import Callback
+class Edit(Callback):
+    def on_train_start(self, trainer, pl_module):
+        Path(__file__).write_text("class Edit(")
+"""
+
+
+def test_a_fit_stores_the_digest_of_the_code_that_it_began_with(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"edit_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(EDIT)
+    before = source_digests({"class_path": f"{name}.Edit"})
+    checkpoint = fit(tmp_path, f"--trainer.callbacks+={name}.Edit")
+    assert load(checkpoint)[SOURCE_DIGESTS] == before
 
 
 @pytest.mark.slow
@@ -47,6 +67,19 @@ def test_resumption_refuses_other_training_options(option, genuine, tmp_path, ca
     config = f"--config={genuine.parents[2]}/tiny.yaml"
     line = refused(["fit", config, f"--ckpt_path={genuine}", f"--{option}"], tmp_path, capsys)
     assert "samples" in line if "batch" in option else option.partition("=")[0].rpartition(".")[2] in line
+
+
+def test_resumption_refuses_another_schedule_of_accumulation():
+    schedules = [{0: 4}, {0: 4, 2: 8}, None]
+    configs = [{"trainer": {"strategy": "auto"}} for _ in schedules]
+    for config, schedule in zip(configs, schedules, strict=True):
+        callback = {"class_path": "pytorch_lightning.callbacks.GradientAccumulationScheduler"}
+        callback["init_args"] = {"scheduling": schedule}
+        config["trainer"]["callbacks"] = [callback] if schedule else None
+        check_resumption("last.ckpt", {CONFIG: config}, config, 8)
+    for before, now in permutations(configs, 2):
+        with pytest.raises(UserError, match="scheduling of GradientAccumulationScheduler: "):
+            check_resumption("last.ckpt", {CONFIG: before}, now, 8)
 
 
 CHANGED = "seed length samples sections packing mixture examples train_length held_out task"

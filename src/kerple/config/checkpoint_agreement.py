@@ -7,6 +7,7 @@ from pytorch_lightning import LightningModule
 
 from kerple.base.errors import UserError
 from kerple.config.flat_configuration import FOLDER_OPTIONS, differences, flat
+from kerple.config.options import listed
 from kerple.config.untrusted_checkpoints import CONFIG
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples per step over all devices and micro-batches
@@ -84,11 +85,13 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
         samples: Samples per step over all devices and micro-batches; None if the data has no batch size.
 
     Raises:
-        UserError: If the seed, the length, the order of the data, the samples per step, the model, its optimiser or
-            the number of steps differs, or a run without sharding is resumed with sharding.
+        UserError: If the seed, the length, the order of the data, the samples per step, their schedule, the model, its
+            optimiser or the number of steps differs, or a run without sharding is resumed with sharding.
     """
     changes = _changes(content[CONFIG], config)
     conflicts = [change for change in changes if change.startswith(MUST_BE_EQUAL)]
+    if (earlier := accumulation_schedule(content[CONFIG])) != (schedule := accumulation_schedule(config)):
+        conflicts.append(f"scheduling of GradientAccumulationScheduler: {earlier} -> {schedule}")
     before = content.get(SAMPLES_PER_STEP)
     if samples is not None and before is not None and samples != before:
         conflicts.append(f"samples per step over all devices: {before} -> {samples}")
@@ -101,6 +104,14 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
         raise UserError(f"ckpt_path: {path} is a checkpoint of another training: {'; '.join(conflicts)}; {advice}")
     if changes:
         print(f"resumed with other options than before: {'; '.join(changes)}", flush=True)
+
+
+def accumulation_schedule(config: dict[str, Any]) -> dict[int, int] | None:
+    """Return the number of accumulated batches by epoch, if a callback changes it."""
+    for callback in listed(config["trainer"].get("callbacks")):
+        if isinstance(callback, dict) and callback["class_path"].endswith("GradientAccumulationScheduler"):
+            return {int(epoch): batches for epoch, batches in callback["init_args"]["scheduling"].items()}
+    return None
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

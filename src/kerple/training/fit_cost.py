@@ -10,7 +10,7 @@ from jsonargparse import Namespace
 
 from kerple.base.errors import UserError, require
 from kerple.base.run_folder import weights_file
-from kerple.config.checkpoint_agreement import SAMPLES_PER_STEP
+from kerple.config.checkpoint_agreement import SAMPLES_PER_STEP, accumulation_schedule
 from kerple.config.untrusted_checkpoints import CONFIG, load, not_a_checkpoint
 from kerple.data.documents import mean_visible_keys
 from kerple.data.mixture import Part
@@ -80,6 +80,8 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
         model.network.bfloat16()
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
     sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
+    if model.build_optimiser is not None:
+        sizes["optimiser"] += ", if it has two moments per parameter"
     sharding = ", if parameters were not sharded" if "shard" in str(trainer.strategy).lower() else ""
     # DDP exchanges gradients in buckets during the backward pass. The bucket with parameters of a strategy that all
     # layers share waits for the end of this pass. The hours then include the exchange of all buckets, an overestimate.
@@ -94,6 +96,8 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
 def _parent_rows(weights: str | None, model: LanguageModel, stage: float) -> dict[str, str]:
     """Return rows about the fits from which a second stage starts; none if ``weights`` is not of a fit.
 
+    There are none either if the number of samples per step is not known or changes by epoch.
+
     Args:
         weights: The option ``weights``: a run or a checkpoint. A parent may be a stage too.
         model: The model, with as many parameters as those of the earlier fits.
@@ -104,6 +108,8 @@ def _parent_rows(weights: str | None, model: LanguageModel, stage: float) -> dic
         content = load(path, "meta")
         try:
             length, weights = int(content["hyper_parameters"]["length"]), content[CONFIG].get("weights")
+            if content[SAMPLES_PER_STEP] is None or accumulation_schedule(content[CONFIG]):
+                return {}
             trained = int(content["global_step"] * content[SAMPLES_PER_STEP] * length)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise not_a_checkpoint(path, error) from error
