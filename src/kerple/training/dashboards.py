@@ -81,7 +81,7 @@ class Dashboards(Callback):
 
 def _run_name(trainer: Trainer) -> str:
     """Return the last parts of the path of the fit's folder, also in a test of one of its checkpoints."""
-    folder = Path(trainer.log_dir or trainer.default_root_dir).absolute()
+    folder = Path(trainer.default_root_dir).absolute()  # not log_dir, which every rank would have to call
     if trainer.state.fn != "fit" and trainer.ckpt_path:
         folder = Path(trainer.ckpt_path).absolute().parent
         folder = folder.parent if folder.name == "checkpoints" else folder
