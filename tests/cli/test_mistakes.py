@@ -31,6 +31,7 @@ class Mine: ...
 class Unbuilt(Position):
     def __init__(self, shape): {}["rate"]
 class Abstract(Position): ...
+def build(groups): ...
 class Data(LightningDataModule):
     vocabulary = 9
     def __init__(self, length: int = 4): self.length = length
@@ -60,6 +61,7 @@ def config(folder, **sections):
         (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),
         (["--data=ours.Data"], ["data: got ours.Data, whose __init__ has no vocabulary, expected the arguments"]),
         (["--data.seed=-1"], ["data.seed: got -1"]),
+        (["--model.optimizer=ours.build"], ["model.optimizer: got ", "expected a mapping of options, or a class"]),
         (["--trainer.callbacks={class_path: Extrapolation, init_args: {lengths: [9]}}"], ["Extrapolation: data: got"]),
         (["--data=TokenShards", "--data.corpus=nowhere"], ["data.corpus: got 'nowhere'"]),
         (["--trainer.overfit_batches=1"], ["trainer.overfit_batches"]),

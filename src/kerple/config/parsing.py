@@ -62,8 +62,8 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
     for action in (command or parser)._actions:
         if isinstance(action, RenamedOption) and (value := options.pop(action.dest, None)) is not None:
             options[action.name] = options[action.name] or value  # of a file with the earlier name
-    for option in ("trainer", "model.position"):
-        # the parser also accepts lists and functions for these options
+    for option in ("trainer", "model.position", "model.optimizer", "model.schedule"):
+        # the parser also accepts lists and functions for these options; no command could read a checkpoint with these
         if isinstance(value := options.get(option), list) or inspect.isroutine(value):
             raise UserError(f"{option}: got {value}, expected a mapping of options, or a class")
     return config
