@@ -1,11 +1,18 @@
 """`python run.py extend MODEL --length N`: selects a context extension for a pretrained model, without training."""
 
+import math
+from dataclasses import fields
 from pathlib import Path
 
+from kerple.base.errors import require
 from kerple.base.run_progress import duration
 from kerple.config.options import MODEL_FORMS, command_parser, rename_options
 from kerple.config.parsing import parse
 from kerple.data.shard_options import ShardOptions
+
+# options of the text; the tokenizer and its vocabulary are those of the model, and nothing is trained
+TEXT = ("corpus", "directory", "source", "split_fractions", "text_field", "encoding", "drop_duplicates")
+TEXT += ("max_dropped_fraction", "cache", "cache_gb", "prepare_workers")
 
 
 def main(arguments: list[str]) -> None:
@@ -29,9 +36,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--output", type=str | None, help="folder of the results; null: logs/extend/<model>-<length>")
     rename_options(parser, run_dir="output")
     rename_options(parser, ", and --length is now --training_length", to="length")
-    # the tokenizer and its vocabulary are those of the model
-    parser.add_class_arguments(ShardOptions, "data", skip={"tokenizer", "vocabulary"}, default={"corpus": "code"})
+    unused = {field.name for field in fields(ShardOptions)} - set(TEXT)
+    parser.add_class_arguments(ShardOptions, "data", skip=unused, default={"corpus": "code"})
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
+    require(0 <= options.minutes < math.inf, "minutes", options.minutes, "0 or more")
     from kerple.extend.extension import Extension
     from kerple.hf.pretrained_files import model_name
     from kerple.training.torch_settings import configure_torch
