@@ -9,6 +9,7 @@ import torch
 from kerple import tasks
 from kerple.base.errors import UserError
 from kerple.tasks import Addition, Example, Multiplication, NeedleInFiller, Task, TaskData
+from kerple.tasks.sampling import Sampler
 from kerple.tasks.token_places import abacus
 from kerple.tasks.vocabulary import CHARACTERS, PAD_ID, characters_to_ids, ids_to_characters
 
@@ -82,6 +83,19 @@ SOLVERS["multi-key needle"] = SOLVERS["needle"]
 def drawn(task: Task, lengths: range = range(1, 31), each: int = 10) -> list[tuple[int, Example]]:
     rng = np.random.default_rng(0)
     return [(n, task.example(n, rng)) for n in lengths for _ in range(each)]
+
+
+def test_the_longest_numbers_of_arithmetic_can_be_written():
+    for task in (Addition(), Multiplication()):
+        assert len(task.example(task.longest, np.random.default_rng(0)).answer) >= task.longest
+    with pytest.raises(UserError, match=r"data\.test_lengths: got 4300, expected at most 4299 for addition"):
+        TaskData(Addition(), length=9999, train_length=2, test_lengths=[4300])
+
+
+def test_large_seeds_have_different_problems():
+    for seeds in ((0, 2**63), (2**63, 2**63 + 1), (0, 2**64 - 1)):
+        first, second = (Sampler(tasks.Copy(), 8, 0.1).draw("train", seed, 0, 8) for seed in seeds)
+        assert first != second
 
 
 @pytest.mark.parametrize("name", TASKS)

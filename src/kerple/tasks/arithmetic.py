@@ -11,6 +11,7 @@ from kerple.tasks.task import Example, Task, digits_text
 from kerple.tasks.token_places import DIGIT_IDS, aligned_places
 from kerple.tasks.vocabulary import IDS
 
+MOST_DIGITS = 4299  # Python converts at most 4,300 digits to a number, and a sum can have one more than its operands
 DigitOrder = Literal["plain", "reversed"]
 
 
@@ -32,6 +33,7 @@ class Addition(Task):
 
     axes: ClassVar[tuple[str, ...]] = ("length", "digits of the first operand", "digits of the second operand")
     numbers = True
+    longest = MOST_DIGITS
 
     def __init__(self, order: DigitOrder = "plain", padded: bool = False, equal: bool = False) -> None:
         self.order, self.padded, self.equal = order, padded, equal
@@ -74,6 +76,7 @@ class Multiplication(Task):
 
     axes: ClassVar[tuple[str, ...]] = ("length", "the digit")
     numbers = True
+    longest = MOST_DIGITS
 
     def __init__(self, order: DigitOrder = "plain", padded: bool = False) -> None:
         self.order, self.padded = order, padded

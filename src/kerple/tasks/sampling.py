@@ -63,7 +63,8 @@ class Sampler:
             The problem and its answer, or None if none of `MAX_DRAWS` random problems belongs to the split.
         """
         counter = [0, 0, length or 0, get_args(Split).index(split)]
-        rng = np.random.Generator(np.random.Philox(key=[seed, index], counter=counter))
+        key = np.array([seed, index], np.uint64)  # numpy would round large numbers in a list to float64
+        rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
         if length is None:
             length = int(rng.integers(1, self.train_length + 1))
         for _ in range(MAX_DRAWS):
