@@ -1,6 +1,7 @@
 """Callbacks of training: the last checkpoint, provenance, random state and signals. See also `tests/test_resume.py`."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -15,13 +16,15 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback, Trainer, seed_everything
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import Tensor
 
 from kerple.base import processor_cores
 from kerple.base.errors import UserError
+from kerple.base.run_folder import LAST
 from kerple.training import last_checkpoint, provenance, random_state
 from kerple.training.last_checkpoint import LastCheckpoint
+from kerple.training.non_finite_guard import NonFiniteGuard
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
 from kerple.training.signals import Signals, requeue
@@ -80,6 +83,26 @@ def test_a_fit_does_not_continue_from_a_validation_inside_a_step(tmp_path: Path)
         run = trainer(tmp_path, LastCheckpoint(), **options)
         with expected:
             run.fit(small_model(), ToyData(), ckpt_path=path, weights_only=False)
+
+
+def test_a_fit_with_averaged_weights_does_not_continue_without_averaging(tmp_path: Path) -> None:
+    run = trainer(tmp_path, LastCheckpoint(), EMAWeightAveraging(decay=0.5), max_steps=2)
+    run.fit(small_model(), ToyData())
+    continued = trainer(tmp_path, LastCheckpoint(), max_steps=3)
+    with pytest.raises(UserError, match=r"trainer\.callbacks: got no WeightAveraging, expected one"):
+        continued.fit(small_model(), ToyData(), ckpt_path=tmp_path / LAST, weights_only=False)
+
+
+def test_a_second_fit_forgets_the_micro_batches_of_a_stopped_step(tmp_path: Path) -> None:
+    losses = []
+    for stale in ([], [torch.tensor([1e6, 1.0], dtype=torch.float64)]):
+        torch.manual_seed(0)
+        model, guard = small_model(), NonFiniteGuard()
+        model._sums, guard._losses = stale, [torch.tensor(math.nan)] * len(stale)
+        run = trainer(tmp_path / str(len(stale)), guard, max_steps=1)
+        run.fit(model, ToyData())
+        losses.append(float(run.callback_metrics["train/loss"]))
+    assert losses[0] == losses[1]
 
 
 def test_provenance_of_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

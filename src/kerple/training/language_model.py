@@ -167,6 +167,9 @@ class LanguageModel(LightningModule):
         """Return the losses of all targets (B, T), and which of them are scored; None if all are."""
         return self.network.losses(batch["tokens"], documents=batch.get("documents")), batch.get("scored")
 
+    def on_train_start(self) -> None:
+        self._sums = []  # of an earlier fit, which was stopped inside a step
+
     def training_step(self, batch: Batch, index: int) -> Tensor:
         losses, scored = self._losses(batch)
         self._partly_scored = scored is not None

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, GradientAccumulationScheduler, StochasticWeightAveraging
+from pytorch_lightning.callbacks import (
+    Checkpoint,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
@@ -121,6 +126,10 @@ class LastCheckpoint(Checkpoint):
         if checkpoint.get(INSIDE_STEP) and trainer.state.fn == TrainerFn.FITTING:
             given = "got a checkpoint that was saved inside an optimiser step, without the accumulated gradients"
             raise UserError(f"ckpt_path: {given}; continue from {LAST}, or start a new fit with --weights")
+        averaged = "current_model_state" in checkpoint and trainer.state.fn == TrainerFn.FITTING
+        if averaged and not any(isinstance(callback, WeightAveraging) for callback in untyped(trainer).callbacks):
+            expected = "one, because the fit averaged its weights, and its checkpoint has the averages as weights"
+            raise UserError(f"trainer.callbacks: got no WeightAveraging, expected {expected}")
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
         # Lightning's loops count micro-batches, so the counts change with the number of micro-batches per step
         if before is not None and before != now:

@@ -42,6 +42,9 @@ class NonFiniteGuard(Callback):
         self._losses: list[Tensor] = []  # of the micro-batches since the last step
         self._unchecked: list[tuple[int, Tensor]] = []  # step, and () bool on the device: loss and gradient are finite
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._losses, self._unchecked = [], []  # of an earlier fit, which was stopped inside a step
+
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.append(loss.detach())
 
