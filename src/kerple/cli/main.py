@@ -105,7 +105,8 @@ def _prepare_process() -> None:
         # libraries would use the encoding of the locale, which cannot represent most characters
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
     threading.excepthook = _report_thread_error
-    for name in () if {*sys.argv[1:]} & PRINTING else ("stdout", "stderr"):
+    command = next(filter(COMMANDS.__contains__, sys.argv[1:]), "")  # options such as --threads may precede it
+    for name in () if command in PRINTING else ("stdout", "stderr"):
         if stream := getattr(sys, name):
             file = io.BufferedWriter(_LenientFile(stream.fileno(), "w", closefd=False))
             # write_through, which PYTHONUNBUFFERED sets, would fill only the buffer of the file
