@@ -1,6 +1,7 @@
 """The jobs of a comparison file, the shipped comparison files, and the progress of a comparison."""
 
 from dataclasses import replace
+from datetime import date
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def test_differences_leave_out_older_options_locations_and_new_options_with_defa
     model = {"model.class_path": "kerple.LanguageModel"}
     assert differences(model, model | {"model.qk_norm": False}) == []  # newer than the run, with its default value
     assert differences(model, model | {"model.qk_norm": True}) == ["model.qk_norm: None -> True"]
+    assert flat({"experiment": date(2026, 11, 27)}) == {"experiment": "2026-11-27"}  # YAML reads dates
     mixture = {"a.b": 0.5, "c": 0.5}  # of two folders
     for option, earlier, text, now in (
         ("model.optimizer", {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}, "torch.optim.SGD", "adamw"),

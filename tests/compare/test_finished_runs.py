@@ -272,5 +272,7 @@ def test_costs_are_averaged_over_seeds_and_different_numbers_of_parameters_are_a
     assert list(body.index) == ["copy NoPE", "copy KerpleLog", "reverse NoPE", "reverse KerpleLog"]
     assert [cell.text for cell in body["position parameters"]] == ["8", "8–9", "16", "16–17"]
     assert {cell.text for cell in body["tokens per second"]} == {"27,236"}  # 26,000 + the mean of 1235 and 1237
+    incomplete = cost_table(pd.DataFrame({"strategy": ["a"], "seed": [1], "steps": [5]})).body
+    assert {cell.text for cell in incomplete.iloc[0]} == {"–"}
     shared = cost_table(read_runs(runs).costs.assign(parallel=2))  # two runs at a time on the machine
     assert "tokens per second" not in shared.body

@@ -262,9 +262,6 @@ def reuse_records(
     Returns:
         The reason why the last record of a run was refused, by the name of the run.
     """
-    for other in comparison.reuse_from:
-        if not Path(other).is_dir():
-            print(f"warning: compare: reuse_from: {other} does not exist in {Path.cwd()}; no record is reused from it")
     folders, refused = comparison.records, dict[str, str]()
     runs = list(runs)
     by_name = {run.name: run for run in (*runs, *parents)}

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from kerple.compare.estimates import Estimate, by_block, difference
+from kerple.compare.finished_runs import COSTS
 from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better, mean_reciprocal_rank
 from kerple.compare.table_markup import DAGGER, NOTHING, Cell, Table
 
@@ -185,6 +186,7 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
     rows = {}
     shared = "parallel" in measured and measured["parallel"].max() > 1
     measured = measured.assign(part=measured.get("part", ""))
+    measured = measured.assign(**{name: math.nan for name in COSTS if name not in measured})  # of an incomplete file
     parts = list(dict.fromkeys(measured["part"]))
     groups = measured.groupby(["part", "strategy"], sort=False)
     for (part, strategy), group in sorted(groups, key=lambda group: parts.index(group[0][0])):
@@ -193,7 +195,7 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
             "position parameters": format_range(group["position_parameters"]),
             "all parameters": format_range(group["parameters"]),
             **({} if shared else {"tokens per second": "–" if math.isnan(speed) else f"{speed:,.0f}"}),
-            "peak memory (MiB)": f"{group['peak_memory_bytes'].mean() / 2**20:,.0f}",
+            "peak memory (MiB)": format_range(pd.Series([group["peak_memory_bytes"].mean() / 2**20])),
         }
     speeds = "Runs that trained side by side shared the machine: compare speeds by the benchmarks instead."
     note = f"Mean over seeds. {'' if shared else speeds}".strip()
@@ -212,8 +214,12 @@ def format_mean(mean: float, std: float = math.nan) -> str:
 
 
 def format_range(counts: pd.Series) -> str:
-    """Format the smallest and the largest count, or one number if they are equal."""
-    return "–".join(dict.fromkeys(f"{count:,.0f}" for count in (counts.min(), counts.max())))
+    """Format the smallest and the largest count, or one number if they are equal; – without counts."""
+    return (
+        "–"
+        if counts.isna().all()
+        else "–".join(dict.fromkeys(f"{count:,.0f}" for count in (counts.min(), counts.max())))
+    )
 
 
 def _body(cells: pd.Series, strategies: pd.Series, trained: int | None) -> pd.DataFrame:

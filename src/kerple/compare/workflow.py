@@ -71,6 +71,9 @@ def compare_strategies(
     for run in runs:
         if not committed_records.finished(run):
             refuse_links_out("runs", run.directory)
+    for other in comparison.reuse_from:
+        if not Path(other).is_dir():
+            print(f"warning: compare: reuse_from: {other} does not exist in {Path.cwd()}; no record is reused from it")
     changed = find_changed_runs(runs, report_only, rerun_changed)
     refused = {run.name: changes for run, changes in changed.items()}
     outdated = [run for run in changed if committed_records.finished(run)]  # only their parents have changed
