@@ -29,7 +29,7 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
     """Flatten a nested configuration to one level of dotted keys.
 
     The items of a list of objects, such as callbacks, have their class names as keys, unless two have the same class.
-    Values are converted to JSON and back, which replaces tuples by lists.
+    Values are converted to JSON and back, which replaces tuples by lists, and dates by strings.
     """
     flattened: dict[str, Any] = {}
     for key, value in config.items():
@@ -40,7 +40,7 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
             flattened |= {f"{key}.{inner}": leaf for inner, leaf in flat(value).items()}
         else:
             flattened[key] = value
-    return json.loads(json.dumps(flattened))
+    return json.loads(json.dumps(flattened, default=str))
 
 
 def configured_length(config: dict[str, Any]) -> int | None:
