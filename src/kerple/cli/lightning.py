@@ -168,7 +168,7 @@ class CLI(LightningCLI):
         if config.weights is not None and config.ckpt_path is None:  # a resumed run has its own weights
             if self.trainer.precision == "64-true":  # Lightning converts the model later, and would round the weights
                 self.model.double()
-            steps = self.trainer.max_steps
+            steps = 0 if self.trainer.fast_dev_run else self.trainer.max_steps
             warmup = max(2, round(self.model.warmup * steps)) if isinstance(self.model.schedule, str) else 0
             expected = f"more than {warmup} with --weights, the steps of the warm-up"
             require(not 1 <= steps <= warmup, "trainer.max_steps", steps, expected)
