@@ -107,7 +107,7 @@ def read_fp32_model(
         classes: The only classes that a checkpoint is allowed to use; None if ``path`` is not a checkpoint.
         trust_remote_code: Whether code in the model's folder may run.
         scaling: Scaling of RoPE, see `kerple.hf.rope.scaled`; None for the model's own. A checkpoint must have None.
-        factor: Scaling factor, see `kerple.hf.rope.scaled`.
+        factor: Scaling factor, see `kerple.hf.rope.scaled`. A checkpoint must have None.
 
     Raises:
         UserError: If the model does not exist, cannot be read, or does not fit into memory, or its RoPE cannot be
@@ -117,8 +117,8 @@ def read_fp32_model(
     if classes is not None and is_zipfile(path):
         from kerple.hf.exporter import hugging_face_model  # imports transformers, which may not be installed
 
-        require(scaling is None, "scaling", scaling, "null for a checkpoint")
-
+        for name, value in (("scaling", scaling), ("factor", factor)):
+            require(value is None, name, value, "null for a checkpoint")
         model = hugging_face_model(read_checkpoint(path, classes))
         return model, model.config
     source = find_model(path)
