@@ -288,6 +288,16 @@ class Mine(KerpleLog):
     """A user's strategy."""
 
 
+def test_a_strategy_of_the_user_inside_another_is_read(tmp_path: Any) -> None:
+    model, tokens = retrofit(tiny("llama"), "Combined", parts=[Mine, NoPE]), text(2, 12)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"Mine' in config\.json, expected a strategy of"):
+        from_pretrained(tmp_path)
+    read = from_pretrained(tmp_path, strategy=Mine)
+    assert any(isinstance(module, Mine) for module in read.modules())
+    assert torch.equal(read(tokens).logits, model(tokens).logits)
+
+
 def test_a_strategy_of_the_user_is_read_only_if_it_is_given(tmp_path: Any) -> None:
     retrofit(tiny("llama"), "ALiBi").save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"strategy: got Mine, expected null or ALiBi"):
@@ -300,6 +310,9 @@ def test_a_strategy_of_the_user_is_read_only_if_it_is_given(tmp_path: Any) -> No
     assert isinstance(from_pretrained(tmp_path, strategy=Mine).base_model.kerple.positions[0], Mine)
     read = from_pretrained(tmp_path.parent, strategy=Mine, subfolder=tmp_path.name)  # as other options of a hub's model
     assert isinstance(read.base_model.kerple.positions[0], Mine)
+    for other in (partial(KerpleLog), type("Other", (Mine,), {})):  # the class is not that of the file
+        with pytest.raises(UserError, match=r"strategy: got .*, expected null or .*\.Mine, which config"):
+            from_pretrained(tmp_path, strategy=other)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["model"]["kerple_retrofit"]["strategy"]["class_path"]
     (tmp_path / "config.json").write_text(json.dumps(config))

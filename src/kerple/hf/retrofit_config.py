@@ -1,6 +1,7 @@
 """Configuration of a model with a strategy of this project, and the description of the strategy in it."""
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -99,33 +100,50 @@ def read_strategy(description: Any, strategy: StrategyBuilder | None = None) -> 
 
     Args:
         description: A result of `describe_strategy`, read from a file.
-        strategy: A class of the user, used instead of a class that is not in `kerple.positions`.
+        strategy: A class of the user, used for each description of a class with its name that is not in
+            `kerple.positions`, also inside the options of another strategy.
 
     Raises:
-        UserError: If the description has another form, its strategy is not in `kerple.positions` and ``strategy`` is
-            None, or ``strategy`` is another one than it names.
+        UserError: If the description has another form, it names a class that is neither in `kerple.positions` nor
+            ``strategy``, or it does not name ``strategy``.
     """
     valid = isinstance(description, dict) and isinstance(description.get("init_args"), dict)
     valid = valid and "class_path" in description
     require(valid, "model", f"{description!r:.60} for kerple_retrofit in config.json", "a class_path and init_args")
-    path = description["class_path"]
-    name = str(path).removeprefix(PREFIX)
-    if path == f"{PREFIX}{name}" and name in strategies():
-        known = strategies()[name]
-        given = getattr(strategy, "__name__", strategy)
-        require(strategy in (None, known), "strategy", given, f"null or {name}, which config.json names")
-        strategy = known
-    if strategy is None:
-        own = "a strategy of kerple.positions; pass your own class: from_pretrained(folder, strategy=…)"
-        raise UserError(f"strategy: got {path!r:.80} in config.json, expected {own}")
-    return strategy, {str(key): _read(value) for key, value in description["init_args"].items()}
+    own = {} if strategy is None else {getattr(strategy, "__qualname__", repr(strategy)): strategy}
+    named = dict.fromkeys(_named(description))
+    for name in own:
+        is_named = any(f".{path}".endswith(f".{name}") for path in named)
+        require(is_named, "strategy", name, f"null or {', '.join(named):.200}, which config.json names")
+    return _read_strategy(description, own)
 
 
-def _read(value: Any) -> Any:
+def _named(value: Any) -> Iterator[str]:
+    """Yield the path of each class in a description."""
+    if isinstance(value, dict) and value.keys() == {"class_path", "init_args"}:
+        yield str(value["class_path"]).removeprefix(PREFIX)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _named(inner)
+
+
+def _read_strategy(
+    description: dict[str, Any], own: dict[str, StrategyBuilder]
+) -> tuple[StrategyBuilder, dict[str, Any]]:
+    """See `read_strategy`; ``own`` has the class of the user by its name."""
+    path = str(description["class_path"])
+    build = strategies().get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
+    build = build or next((kind for name, kind in own.items() if path.endswith(f".{name}")), None)
+    if build is None:
+        expected = "a strategy of kerple.positions; pass your own class: from_pretrained(folder, strategy=…)"
+        raise UserError(f"strategy: got {path!r:.80} in config.json, expected {expected}")
+    return build, {str(key): _read(value, own) for key, value in description["init_args"].items()}
+
+
+def _read(value: Any, own: dict[str, StrategyBuilder]) -> Any:
     """Return the value of an option from JSON; the opposite of `_describe`."""
     if isinstance(value, list):
-        return [_read(inner) for inner in value]
+        return [_read(inner, own) for inner in value]
     if isinstance(value, dict) and value.keys() == {"class_path", "init_args"}:
-        strategy, options = read_strategy(value)
-        return partial(strategy, **options)
-    return {key: _read(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+        build, options = _read_strategy(value, own)
+        return partial(build, **options)
+    return {key: _read(inner, own) for key, inner in value.items()} if isinstance(value, dict) else value
