@@ -114,8 +114,9 @@ def test_unknown_architectures_and_too_little_memory_are_refused(here, capsys, m
     writer.write_kv_data_to_file()
     writer.close()
     assert "nosuch" in complaint(capsys, "probe", here / "odd.gguf")
-    complained = complaint(capsys, "probe", here / "odd.gguf", "--length", "64", "--gap", "true")
-    assert complained.startswith("error: length: got 64 without far_context, expected --far_context true")
+    for option in ("length", "blocks"):
+        complained = complaint(capsys, "probe", here / "odd.gguf", f"--{option}", "64", "--gap", "true")
+        assert complained.startswith(f"error: {option}: got 64 without far_context, expected --far_context true")
     nan = broken(here, "nan", rms_norm_eps=float("nan"))
     assert "error: model: its logits are not finite; check" in complaint(capsys, "probe", nan)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))

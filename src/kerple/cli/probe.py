@@ -32,8 +32,8 @@ def main(arguments: list[str]) -> None:
     add_switch(parser, "far_context", False, "measure perplexity and far context at --length")
     length = "evaluation length of --far_context in tokens, a multiple of the training length; null: twice that length"
     parser.add_argument("--length", type=int | None, help=length)
-    blocks = "number of documents for --far_context, one block of each"
-    parser.add_argument("--blocks", type=int, default=4, help=blocks)
+    number = "number of documents for --far_context, one block of each; null: 4"
+    parser.add_argument("--blocks", type=int | None, help=number)
     text = "text for --gap and --far_context of a pretrained model, as in data.corpus; null: modules"
     parser.add_argument("--text", type=str | None, help=text)
     parser.add_argument("--output", type=str | None, help="folder of the results; null: logs/probe/<model>")
@@ -41,8 +41,9 @@ def main(arguments: list[str]) -> None:
     add_trust_argument(parser)
     rename_options(parser, to="output", window="far_context")
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
-    used = options.length is None or options.far_context
-    require(used, "length", f"{options.length} without far_context", "--far_context true, or no length")
+    for name in ("length", "blocks"):
+        used = options[name] is None or options.far_context
+        require(used, name, f"{options[name]} without far_context", f"--far_context true, or no {name}")
     parts = [name for name in ("gap", "far_context") if options[name]]
     expected = "--gap true or --far_context true, or no text"
     require(options.text is None or bool(parts), "text", f"{options.text} without gap and far_context", expected)
@@ -60,7 +61,8 @@ def main(arguments: list[str]) -> None:
         from kerple.probe.text_measurements import measure_on_text, text_measures  # most calls measure no text
 
         network, measured_text = network_and_text(model, options.model, options.text or "modules", options.trust)
-        measures = text_measures(network, measured_text, parts, options.length, options.blocks)
+        blocks = 4 if options.blocks is None else options.blocks
+        measures = text_measures(network, measured_text, parts, options.length, blocks)
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
     folder = Path(options.output or f"logs/probe/{model_name(options.model)}")
     report.write(folder)
