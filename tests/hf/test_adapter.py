@@ -228,6 +228,14 @@ def test_a_scaling_is_applied_to_the_frequencies_of_the_models_own_scaling(own, 
         assert ours.attention_scaling == pytest.approx(theirs.attention_scaling * factor, rel=1e-12)
 
 
+def test_llama3_with_equal_ends_is_one_step_in_a_model_with_its_own_scaling():
+    config = configuration("llama")
+    config.head_dim, config.rope_parameters = 32, {"rope_theta": 10000.0, "rope_type": "linear", "factor": 4.0}
+    new = scaled(config, "llama3", 2.0, 4096, {"low_freq_factor": 4.0, "high_freq_factor": 4.0})
+    rotations = 4096 * 10000.0 ** (-torch.arange(0, 32, 2) / 32) / 4.0 / (2 * math.pi)
+    assert new.rope_parameters["long_factor"] == pytest.approx([4.0 if n >= 4 else 8.0 for n in rotations])
+
+
 @pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"])
 @torch.inference_mode()
 def test_scaled_rope_has_the_frequencies_of_this_projects_rope(scaling):

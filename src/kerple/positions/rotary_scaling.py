@@ -102,7 +102,7 @@ class RotaryFrequencies:
     def _llama3_ramp(self, unscaled: Tensor) -> Tensor:
         rotations = self.length * unscaled / (2 * math.pi)  # in L tokens
         if self.beta_fast == self.beta_slow:
-            return rotations < self.beta_slow
+            return (rotations < self.beta_slow).to(unscaled)
         return ((self.beta_fast - rotations) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
 
     def _pair(self, rotations: float) -> float:
