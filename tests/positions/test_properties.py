@@ -164,6 +164,8 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("LayerPattern", {"windows": {"far": 3}}, "windows: got far, expected one of local, global"),
         ("LayerPattern", {"windows": {"local": 0}}, "windows: local: got 0, expected at least 1 key"),
         ("RandomizedPositions", {"max_positions": 11}, "max_positions: got 11"),
+        ("RandomizedPositions", {"max_positions": 0}, "max_positions: got 0"),
+        ("RandomizedPositions", {"position": positions.Learned, "max_positions": -5}, "max_positions: got -5"),
         ("RoPE", {"scaling": "pi"}, "factor: got None, expected a number of 1 or more with"),
         ("RoPE", {"rotary_fraction": 0.1}, "rotary_fraction: got 0.1, which is 1 of a head's 8 dimensions"),
         ("RoPE", LONGROPE | {"short_factors": [1.0]}, r"short_factors: got \[1.0\], expected 4 positive numbers"),

@@ -44,9 +44,9 @@ class RandomizedPositions(Resampled):
         self, shape: Shape, position: StrategyBuilder = RoPE, max_positions: int | None = None, seed: int = 0
     ) -> None:
         max_positions = 32 * shape.length if max_positions is None else max_positions
-        super().__init__(position(replace(shape, max_positions=max_positions)), seed)
         expected = f"at least the training length {shape.length}; set it to the length of the longest test input"
         self.require(max_positions >= shape.length, "max_positions", max_positions, expected)
+        super().__init__(position(replace(shape, max_positions=max_positions)), seed)
         self.max_length = max_positions
         # for any wrapped strategy: an offset is ignored, and drawn positions depend on the length of the input
         self.shift_invariant = True
