@@ -45,7 +45,16 @@ def test_dropout_drops_embeddings_and_both_outputs_of_a_block_only_in_training()
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("dropout", 1.0), ("hidden", 0), ("init", 0.0), ("logit_cap", 0.0), ("norm", "batch"), ("kv_heads", 3)],
+    [
+        ("dropout", 1.0),
+        ("hidden", 0),
+        ("init", 0.0),
+        ("logit_cap", 0.0),
+        ("norm", "batch"),
+        ("kv_heads", 3),
+        ("attention", "refrence"),
+        ("qk_norm", "al"),
+    ],
 )
 def test_errors_name_an_option_as_on_the_command_line(option: str, value: object) -> None:
     with pytest.raises(UserError, match=f"^model.{option}: got {value}, expected"):

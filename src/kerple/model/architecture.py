@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
@@ -92,6 +92,8 @@ class Architecture:
             ("activation", self.activation in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
             ("norm", self.norm in ("layer", "rms"), "layer or rms"),
             ("norm_placement", self.norm_placement in ("pre", "post", "both"), "pre, post or both"),
+            ("qk_norm", self.qk_norm in (False, True, "all"), "true, false or all"),
+            ("attention", self.attention in get_args(AttentionOption), "auto, fused, blocks or reference"),
         ):
             require(valid, f"model.{name}", getattr(self, name), expected)
 
