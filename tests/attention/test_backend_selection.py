@@ -8,6 +8,7 @@ import torch
 from kerple.attention import AttentionSpec, attend, backend_selection
 from kerple.attention.backend_selection import AttentionOption
 from kerple.base.errors import UserError
+from kerple.positions import TokenPositions
 
 CALL: dict[str, Any] = {
     "device": torch.device("cuda"), "dtype": torch.bfloat16, "dims": (64, 64), "queries": "all",
@@ -43,6 +44,15 @@ def _gpu_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_backend_of_each_call(option: AttentionOption, change: dict[str, Any], name: str) -> None:
     assert backend_selection.select(option, **CALL | change) == name
+
+
+def test_first_keys_need_explicit_scores_only_if_the_window_hides_keys() -> None:
+    q = k = v = torch.randn(1, 2, 90, 16)
+    for options in ({}, {"value_bias": torch.randn(6, 16), "keys": TokenPositions.arange(90)}):
+        out = attend(q, k, v, AttentionSpec(window=90, first_keys=4, **options), "fused")
+        torch.testing.assert_close(out, attend(q, k, v, AttentionSpec(**options), "reference"))
+    with pytest.raises(UserError, match=r"model\.attention: got 'fused', but .* needs explicit scores"):
+        attend(q, k, v, AttentionSpec(window=16, first_keys=4), "fused")
 
 
 def test_an_older_chip_and_a_system_without_triton_use_blocks(monkeypatch) -> None:

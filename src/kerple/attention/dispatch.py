@@ -69,7 +69,7 @@ def attend(
 def normalise(
     q: Tensor, k: Tensor, spec: AttentionSpec, score_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, AttentionSpec]:
-    """Return queries, keys and their modifications without a window or halves that have no effect.
+    """Return queries, keys and their modifications without a window, first keys or halves that have no effect.
 
     The scale is a number, and tables and the sink have the dtype of the scores.
 
@@ -78,8 +78,9 @@ def normalise(
     """
     length, scale = k.shape[2], spec.scale_of(q)
     window = None if spec.window is None or spec.window >= length else spec.window
+    first_keys = 0 if window is None else spec.first_keys
     neighbors = spec.neighbor_window
-    if neighbors is not None and neighbors >= (length if spec.first_keys else window or length):
+    if neighbors is not None and neighbors >= (length if first_keys else window or length):
         q, k, neighbors = q.chunk(2, -1)[0], k.chunk(2, -1)[0], None  # all keys are near: the first halves are enough
     tables = (spec.table, spec.score_scale, spec.sink)
     table, score_scale, sink = (None if x is None else x.to(score_dtype) for x in tables)
@@ -90,7 +91,7 @@ def normalise(
             expected = "rows that do not decrease from query to query, as in consecutive documents"
             require(bool((first_key.diff() >= 0).all()), "first_key", "decreasing rows", expected)
     spec = replace(spec, scale=scale, table=table, score_scale=score_scale, window=window, sink=sink)
-    return q, k, replace(spec, neighbor_window=neighbors, first_key=first_key)
+    return q, k, replace(spec, first_keys=first_keys, neighbor_window=neighbors, first_key=first_key)
 
 
 def select_backend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, option: AttentionOption) -> str:
