@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.attention import AttentionSpec, attend, query_block_attention
+from kerple.attention import AttentionSpec, attend, cpu, query_block_attention
 from kerple.attention.backend_selection import FEW_KEYS
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
@@ -189,6 +189,14 @@ def test_biases_of_keys_and_factors_in_tiles_are_those_of_explicit_attention(
         results.append([out, *torch.autograd.grad(out, leaves, grad)])
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], atol=1e-12, rtol=1e-11)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_biases_of_keys_without_a_table_use_torchs_kernel(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "TiledForward", None)
+    q, k, v, _ = inputs(1, heads, 200, 200, torch.float64, 8)
+    spec = AttentionSpec(key_bias=forgotten(1, heads, 200, 0.05))
+    torch.testing.assert_close(attend(q, k, v, spec), attend_reference(q, k, v, spec), atol=1e-12, rtol=1e-11)
 
 
 @pytest.mark.parametrize("names", [["key_bias"], ["score_scale"]])

@@ -114,8 +114,9 @@ def cpu_kernel(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Te
     k, values = repeat_for_query_heads(q, k, pad_to_width(v, q.shape[3]))
     dtype = torch.promote_types(q.dtype, torch.float32)
     if spec.table is None:
-        table = q.new_zeros(1, k.shape[2], dtype=dtype).expand(q.shape[1], -1)
-    else:  # to the kernels, an expanded row means that there is no table
+        # rows with the stride 0, which `expand` would not give a single head
+        table = q.new_zeros(k.shape[2], dtype=dtype).as_strided((q.shape[1], k.shape[2]), (0, 1))
+    else:  # to the kernels, rows with the stride 0 mean that there is no table
         table = spec.table.contiguous()
     arguments = spec.window, spec.scale_of(q), spec.first_key, spec.key_bias, spec.score_scale
     out, lse = table_attention(q, k, values, table, *arguments)
