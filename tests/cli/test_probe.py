@@ -67,6 +67,7 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys, monkeypatc
     for wrong, message in (
         (["--text", str(here / "1.txt")], "blocks of 321 tokens that lie inside one document, expected at least 12"),
         (["--length", "100"], "error: length: got 100, expected 2, 3, … times the training length, 32"),
+        (["--length", "0"], "error: length: got 0, expected 2, 3, … times the training length, 32"),
         (["--blocks", "0"], "blocks: got 0, expected a positive number"),
     ):
         assert message in complaint(capsys, "probe", here / "llama", *parts, *wrong)

@@ -219,6 +219,7 @@ def test_the_command_writes_its_results_and_continues_after_a_stop(place, monkey
     [
         ("llama", ["--length", LENGTH], "expected more than the training length"),
         ("llama", ["--to", TARGET], "to: this option is now --length, and --length is now --training_length"),
+        ("llama", ["--length", TARGET, "--training_length", 0], "training_length: got 0, expected 1 token or more, or"),
         ("llama", ["--length", TARGET, "--bound", -1], "bound: got -1, expected 0 or more"),
         ("llama", ["--length", TARGET, "--output=."], "output: model exists and is not a result of this command"),
         (

@@ -5,7 +5,10 @@ import torch
 import torch.nn.functional as F
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from kerple.base.errors import UserError
+from kerple.hf import pretrained_model_reader
 from kerple.hf.exporter import export
+from kerple.hf.modeling import KerpleConfig
 from kerple.hf.pretrained_model_reader import read_network, read_stored_model
 from kerple.hf.rope import read_rope
 from kerple.hf.translation_from_transformers import read_family, read_options
@@ -130,3 +133,19 @@ def test_the_training_length_of_a_model_with_yarn_is_that_of_its_configuration(t
     assert stored.model["length"] == build_transformer(stored.model).training_length == LENGTH
     assert stored.model["position"]["init_args"]["original_length"] == 8
     assert read_network(path, position=NoPE).training_length == LENGTH
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "message"),
+    [
+        ("llama", 0, "got 0, expected 1 token or more, or null"),
+        ("llama", -3, "got -3, expected 1 token or more, or null"),
+        ("kerple", LENGTH + 1, f"got {LENGTH + 1}, expected {LENGTH}, that of the exported model, or null"),
+    ],
+)
+def test_a_training_length_that_a_model_cannot_have_is_an_error(family, given, message, monkeypatch):
+    config = KerpleConfig({"length": LENGTH}) if family == "kerple" else configuration(family)
+    monkeypatch.setattr(pretrained_model_reader, "find_model", str)
+    monkeypatch.setattr(pretrained_model_reader, "read_model_config", lambda *_: config)
+    with pytest.raises(UserError, match=f"^model.length: {message}"):
+        read_network("model", given)

@@ -22,7 +22,7 @@ from kerple.extend.methods import methods
 from kerple.extend.search import TEST, VALIDATION, Search
 from kerple.hf.memory import check_memory
 from kerple.hf.model_folder import check_links, link, unpack
-from kerple.hf.position_limit import config_length
+from kerple.hf.position_limit import known_length
 from kerple.hf.pretrained_files import find_model, read_model_config, source_digest
 from kerple.hf.pretrained_tokenizer import check_tokenizer, read_tokenizer
 from kerple.hf.rope import scaled
@@ -77,14 +77,11 @@ class Extension:
         """
         source = find_model(model)
         config = read_model_config(source)
-        trained = training_length or config_length(config) or 0
         require(bound >= 0, "bound", f"{bound:g}", "0 or more percent")
+        fixed = config.model_type in ("kerple", "kerple_remote")
+        trained = known_length(config, training_length, "training_length", fixed) or 0
         expected = "the training length, 2 tokens or more, because the model's configuration has none"
         require(trained >= 2, "training_length", training_length, expected)
-        own = config_length(config)
-        fixed = config.model_type in ("kerple", "kerple_remote")
-        expected = f"{own}, that of the exported model, or null"
-        require(not fixed or trained == own, "training_length", training_length, expected)
         require(length > trained, "length", length, f"more than the training length, {trained}")
         candidates, reasons = methods(config, trained, length)
         runner = Runner.detect(None, precision)

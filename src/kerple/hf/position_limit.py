@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from kerple.base.errors import require
 from kerple.hf.windowed_attention import decoder
 from kerple.model import Transformer
 
@@ -31,6 +32,24 @@ def config_length(config: Any) -> int | None:
     """Return the largest number of positions in a `PreTrainedConfig`, or None if no entry of `LENGTHS` states it."""
     text = config.get_text_config()
     return next((length for name in LENGTHS if (length := getattr(text, name, None))), None)
+
+
+def known_length(config: Any, given: int | None, option: str, fixed: bool) -> int | None:
+    """Return the training length of a model in tokens: the given one, or that of `config_length`.
+
+    Args:
+        config: The model's `transformers.PreTrainedConfig`.
+        given: Training length that the user gives; None for that of the configuration.
+        option: Name of the user's option, for messages.
+        fixed: Whether only the length in the configuration is accepted, as for an exported model.
+
+    Raises:
+        UserError: If the given length is below 1, or differs from the accepted one.
+    """
+    own = config_length(config)
+    require(given is None or given >= 1, option, given, "1 token or more, or null")
+    require(not fixed or given in (None, own), option, given, f"{own}, that of the exported model, or null")
+    return own if given is None else given
 
 
 def longest_input(model: Any) -> int | None:

@@ -11,7 +11,7 @@ from kerple.config.untrusted_checkpoints import Classes
 from kerple.hf import need
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.memory import check_memory
-from kerple.hf.position_limit import config_length
+from kerple.hf.position_limit import config_length, known_length
 from kerple.hf.pretrained_files import find_model, read_model, read_model_config
 from kerple.hf.pretrained_tokenizer import bos_token, has_tokenizer
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
@@ -52,11 +52,8 @@ def read_network(
     source = find_model(path)
     config = read_model_config(source, trust_remote_code)
     exported = config.model_type in ("kerple", "kerple_remote")
-    known_length = length or config_length(config)
-    fixed = exported and position is None
-    expected = f"{config_length(config)}, that of the exported model, or null"
-    require(not fixed or known_length == config_length(config), "model.length", length, expected)
-    config = scaled(config, scaling, factor, known_length or 0, rope_options)
+    training_length = known_length(config, length, "model.length", fixed=exported and position is None)
+    config = scaled(config, scaling, factor, training_length or 0, rope_options)
     model = read_model(source, config, getattr(torch, dtype), trust_remote_code)
     advice = "; to measure without them, set model.bos to false"
     bos_id = bos_token(source, advice) if bos and has_tokenizer(source) else None
@@ -64,7 +61,7 @@ def read_network(
         model.network.bos = bos_id
         return model.network
     if position is None and not exported:
-        return hugging_face_network(model, known_length, None if scaling is None else STRATEGIES[scaling], bos_id)
+        return hugging_face_network(model, training_length, None if scaling is None else STRATEGIES[scaling], bos_id)
     stored = read_family(config, model.state_dict())
     network = build_transformer(stored.model | ({"length": length} if length else {}), position)
     if new := [name for name in copy_weights(network, stored).new if name.startswith("positions.")]:

@@ -61,7 +61,7 @@ def text_measures(
             is not known.
     """
     training_length = known_training_length(network, "length")
-    longest = length or 2 * training_length
+    longest = 2 * training_length if length is None else length
     valid = longest > training_length and longest % training_length == 0
     require(valid, "length", longest, f"2, 3, … times the training length, {training_length}")
     gap = GapCurve()
