@@ -192,7 +192,10 @@ def test_the_scaling_of_a_gguf_file_is_applied(tmp_path, scaling, divisors, rope
     assert torch.allclose(expected, unscaled, atol=1e-3) == (rope["rope_type"] == "default")
 
 
-@pytest.mark.parametrize("scaling", [YARN | {"yarn_log_multiplier": 0.1}, {"type": "longrope"}, {"alpha": 2.0}])
+UNKNOWN = [YARN | {"yarn_log_multiplier": 0.1}, {"type": "longrope"}, {"alpha": 2.0}, YARN | {"factor": -4.0}]
+
+
+@pytest.mark.parametrize("scaling", UNKNOWN)
 def test_an_unknown_scaling_of_a_gguf_file_is_an_error(tmp_path, scaling):
     write_gguf(tmp_path / "model.gguf", small(hf.Qwen2Config, num_key_value_heads=2), scaling)
     message = r"got model\.gguf, whose RoPE has a scaling of type .* use the safetensors of the model"

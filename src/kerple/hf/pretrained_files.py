@@ -142,9 +142,8 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
 
     with reading(source, "configuration"):
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **source.files)
-    if source.gguf is not None and (rope := gguf_rope(Path(source.location) / source.gguf, config)):
-        config.rope_parameters = rope
-    with reading(source, "configuration"):
+        if source.gguf is not None and (rope := gguf_rope(Path(source.location) / source.gguf, config)):
+            config.rope_parameters = rope
         text = config.get_text_config()
     check_configuration(text)
     architectures = list(config.architectures or [])

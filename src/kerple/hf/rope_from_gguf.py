@@ -37,7 +37,7 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
     kind = "divisors" if divisors else scaling.get("type", "linear")
     factor = scaling.get("factor") or entries.get("rope.scale_linear") or 1.0
     length = scaling.get("original_context_length", entries.get("context_length"))
-    changes = _rope_entries(kind, factor, length, scaling, _read_lists(path, divisors))
+    changes = _rope_entries(kind, factor, length, scaling, _read_lists(path, divisors)) if factor > 0 else None
     # llama.cpp scales only the global layers of Gemma 3
     target = rope["full_attention"] if config.model_type == "gemma3_text" else rope
     known = changes is not None and scaling.keys() <= set(SCALING) and not (divisors and factor != 1)
