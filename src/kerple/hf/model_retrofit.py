@@ -94,6 +94,7 @@ def add_strategies(model: Any, entry: dict[str, Any], strategy: str | StrategyBu
     Args:
         model: The model.
         entry: ``keep_rope`` and ``layers`` of `retrofit`, and the result of `describe_strategy`. It becomes the entry
+            ``kerple_retrofit`` of the configuration.
         strategy: See `retrofit`.
         options: Options of the strategy.
 
