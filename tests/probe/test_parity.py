@@ -13,6 +13,8 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.cli.main import main
+from kerple.hf import retrofit
+from kerple.positions import KerpleLog
 from kerple.probe.parity import InFp64, Outputs, Side, parity, read_outputs
 from kerple.probe.reading import Reading
 from tests.cli.tiny import complaint, fit
@@ -63,6 +65,11 @@ def test_all_readings_of_a_correct_model_are_equal_within_rounding(name):
         assert not compare(model, model, reading).differs, reading
     assert not compare(model, model, Reading(), dtype=torch.bfloat16).differs
     assert not compare(model, lambda tokens: model(tokens).logits).differs
+
+
+def test_the_strategies_of_a_retrofitted_model_stay_in_fp32():
+    side = Side(retrofit(build("llama"), KerpleLog), "A", dtype=torch.bfloat16)
+    assert torch.isfinite(side.outputs(TOKENS[:48]).log_probs).all()
 
 
 def test_every_option_of_a_reading_changes_what_the_model_reads():

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from kerple.base.atomic import new_folder
 from kerple.base.errors import UserError
 from kerple.hf.model_folder import add_transformers_4_entries, save_tokenizer
-from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
+from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, cast_parameters, remote_classes
 from kerple.hf.translation_from_transformers import parameters
 from kerple.hf.translation_tables import LLAMA
 from kerple.model.architecture import Architecture
@@ -81,9 +81,7 @@ def export(
         model.config.eos_token_id = model.generation_config.eos_token_id = end_of_text
     if trained_on:
         setattr(model.config, TRAINED_ON, dict(trained_on))
-    for weight_name, weight in model.named_parameters():
-        if "positions." not in weight_name:
-            weight.data = weight.data.to(getattr(torch, dtype))
+    cast_parameters(model, getattr(torch, dtype))
     with new_folder("output", folder) as unfinished:
         model.save_pretrained(unfinished)
         for weights in unfinished.glob("*.safetensors"):  # only the owner can read what safetensors writes

@@ -144,6 +144,7 @@ def connect(model: Any) -> None:
         given = f"{name}, whose attention in layer {missing[:1]} is not in transformers' registry"
         require(not missing, "model", given, "a model that uses the registry in all layers with attention")
         hooks.pop_all()  # the hooks stay
+    model._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), NAME}
     if not keep_rope and (table := learned_positions(model)) is not None:
         table.weight.requires_grad_(False)
     for part in {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values():

@@ -209,6 +209,14 @@ def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[Kerpl
     return config, type("KerpleRemoteForCausalLM", (KerpleForCausalLM,), attributes)
 
 
+def cast_parameters(model: Any, dtype: torch.dtype) -> None:
+    """Cast the parameters of a model, as loading in this dtype does. Buffers, such as frequencies, stay in fp32."""
+    kept = {*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
+    for name, parameter in model.named_parameters():
+        if not kept & {*name.split(".")}:
+            parameter.data = parameter.data.to(dtype)
+
+
 def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
     """Raise a UserError if a mask hides a token on the left, or with ``cached``, if it hides any token."""
     if attention_mask is None or bool(attention_mask.all()):

@@ -89,7 +89,9 @@ class Side:
             if exact:
                 source.double().config._experts_implementation = "eager"  # the others do not support fp64
             elif self.dtype != torch.float32:
-                _cast(source, self.dtype)
+                from kerple.hf.modeling import cast_parameters  # imports transformers, which may not be installed
+
+                cast_parameters(source, self.dtype)
         elif isinstance(source, nn.Module):  # the layers of a port are its first list of modules
             layers = next((module for module in source.modules() if isinstance(module, nn.ModuleList)), layers)
         rows = tokens[None]
@@ -305,14 +307,6 @@ def read_outputs(path: str, name: str) -> Outputs:
     require(valid, name, "top_ids of another shape or dtype than top_log_probs", "one id for each log-probability")
     tensors = (None if x is None else torch.from_numpy(x.astype(np.int64)) for x in (ids, tokens))
     return Outputs(torch.from_numpy(values), next(tensors), None, next(tensors))
-
-
-def _cast(model: Any, dtype: torch.dtype) -> None:
-    """Cast the parameters of a model, as loading in this dtype does. Buffers, such as frequencies, stay in fp32."""
-    kept = {*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
-    for name, parameter in model.named_parameters():
-        if not kept & {*name.split(".")}:
-            parameter.data = parameter.data.to(dtype)
 
 
 def _log_probs(logits: Tensor, name: str, length: int) -> Tensor:
