@@ -111,9 +111,3 @@ def test_an_entry_without_all_seeds_or_with_a_strategy_of_main_is_refused(root: 
     assert "- Mine: cannot be read (" in page(root)
     shutil.rmtree(runs / "Mine/seed-1302")
     assert "- Mine: seeds 1300, 1301, expected 1300, 1301, 1302" in page(root)
-
-
-@pytest.mark.slow
-def test_the_committed_page_is_that_of_the_committed_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(RESULTS.parent)
-    assert page(RESULTS) == (RESULTS / "challenge/README.md").read_text()

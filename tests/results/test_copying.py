@@ -1,7 +1,5 @@
 """Categories against a loop, and parts of the gain of a network with known losses."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import torch
@@ -75,8 +73,3 @@ def test_answers_are_those_of_the_intervals() -> None:
     assert "below 0? **Yes**, −0.063 [" in text
     assert "paired by package? **Inconclusive**, +0.000 [+0.000, +0.000]" in text
     assert "| RoPE | all | 100% |" in text
-
-
-def test_the_committed_page_is_that_of_the_committed_sums() -> None:
-    folder = Path(__file__).parents[2] / "results/copying"
-    assert page(pd.read_csv(folder / "parts.csv")) == (folder / "README.md").read_text()

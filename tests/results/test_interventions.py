@@ -1,7 +1,6 @@
 """Factors and biases against formulas, and answers of the page by hand."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,16 +11,7 @@ from kerple.data.evaluation_text import Text
 from kerple.positions import KerpleLog, Shape
 from kerple.positions.token_positions import TokenPositions
 from results.judge.copying import MODELS
-from results.judge.interventions import (
-    BIASES,
-    RULES,
-    WITH_FACTOR,
-    committed_page,
-    flattest_head,
-    measure,
-    page,
-    temperature,
-)
+from results.judge.interventions import BIASES, RULES, WITH_FACTOR, flattest_head, measure, page, temperature
 
 
 @pytest.mark.parametrize(
@@ -118,8 +108,3 @@ def test_answers_are_those_of_the_contrasts() -> None:
         "1,024:\n   RoPE, RNoPE-SWA, ALiBi, KERPLE-log; by part *distant*: RoPE, RNoPE-SWA, ALiBi, KERPLE-log." in text
     )
     assert "| RoPE | +0.188 | +3.000 | +0.300 [+0.300, +0.300] |" in text
-
-
-def test_the_committed_page_is_that_of_the_committed_tables() -> None:
-    results = Path(__file__).parents[2] / "results"
-    assert committed_page(results) == (results / "interventions/README.md").read_text()

@@ -11,7 +11,7 @@ from scipy import stats
 from kerple.compare.estimates import estimate
 from kerple.measure import results_table
 from kerple.measure.results_table import Row
-from results.judge import plan
+from results.judge import challenge, copying, interventions, plan
 from results.judge.__main__ import TABLE, deciding, findings_page, judge, judge_all, markdown, tiers
 from results.judge.evidence import Tier, angle
 from results.judge.statements import Number, Part, chances, evaluate, parts, verdict
@@ -130,12 +130,15 @@ def test_no_planned_result_is_read_before_all_runs_of_the_questions_are_finished
 
 
 COMMITTED = Path(__file__).parents[2] / "results"
+# .ci/run runs the slow tests of this file
+SLOW_PAGES = {"CLAIMS.md": markdown, "README.md": findings_page, "challenge/README.md": challenge.page}
+PAGES = {"copying/README.md": copying.committed_page, "interventions/README.md": interventions.committed_page}
 
 
-@pytest.mark.slow  # .ci/run runs it
-def test_the_committed_verdicts_and_findings_follow_from_the_committed_numbers() -> None:
-    assert (COMMITTED / "CLAIMS.md").read_text() == markdown(COMMITTED)
-    assert (COMMITTED / "README.md").read_text() == findings_page(COMMITTED)
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_PAGES), *PAGES])
+def test_a_committed_page_follows_from_the_committed_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(COMMITTED.parent)  # paths in comparison files are relative to the current folder
+    assert (SLOW_PAGES | PAGES)[name](COMMITTED) == (COMMITTED / name).read_text()
 
 
 def part(values: list[float], bound: float, lower: bool = False) -> Part:
