@@ -97,6 +97,7 @@ def test_generation_is_equal_without_a_cache_and_the_cache_does_not_grow(name: s
     all_tokens = any(map(network.positions[0].uses, JOINT_HOOKS))  # such scores may need all tokens
     assert len(set(sizes[4:])) == 1 or all_tokens
     assert not torch.allclose(expected, network(tokens, Visibility(WINDOW)), atol=1e-3)
+    torch.testing.assert_close(network(tokens, Visibility(WINDOW, 40 - WINDOW)), network(tokens))  # all tokens
     text = tokens[:, :12]
     for new in generate(network, text, 8, visibility=visibility):
         assert torch.equal(new, network(text, visibility)[:, -1].argmax(-1))
