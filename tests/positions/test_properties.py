@@ -234,7 +234,7 @@ def test_strategies_that_are_allowed_with_pope_support_twice_the_width() -> None
 
 
 def test_a_pattern_repeats_over_the_layers_and_may_end_inside_a_repetition() -> None:
-    """Test the windows of Gemma 3 1B. `test_each_kind_of_layer_has_the_frequencies_of_gemma_3` tests its kinds."""
+    """Test the windows of Gemma 3 1B. `tests/hf/test_families.py` tests the frequencies of its kinds."""
     build = partial(LayerPattern, pattern=["local"] * 5 + ["global"], windows={"local": 512})
     layers = Transformer(Shape(8, 2, 8), 26, 9, build).positions
     assert [i for i, layer in enumerate(layers) if layer.window is None] == [5, 11, 17, 23]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kerple.model import Transformer
-from kerple.positions import LayerPattern, PoPE, Position, RoPE, Shape, TokenPositions, XPos, angles
+from kerple.positions import PoPE, Position, RoPE, Shape, TokenPositions, XPos, angles
 
 HEADS, HEAD_DIM = 3, 16
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
@@ -84,19 +84,6 @@ def test_scalings_are_those_of_transformers(options: dict[str, Any], length: int
         q, k = torch.randn(2, 2, HEADS, length, HEAD_DIM)
         cos, sin = llama.LlamaRotaryEmbedding(config)(q, ids[None])
         close(rotated(ours, q, k), llama.apply_rotary_pos_emb(q, k, cos, sin))
-
-
-def test_each_kind_of_layer_has_the_frequencies_of_gemma_3() -> None:
-    gemma = pytest.importorskip("transformers.models.gemma3.modeling_gemma3")
-    local = {"rope_type": "default", "rope_theta": 10_000.0}
-    rope = {"sliding_attention": local, "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}}
-    config = gemma.Gemma3TextConfig(hidden_size=48, head_dim=16, num_hidden_layers=8, rope_parameters=rope)
-    theirs = gemma.Gemma3RotaryEmbedding(config)
-    kinds = {"local": RoPE, "global": partial(RoPE, base=1e6, scaling="pi", factor=8.0)}
-    pattern = partial(LayerPattern, kinds=kinds, pattern=[*["local"] * 5, "global"])
-    for position, kind in zip(Transformer(SHAPE, 8, 20, pattern).positions, config.layer_types, strict=True):
-        expected = getattr(theirs, f"{kind}_inv_freq").double()
-        torch.testing.assert_close(position.position.frequencies(torch.tensor([8])), expected, rtol=5e-7, atol=0)
 
 
 def test_ntk_is_that_of_x_transformers() -> None:
