@@ -109,6 +109,11 @@ def test_a_protocol_has_its_part_as_prefix_only_if_several_parts_have_it(tmp_pat
     assert list(dict.fromkeys(read_runs(runs).results["protocol"])) == ["short copy", "long copy", "reverse"]
 
 
+# columns of results, and values that are refused in them
+CELLS = [("count", 0), ("sum", None), ("length", "x"), ("count", 1.5), ("sum", -1), ("sum", -math.inf)]
+CELLS += [("block", value) for value in (-1, 0.5, "x", 0)]  # the last has each row twelve times
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -119,36 +124,24 @@ def test_a_protocol_has_its_part_as_prefix_only_if_several_parts_have_it(tmp_pat
         ("config.yaml", "[]"),
         ("cost.json", "[]"),
         ("test/results.json", "[]"),
-        *(("test/results.csv.gz", {column: value}) for column, value in (("count", 0), ("sum", None), ("length", "x"))),
-        *(
-            ("test/results.csv.gz", {column: value})
-            for column, value in (("count", 1.5), ("sum", -1), ("sum", -math.inf))
-        ),
-        *(
-            ("test/results.csv.gz", {"block": value}) for value in (-1, 0.5, "x", 0)
-        ),  # the last has each row twelve times
+        *(("test/results.csv.gz", {column: value}) for column, value in CELLS),
         ("test/results.csv.gz", {"metric": "exact_match", "sum": 513}),  # more correct answers than answers
         *(("cost.json", f'{{"parameters": {value}}}') for value in ("-1", "NaN", '"a"')),
         ("cost.json", '{"environment": []}'),
+        *(("test/results.json", entries) for entries in ({"groups": ["a"]}, {"groups": "a"}, {"protocols": "full"})),
     ],
 )
 def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: str | dict[str, Any]) -> None:
-    path = write_run(tmp_path / "run", "RoPE", 1236, CURVE).parent / name
+    test = write_run(tmp_path / "run", "RoPE", 1236, CURVE)
+    path, (table, about) = test.parent / name, results_table.read(test)
     if isinstance(content, str):
         path.write_text(content)
+    elif path.suffix == ".json":
+        about["evaluations"]["extrapolation"] |= content
+        results_table.write_about(test, about)
     else:
-        results_table.write_compressed(path, results_table.read(path.parent)[0].astype(object).assign(**content))
+        results_table.write_compressed(path, table.astype(object).assign(**content))
     with pytest.raises(ValueError, match=re.escape(str(path))):
-        read_runs([FinishedRun("RoPE", 1236, tmp_path / "run" / "test")])
-
-
-@pytest.mark.parametrize("entries", [{"groups": ["a"]}, {"groups": "a"}, {"protocols": "full"}])
-def test_an_impossible_description_of_a_run_is_named(tmp_path: Path, entries: dict[str, Any]) -> None:
-    test = write_run(tmp_path / "run", "RoPE", 1236, CURVE)
-    about = results_table.read(test)[1]
-    about["evaluations"]["extrapolation"] |= entries
-    results_table.write_about(test, about)
-    with pytest.raises(ValueError, match=re.escape(str(test / "results.json"))):
         read_runs([FinishedRun("RoPE", 1236, test)])
 
 
