@@ -97,8 +97,9 @@ def test_a_cache_knows_the_documents_of_earlier_tokens(name: str) -> None:
         network(tokens[:, :1], visibility, cache=cache)
 
 
-def assert_equal_compiled(name: str, backend: str) -> None:
-    """Compare losses and gradients of a compiled network with those of the network that is not compiled."""
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])  # which compiles C++
+@every_strategy({"RoPE", "KerpleLog", "FoX", "Sinusoidal"})
+def test_a_compiled_network_computes_the_same(name: str, backend: str) -> None:
     network, (tokens, ids) = network_of(name), documents()
     parameters = [p for p in network.parameters() if p.requires_grad]
 
@@ -112,17 +113,6 @@ def assert_equal_compiled(name: str, backend: str) -> None:
     got_losses, got_gradients = losses_and_gradients()
     torch.testing.assert_close(got_losses, losses, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(got_gradients, gradients, atol=1e-11, rtol=1e-11)
-
-
-@every_strategy({"RoPE", "KerpleLog", "FoX", "Sinusoidal"})
-def test_a_compiled_network_computes_the_same(name: str) -> None:
-    assert_equal_compiled(name, "eager")
-
-
-@pytest.mark.slow  # compiles C++
-@pytest.mark.parametrize("name", BUILD)
-def test_a_network_compiled_by_inductor_computes_the_same(name: str) -> None:
-    assert_equal_compiled(name, "inductor")
 
 
 @torch.no_grad()
