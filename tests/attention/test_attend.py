@@ -68,7 +68,6 @@ def test_gradients_are_those_of_explicit_attention(
     compare(implementation, dtype, batch, heads, queries, keys, window)
 
 
-@pytest.mark.numbers
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize(
@@ -253,7 +252,6 @@ def test_biases_by_query_use_the_distances_of_positions_with_gaps() -> None:
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.numbers
 @pytest.mark.parametrize("zeros", [0.0, 0.05])
 @pytest.mark.parametrize("start", [-1.0, 12.0])
 @pytest.mark.parametrize("length", [16_384, pytest.param(131_072, marks=pytest.mark.slow)])
@@ -269,7 +267,6 @@ def test_biases_of_keys_lose_no_precision_in_long_inputs(length: int, start: flo
     assert error(attend(q.float(), k.float(), v.float(), AttentionSpec(key_bias=key_bias)), exact) < limit
 
 
-@pytest.mark.numbers
 def test_biases_of_keys_lose_no_precision_between_near_keys() -> None:
     """Gates as at the start of training: the biases of a block of queries differ by about 100."""
     q, k, v, _ = inputs(1, 4, 400, 400, torch.float32, 32)

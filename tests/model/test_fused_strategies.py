@@ -27,7 +27,7 @@ STRATEGIES = {
     "Shaw, clip 0": partial(positions.Shaw, clip=0),
 }
 VIEWS = {"full": EVERYTHING, "window": Visibility(70), "first keys": Visibility(70, 3)}
-pytestmark = [pytest.mark.slow, pytest.mark.numbers]
+pytestmark = pytest.mark.slow
 
 
 def networks(name: str) -> tuple[Transformer, Transformer]:

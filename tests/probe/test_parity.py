@@ -53,7 +53,6 @@ def with_window(model: Any, layer: int, window: int) -> Any:
     return changed
 
 
-@pytest.mark.numbers
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_all_readings_of_a_correct_model_are_equal_within_rounding(name):
     model = build(name)
