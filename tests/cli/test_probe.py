@@ -4,10 +4,16 @@ import json
 from types import SimpleNamespace
 
 import gguf
+import numpy as np
 import psutil
 import pytest
 
 from kerple.cli.main import main
+from kerple.data.evaluation_text import Text
+from kerple.model import Transformer
+from kerple.positions import Learned, Shape
+from kerple.probe.probe_model import Report
+from kerple.probe.text_measurements import measure_on_text, text_measures
 from tests.cli.test_pretrained import broken
 from tests.cli.tiny import complaint, fit
 from tests.hf.tiny import saved
@@ -71,6 +77,15 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys, monkeypatc
         (["--blocks", "0"], "blocks: got 0, expected a positive number"),
     ):
         assert message in complaint(capsys, "probe", here / "llama", *parts, *wrong)
+
+
+def test_the_reason_is_printed_if_a_model_has_too_few_positions_for_a_measurement():
+    network = Transformer(Shape(16, 2, 32), 1, 30, Learned).eval()
+    text = Text(np.arange(24_000) % 30, begins=np.arange(0, 24_000, 2000))
+    results = measure_on_text(network, text, text_measures(network, text, ["gap"], None, 4))
+    report = Report("small", "kerple", results=results)
+    assert results[0].skipped is not None
+    assert f"gap: {results[0].skipped}" in report.summary()
 
 
 def test_invariances_judge_an_unknown_family_whose_code_needs_permission(here, capsys):

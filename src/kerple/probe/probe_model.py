@@ -23,6 +23,7 @@ from kerple.probe.layer_checks import Verdict, measure_layers
 from kerple.probe.layer_figure import layer_figure
 
 SUMMARY = ("layer", "expected", "measured", "differences", "unknown", "verdict")  # of a layer, in probe.json
+RESULT = ("name", "report", "skipped", "scalars", "tables")  # of a measurement, in probe.json
 NUMBER = r"\d+\.?\d*(?:e[-+]?\d+)?"
 
 
@@ -103,7 +104,7 @@ class Report:
             number = "" if i.difference is None else f", difference {i.difference:.2g}, allowed {i.allowed:.2g}"
             because = i.reason or (i.by_design if i.verdict == "broken by design" else None)
             lines.append(f"{i.name}: {i.verdict}{number}{f' ({because})' if because else ''}")
-        lines += [f"{result.name}: {result.report}" for result in self.results]
+        lines += [f"{result.name}: {result.report or result.skipped}" for result in self.results]
         return "\n".join([*lines, self.outcome])
 
     def write(self, folder: Path) -> None:
@@ -116,7 +117,7 @@ class Report:
         content = vars(self) | {
             "layers": [{name: getattr(v, name) for name in SUMMARY} for v in self.layers],
             "invariances": invariances,
-            "results": [{key: vars(r)[key] for key in ("name", "report", "scalars", "tables")} for r in self.results],
+            "results": [{key: vars(r)[key] for key in RESULT} for r in self.results],
             "faults": self.faults,
             "outcome": self.outcome,
         }

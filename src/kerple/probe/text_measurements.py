@@ -14,7 +14,7 @@ from kerple.data.prepare.readers import Document
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.far_context import FarContext
 from kerple.measure.gap import GapCurve
-from kerple.measure.measure import Measure, known_training_length
+from kerple.measure.measure import Measure, known_training_length, length_limit
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 
@@ -88,8 +88,9 @@ def measure_on_text(network: Any, text: Text, measures: list[TextMeasure]) -> li
 
 @torch.inference_mode()
 def _seconds_per_token(network: Any, text: Text) -> float:
-    """Return the seconds per token, measured with one input of 256 tokens."""
-    tokens = torch.as_tensor(text.stream[:257].astype("int64"))[None]
+    """Return the seconds per token, measured with one input of 256 tokens, or of fewer if the network reads fewer."""
+    inputs = int(min(256, length_limit(network)))
+    tokens = torch.as_tensor(text.stream[: inputs + 1].astype("int64"))[None]
     start = time.monotonic()
     network.losses(tokens)
     return (time.monotonic() - start) / tokens.shape[1]
