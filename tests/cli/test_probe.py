@@ -1,6 +1,7 @@
 """`probe`: its page, its exit status, and its messages about models that cannot be read."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
@@ -10,10 +11,12 @@ import pytest
 
 from kerple.cli.main import main
 from kerple.data.evaluation_text import Text
+from kerple.data.prepare.corpora import CORPORA, Corpus
+from kerple.data.shard_options import ShardOptions
 from kerple.model import Transformer
 from kerple.positions import Learned, Shape
 from kerple.probe.probe_model import Report
-from kerple.probe.text_measurements import measure_on_text, text_measures
+from kerple.probe.text_measurements import first_tokens, measure_on_text, text_measures
 from tests.cli.test_pretrained import broken
 from tests.cli.tiny import complaint, fit
 from tests.hf.tiny import saved
@@ -122,6 +125,13 @@ def test_a_checkpoint_is_probed(here, capsys):
     assert error == "error: text: got code, expected null, because a checkpoint is measured on its test text"
     error = complaint(capsys, "probe", checkpoint, "--text", "code")
     assert error.startswith("error: text: got code without gap and far_context, expected --gap true")
+
+
+def test_a_built_in_text_is_read_from_the_folder_of_prepare(monkeypatch):
+    folders = []
+    monkeypatch.setitem(CORPORA, "code", lambda folder: folders.append(folder) or Corpus(lambda: iter(()), []))
+    first_tokens("code", 4, [])
+    assert folders == [Path(ShardOptions("code").source_folder)]
 
 
 def test_unknown_architectures_and_too_little_memory_are_refused(here, capsys, monkeypatch):

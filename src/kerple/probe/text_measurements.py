@@ -11,6 +11,7 @@ from kerple.base.run_progress import Progress, duration
 from kerple.data.evaluation_text import Text
 from kerple.data.prepare.corpora import find_corpus
 from kerple.data.prepare.readers import Document
+from kerple.data.shard_options import ShardOptions
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.far_context import FarContext
 from kerple.measure.gap import GapCurve
@@ -23,8 +24,8 @@ TextMeasure = tuple[str, Measure, int]
 
 
 def corpus_text(corpus: str, tokenizer: Any, source: str = "") -> Text:
-    """Return the documents of a corpus (see `find_corpus`), encoded by a `tokenizers.Tokenizer` from ``source``."""
-    documents = (d.text for d in find_corpus(corpus).documents() if isinstance(d, Document))
+    """Return the documents of a corpus (see `ShardOptions`), encoded by a `tokenizers.Tokenizer` from ``source``."""
+    documents = (d.text for d in find_corpus(ShardOptions(corpus)).documents() if isinstance(d, Document))
     return Text.of_strings(documents, tokenizer, f"the corpus {corpus}", source)
 
 
@@ -35,7 +36,7 @@ def first_tokens(corpus: str, length: int, tokenizers: list[Any]) -> list[torch.
         UserError: The corpus is unknown or cannot be read.
     """
     ids: list[list[int]] = [[] for _ in tokenizers]
-    for document in find_corpus(corpus).documents():
+    for document in find_corpus(ShardOptions(corpus)).documents():
         for found, tokenizer in zip(ids, tokenizers, strict=True):
             found += tokenizer.encode(document.text).ids if isinstance(document, Document) else []
         if min(map(len, ids)) >= length:

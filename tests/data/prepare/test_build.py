@@ -86,7 +86,7 @@ def test_a_finished_part_whose_text_has_changed_is_tokenised_again(documents, tm
 def test_the_tokenizer_of_the_user_is_used_where_a_trained_one_is_part_of_the_package(prepared, tmp_path):
     options = ShardOptions("code", str(prepared), 2048, str(tmp_path))
     given = build._accepted(load_tokenizer(options.tokenizer), options)
-    tokenizer = build._corpus_tokenizer(tmp_path, options, find_corpus("code"), {}, given)
+    tokenizer = build._corpus_tokenizer(tmp_path, options, find_corpus(options), {}, given)
     assert tokenizer.to_str() == Tokenizer.from_file(str(prepared / "tokenizer.json")).to_str()
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import tarfile
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +32,7 @@ LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
 
 def read(corpus: Path | str, text_field: str = "text") -> list[str]:
     """The texts of a corpus, and the reasons of its faults."""
-    documents = find_corpus(str(corpus), text_field).documents()
+    documents = find_corpus(ShardOptions(str(corpus), text_field=text_field)).documents()
     return [document.text if isinstance(document, Document) else document.reason for document in documents]
 
 
@@ -76,16 +75,16 @@ def test_text_files_are_read_in_the_encoding_of_the_option_and_json_lines_in_utf
     text = "日本語" if encoding == "shift_jis" else "naïve café"
     (tmp_path / "a.txt").write_bytes(text.encode(encoding))
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "λ"}, ensure_ascii=False), encoding="utf-8")
-    assert [d.text for d in find_corpus(str(tmp_path), encoding=encoding).documents()] == [text, "λ"]
+    assert [d.text for d in find_corpus(ShardOptions(str(tmp_path), encoding=encoding)).documents()] == [text, "λ"]
 
 
 def test_the_first_encoding_that_fits_is_used_and_files_that_fit_none_are_named(tmp_path):
     contents = {"a.txt": "λ".encode(), "b.txt": "café".encode("latin-1"), "c.txt": "λ".encode("utf-16"), "d.txt": b"d"}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-    find = partial(find_corpus, str(tmp_path))
-    assert [d.text for d in find(encoding="utf-8,utf-16,latin-1").documents()] == ["λ", "café", "λ", "d"]
-    faults = [d for d in find().documents() if isinstance(d, Fault)]
+    options = ShardOptions(str(tmp_path), encoding="utf-8,utf-16,latin-1")
+    assert [d.text for d in find_corpus(options).documents()] == ["λ", "café", "λ", "d"]
+    faults = [d for d in find_corpus(ShardOptions(str(tmp_path))).documents() if isinstance(d, Fault)]
     assert [Path(fault.name).name for fault in faults] == ["b.txt", "c.txt"]
     assert {fault.details for fault in faults} == {"it is not utf-8; set data.encoding"}
 
@@ -185,7 +184,7 @@ def test_a_corpus_at_a_url_is_read(tmp_path):
     with serving(tmp_path) as server:
         corpus = f"{server.url}/c.jsonl?download=1"
         assert read(corpus) == TEXTS
-        assert find_corpus(corpus).state() is None
+        assert find_corpus(ShardOptions(corpus)).state() is None
         with pytest.raises(UserError, match=r"/none\.jsonl.* cannot be read"):
             read(corpus.replace("c.jsonl", "none.jsonl"))
 
@@ -248,7 +247,7 @@ def test_a_damaged_file_is_one_fault_with_its_name(tmp_path, ending, cut):
     packed = gzip.compress(LINES) if ending.endswith("gz") else zstandard.compress(LINES)
     path = tmp_path / f"broken.{ending}"
     path.write_bytes(packed[:-20] if cut else b"\1" * 9 + packed)
-    *_, last = find_corpus(str(path)).documents()
+    *_, last = find_corpus(ShardOptions(str(path))).documents()
     assert isinstance(last, Fault)
     assert last.reason == "damaged file"
     assert str(path) in last.name
@@ -301,7 +300,7 @@ def test_a_dataset_of_the_hub_is_streamed_and_no_folder_is_made_if_that_is_impos
 def test_files_of_the_standard_library_are_found_and_unknown_urls_are_refused():
     for corpus in ("zip://a::http://b/c.zip", "sh://x", "http://127.0.0.1:9/folder"):
         with pytest.raises(UserError, match=r"expected a local path, or a URL|cannot be read|got 'http"):
-            find_corpus(corpus)
+            find_corpus(ShardOptions(corpus))
     library, modules = standard_library(), library_modules()
     assert library.files == standard_library().files != sorted(library.files)
     assert len(library.files) > 500

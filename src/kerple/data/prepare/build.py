@@ -74,7 +74,7 @@ def prepare(options: ShardOptions, tokenise_all: Callable[..., Any] = tokenise_p
     inside = folder.is_dir() and directory.resolve().is_relative_to(folder.resolve())
     require(not inside, "data.directory", directory, f"a folder that is not inside the corpus {options.corpus}")
     # called before the folder of the shards is made, so that a wrong corpus or tokenizer leaves no folder behind
-    corpus = _corpus_of(options)
+    corpus = find_corpus(options)
     given = None if options.tokenizer == TRAINED_HERE else _accepted(load_tokenizer(options.tokenizer), options)
     with _locked_folder(directory):
         if (directory / MANIFEST_FILE).exists():
@@ -119,13 +119,7 @@ def prepare(options: ShardOptions, tokenise_all: Callable[..., Any] = tokenise_p
 def check_corpus(options: ShardOptions) -> None:
     """Raise a UserError if the shards have not been prepared and their corpus cannot be found."""
     if options.corpus is not None and not Path(options.location, MANIFEST_FILE).exists():
-        _corpus_of(options)
-
-
-def _corpus_of(options: ShardOptions) -> Corpus:
-    """Return the corpus that the options name."""
-    assert options.corpus is not None
-    return find_corpus(options.corpus, options.text_field, options.source_folder, options.encoding)
+        find_corpus(options)
 
 
 def check_prepared(options: ShardOptions) -> Manifest:
@@ -140,7 +134,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
     manifest, settings = folder.manifest, options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards can be used on a machine without the corpus
-            settings["files"] = _corpus_of(options).state()
+            settings["files"] = find_corpus(options).state()
     _compare_settings(options.location, manifest.settings, settings, ", or set data.corpus: null to skip this check")
     local = options.tokenizer != TRAINED_HERE and os.path.isfile(tokenizer_file(options.tokenizer))
     if local and load_tokenizer(options.tokenizer).to_str() != folder.tokenizer().to_str():

@@ -17,7 +17,7 @@ from kerple.data.file_opening import has_extension, is_remote, list_files
 from kerple.data.prepare.readers import Document, Fault, dataset, read_files
 from kerple.data.prepare.rfc import read_rfcs
 from kerple.data.prepare.wheels import read_list, read_wheels
-from kerple.data.shard_options import HUB
+from kerple.data.shard_options import HUB, ShardOptions
 
 # checksums of the texts of built-in corpora, as in `Manifest.text`
 CODE = "1971f33401c2326b7f4f6e6ba1fb21a1e7c153cf5ce7e266b4d138eda863d7d4"
@@ -95,23 +95,19 @@ CORPORA: dict[str, Callable[[Path], Corpus]] = {
 }
 
 
-def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache", encoding: str = "utf-8") -> Corpus:
-    """Return the corpus that a name, path or URL denotes.
-
-    Args:
-        name: One of `CORPORA`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.
-        text_field: Key or column of the text in JSON lines, Parquet files and datasets.
-        source: Folder of the files of a downloaded corpus.
-        encoding: Encodings of text files, see `ShardOptions.encoding`.
+def find_corpus(options: ShardOptions) -> Corpus:
+    """Return the corpus that the options name: one of `CORPORA`, a dataset, or files.
 
     Raises:
         UserError: No file is found, or the files, the folder or the dataset cannot be read.
     """
+    name = options.corpus
+    assert name is not None
     if name in CORPORA:
-        return CORPORA[name](Path(source))
+        return CORPORA[name](Path(options.source_folder))
     if name.startswith(HUB):
-        return Corpus(dataset(name.removeprefix(HUB), text_field), [])
+        return Corpus(dataset(name.removeprefix(HUB), options.text_field), [])
     files = list_files(name)
     expected = f"a file, folder, pattern, URL, hf:NAME or {', '.join(CORPORA)}"
     require(bool(files), "data.corpus", f"{name!r}, where no file was found", expected)
-    return file_corpus(files, text_field, encoding)
+    return file_corpus(files, options.text_field, options.encoding)
