@@ -151,17 +151,3 @@ def summarise(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None 
         summary[f"ratio{end}"] = np.exp(summary[f"difference{end}"].astype(float).where(logarithmic))
     summary.loc[logarithmic & (summary["strategy"] == baseline), "ratio"] = 1.0
     return summary
-
-
-def mean_reciprocal_rank(scores: pd.DataFrame, metric: str) -> pd.Series:
-    """Return the mean over tasks of 1 / rank (Kazemnejad et al. 2023, section 4). Ties share their mean rank.
-
-    Args:
-        scores: Scores, such as the mean exact match beyond the training length; a row per strategy and a column per
-            task, without missing values.
-        metric: Name of the metric of the scores, which determines whether larger is better.
-
-    Returns:
-        A number in (0, 1] for each strategy; 1 if it is the best at every task.
-    """
-    return (1 / scores.rank(axis=0, ascending=lower_is_better(metric), method="average")).mean(axis=1)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from kerple.compare.estimates import Estimate, by_block, difference
 from kerple.compare.finished_runs import COSTS
-from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better, mean_reciprocal_rank
+from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better
 from kerple.compare.table_markup import DAGGER, NOTHING, Cell, Table
 
 MOST_COLUMNS = 12
@@ -160,7 +160,8 @@ def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | N
     scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
     complete = not scores.isna().any(axis=None)
     if complete:  # if a task lacks results of a strategy, its ranks would be among fewer strategies
-        scores["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
+        # Kazemnejad et al. 2023, section 4
+        scores["mean reciprocal rank"] = (1 / scores.rank(ascending=False)).mean(axis=1)
     best = (scores == scores.max()) & (scores > scores.min())
     texts = scores.map(lambda value: "–" if math.isnan(value) else f"{value:.3f}")
     body = pd.DataFrame({task: list(map(Cell, texts[task], best[task])) for task in scores}, list(scores.index))
