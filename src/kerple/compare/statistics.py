@@ -20,12 +20,11 @@ CELL = ["metric", "protocol", "length"]
 METRIC_NAMES = {
     "ppl": "Perplexity",
     "bits_per_byte": "Bits per byte",
-    "loss": "Loss",
     "exact_match": "Exact match",
     "token_accuracy": "Token accuracy",
     "accuracy": "Accuracy",
 }
-LOWER_IS_BETTER = ("ppl", "bits_per_byte", "loss")
+LOWER_IS_BETTER = ("ppl", "bits_per_byte")
 LOGARITHMIC = ("ppl", "bits_per_byte")  # metrics that are compared by differences of their logarithms
 
 
