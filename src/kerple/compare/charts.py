@@ -8,7 +8,7 @@ import pandas as pd
 
 from kerple.compare.estimates import Estimate, estimate, over_seeds
 from kerple.compare.finished_runs import Runs
-from kerple.compare.statistics import CELL, METRIC_NAMES, in_tokens, lower_is_better
+from kerple.compare.statistics import CELL, METRIC_NAMES, lower_is_better
 from kerple.compare.tables import format_estimate, format_mean
 
 DEVIATION, INTERVAL = "band: one standard\ndeviation over seeds", "band: 95% interval"
@@ -129,7 +129,8 @@ def _panels(points: pd.DataFrame, runs: Runs) -> list[Panel]:
     panels = []
     for protocol, rows in points.groupby("protocol", sort=False):
         name, lengths = str(protocol), np.unique(rows["length"])
-        across = "evaluation length (tokens)" if in_tokens(rows["metric"].iloc[0], name) else "length of the problem"
+        in_tokens = lower_is_better(rows["metric"].iloc[0]) or "niah" in name  # losses, needle in a haystack
+        across = "evaluation length (tokens)" if in_tokens else "length of the problem"
         log = len(lengths) > 1 and bool(np.median(lengths[1:] / lengths[:-1]) >= 1.4)  # such as 64, 128, 256
         trained = runs.training_lengths[name]
         panels.append(Panel(name, rows, across, log, None if trained is None else (trained, "trained")))

@@ -28,11 +28,6 @@ LOWER_IS_BETTER = ("ppl", "bits_per_byte")
 LOGARITHMIC = ("ppl", "bits_per_byte")  # metrics that are compared by differences of their logarithms
 
 
-def in_tokens(metric: str, protocol: str) -> bool:
-    """Whether lengths are in tokens (losses, needle in a haystack); if not, they are lengths of a task's problems."""
-    return lower_is_better(metric) or "niah" in protocol
-
-
 def lower_is_better(metric: str) -> bool:
     """Whether a smaller value of this metric is better.
 
