@@ -182,7 +182,8 @@ class TrainingLoader:
                     yield dict(zip(batch, micro_batch, strict=True))
         except UserError as error:
             # the message of an error in a worker begins with a traceback, and ends with the message of the error
-            raise type(error)(str(error).strip().rpartition("\n")[2].removeprefix(_full_name(error))) from error
+            kind, last = type(error), str(error).strip().rpartition("\n")[2]
+            raise kind(last.removeprefix(f"{kind.__module__}.{kind.__qualname__}: ")) from error
         finally:
             stop()
             atexit.unregister(stop)
@@ -240,11 +241,6 @@ class TrainingLoader:
         given = f"batches of {self.samples} samples over all devices"
         require(valid, "data.batch_size", given, f"{expected}; {advice}")
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
-
-
-def _full_name(error: UserError) -> str:
-    """Return the beginning of the last line of a traceback of an error of this class."""
-    return f"{type(error).__module__}.{type(error).__qualname__}: "
 
 
 def _start_worker(worker: int) -> None:
