@@ -51,11 +51,11 @@ class Estimate:
             return self.seed_freedom
         return satterthwaite([self.seed_variance, self.text_variance], [self.seed_freedom, self.text_freedom])
 
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Confidence interval of the mean by Student's t distribution: lower and upper end, NaN if `error` is NaN."""
+    def interval(self) -> tuple[float, float]:
+        """95% confidence interval of the mean by Student's t distribution: its two ends, NaN if `error` is NaN."""
         if not self.error >= 0:
             return math.nan, math.nan
-        half = stats.t.isf((1 - level) / 2, self.freedom) * self.error if self.error else 0.0
+        half = stats.t.isf((1 - 0.95) / 2, self.freedom) * self.error if self.error else 0.0
         return self.mean - half, self.mean + half
 
     def above(self, bound: float = 0.0) -> float:
@@ -93,12 +93,12 @@ class Estimate:
             text_freedom=blocks - 1,
         )
 
-    def detectable(self, power: float = 0.8) -> float:
-        """Return the mean that a one-sided test at 2.5% with this standard error detects with this power.
+    def detectable(self) -> float:
+        """Return the mean that a one-sided test at 2.5% with this standard error detects with 80% power.
 
         A two-sided test at 5% detects it with the same power, except for the chance of an error in the sign.
         """
-        return float((stats.t.isf(0.025, self.freedom) + stats.t.ppf(power, self.freedom)) * self.error)
+        return float((stats.t.isf(0.025, self.freedom) + stats.t.ppf(0.8, self.freedom)) * self.error)
 
 
 def satterthwaite(variances: ArrayLike, freedoms: ArrayLike) -> float:
