@@ -8,7 +8,7 @@ import pandas as pd
 
 from kerple.compare.finished_runs import FinishedRun, Runs
 from kerple.compare.statistics import CELL
-from kerple.config.flat_configuration import OPTIONS_OF_ONE_RUN, STORAGE_OPTIONS
+from kerple.config.flat_configuration import FOLDER_OPTIONS, STORAGE_OPTIONS
 
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # only pretrained models have scaling and factor
 
@@ -88,7 +88,8 @@ def only_positions_differ(runs: Runs) -> bool:
 def public_configs(runs: Runs) -> dict[FinishedRun, dict[str, Any]]:
     """The configurations of the runs, without the seed, and without options that are None or do not affect results."""
     keys = {key for config in runs.configs.values() for key in config}
-    hidden = {key for key in keys if key in OPTIONS_OF_ONE_RUN or STORAGE_OPTIONS.fullmatch(key)}
+    of_one_run = ("seed_everything", *FOLDER_OPTIONS)
+    hidden = {key for key in keys if key in of_one_run or STORAGE_OPTIONS.fullmatch(key)}
     return {
         run: {key: value for key, value in config.items() if value is not None and key not in hidden}
         for run, config in runs.configs.items()

@@ -15,8 +15,6 @@ STORAGE_OPTIONS = re.compile(
 )
 # options for folders and files of a run, and for trusted packages; run_dir is the earlier name of output
 FOLDER_OPTIONS = ("output", "run_dir", "logs", "experiment", "ckpt_path", "config", "trust")
-# options whose values may differ between the runs of a comparison
-OPTIONS_OF_ONE_RUN = ("seed_everything", "output", "run_dir", "logs", "experiment", "config", "ckpt_path")
 # values of removed options of strategies with which a strategy was as it is today: PaTH's kernel of one token
 WITHOUT_EFFECT = {"convolution": 1}
 # option of runs from the time when `data.sections` was the number of parts of the corpus; 1 was the whole corpus
