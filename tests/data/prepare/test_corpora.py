@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from kerple.base.errors import UserError
 from kerple.data.file_opening import decompress
 from kerple.data.prepare.build import prepare
-from kerple.data.prepare.corpora import find_corpus, library_modules, standard_library
+from kerple.data.prepare.corpora import CORPORA, find_corpus, standard_library
 from kerple.data.prepare.readers import Document, Fault, as_ids, read_lines
 from kerple.data.shard_options import ShardOptions
 from kerple.data.shards import Folder, TokenStream
@@ -301,7 +301,7 @@ def test_files_of_the_standard_library_are_found_and_unknown_urls_are_refused():
     for corpus in ("zip://a::http://b/c.zip", "sh://x", "http://127.0.0.1:9/folder"):
         with pytest.raises(UserError, match=r"expected a local path, or a URL|cannot be read|got 'http"):
             find_corpus(ShardOptions(corpus))
-    library, modules = standard_library(), library_modules()
+    library, modules = standard_library(), CORPORA["modules"](Path())
     assert library.files == standard_library().files != sorted(library.files)
     assert len(library.files) > 500
     assert not any("site-packages" in path for path in library.files)

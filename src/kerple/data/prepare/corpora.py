@@ -23,6 +23,7 @@ from kerple.data.shard_options import HUB, ShardOptions
 CODE = "1971f33401c2326b7f4f6e6ba1fb21a1e7c153cf5ce7e266b4d138eda863d7d4"
 CODE_DEMO = "55b3706fbfcbb02bdd667a48f6756ba6e9a345801b65ef62e5c38a0e59628491"
 RFC = "00aa37f481a0dc9ac567be82780beac040b1b56dc29ce51a2fa07741896b9f20"
+STDLIB = Path(sysconfig.get_paths()["stdlib"])
 COMPRESSED = (".zst", ".gz", ".tgz", ".parquet")  # extensions of files whose size is not the size of their text
 
 
@@ -73,16 +74,10 @@ def standard_library() -> Corpus:
 
     The files are sorted and then shuffled with a fixed seed, so that files of one package are rarely neighbours.
     """
-    root = Path(sysconfig.get_paths()["stdlib"])
     excluded = {"site-packages", "dist-packages", "__pycache__"}
-    paths = [p for p in sorted(root.rglob("*.py")) if p.is_file() and not excluded & set(p.relative_to(root).parts)]
+    paths = [p for p in sorted(STDLIB.rglob("*.py")) if p.is_file() and not excluded & set(p.relative_to(STDLIB).parts)]
     random.Random(0).shuffle(paths)
     return file_corpus(list(map(str, paths)))
-
-
-def library_modules() -> Corpus:
-    """Return the corpus of the top-level modules of the standard library, in alphabetical order, about 5 MB."""
-    return file_corpus([str(path) for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))])
 
 
 # The argument is the folder for the downloaded files. A corpus is downloaded when its documents are first read.
@@ -91,7 +86,7 @@ CORPORA: dict[str, Callable[[Path], Corpus]] = {
     "code-demo": lambda folder: Corpus(lambda: read_wheels(read_list(True), folder), [], CODE_DEMO, 29953133, True),
     "rfc": lambda folder: Corpus(lambda: read_rfcs(folder), [], RFC, 462315088),
     "stdlib": lambda _: standard_library(),
-    "modules": lambda _: library_modules(),
+    "modules": lambda _: file_corpus(list(map(str, sorted(STDLIB.glob("*.py"))))),  # about 5 MB
 }
 
 
