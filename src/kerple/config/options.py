@@ -89,7 +89,8 @@ def refuse_ray_options(command: str, options: Namespace) -> None:
 
 def add_trust_argument(parser: ArgumentParser) -> None:
     """Add the option ``trust`` of a command that may read a checkpoint."""
-    parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may use: a,b,c")
+    trust = "Trusted packages and URLs: a,b,c. A checkpoint may use classes of the packages, and files below the URLs."
+    parser.add_argument("--trust", default="", help=trust)
 
 
 def listed(value: Any) -> list[Any]:

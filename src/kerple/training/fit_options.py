@@ -10,7 +10,7 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 
 from kerple.base.errors import require
-from kerple.config.options import add_folder_arguments, listed
+from kerple.config.options import add_folder_arguments, add_trust_argument, listed
 from kerple.training.allowed_classes import import_classes
 from kerple.training.language_model import LanguageModel
 from kerple.training.trainer import AutoTrainer
@@ -86,7 +86,6 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run except model, data and trainer: those of its folder, ``trust`` and ``weights``."""
     import_classes()
     add_folder_arguments(parser, "run", "<strategy>/seed-<seed>")
-    trust = "Trusted packages and URLs: a,b,c. A checkpoint may use classes of the packages, and files below the URLs."
-    parser.add_argument("--trust", default="", help=trust)
+    add_trust_argument(parser)
     weights = "For fit: start from the weights of a run's folder, a checkpoint, a Hugging Face model, or a GGUF file."
     parser.add_argument("--weights", type=str | None, help=weights)
