@@ -344,7 +344,7 @@ def test_removed_folders_are_written_again_and_unfinished_runs_of_earlier_code_c
     assert (renamed / "notes.txt").read_text() == "mine"
     assert "ckpt_path" in (runs / "seed-2.starts").read_text().splitlines()[1]
     finished = json.loads((runs / "seed-2/test" / results_table.ABOUT).read_text())
-    assert finished["run"]["code"] == ["0", package_digest()]
+    assert finished["run"]["code"] == [package_digest()]
     assert yaml.safe_load((runs / "seed-2/run.yaml").read_text())["label"] == "ALiBi"
 
 
@@ -356,7 +356,6 @@ def as_earlier_code_stopped(folder: Path) -> None:
         state |= {"step": state["step"] + 1, "value": (state["value"] * 31 + state["step"]) % 1009}
     (folder / "checkpoints" / "last.ckpt").write_text(json.dumps(state))
     folder.with_name(f"{folder.name}.test.task.json").write_text("{}")
-    folder.with_name(f"{folder.name}.begun.json").write_text(json.dumps({"inputs": {}, "code": ["0"]}))
 
 
 def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,9 +214,8 @@ def begin(run: PlannedRun, resumed: bool) -> None:
 
 def _begun(run: PlannedRun) -> dict[str, Any]:
     """The content of the file that `begin` wrote; empty if there is none."""
-    # runs of earlier code have a file next to the folder, with only the entries inputs and code
-    files = (run.directory / RUN_FILE, run.sidecar(".begun.json"))
-    return next((read_mapping(path) for path in files if path.is_file()), {})
+    path = run.directory / RUN_FILE
+    return read_mapping(path) if path.is_file() else {}
 
 
 def complete(run: PlannedRun) -> None:
