@@ -7,7 +7,7 @@ from zipfile import is_zipfile
 
 from kerple.base.errors import UserError, require
 from kerple.cli.probe import checkpoint_classes
-from kerple.config.options import MODEL_FORMS, add_switch, add_trust_argument, command_parser
+from kerple.config.options import MODEL_FORMS, AnyScaling, add_switch, add_trust_argument, command_parser
 from kerple.config.parsing import parse
 
 
@@ -30,7 +30,7 @@ class SideOptions:
 
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     attention: str = ""
-    scaling: Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"] | None = None
+    scaling: AnyScaling | None = None
     factor: float | None = None
     cached: bool = False
     packed: bool = False

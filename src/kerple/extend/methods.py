@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
+from kerple.config.options import AnyScaling
+from kerple.hf.rope import STRATEGIES, scaled
 from kerple.hf.translation_from_transformers import read_options
 from kerple.model.first_token_scores import check_distances
 from kerple.model.stored_model import build_strategy

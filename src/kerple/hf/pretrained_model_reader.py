@@ -7,6 +7,7 @@ from zipfile import is_zipfile
 import torch
 
 from kerple.base.errors import UserError, require
+from kerple.config.options import AnyScaling
 from kerple.config.untrusted_checkpoints import Classes
 from kerple.hf import need
 from kerple.hf.adapter import hugging_face_network
@@ -14,7 +15,7 @@ from kerple.hf.memory import check_memory
 from kerple.hf.position_limit import config_length, known_length
 from kerple.hf.pretrained_files import find_model, read_model, read_model_config
 from kerple.hf.pretrained_tokenizer import bos_token, has_tokenizer
-from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
+from kerple.hf.rope import STRATEGIES, scaled
 from kerple.hf.translation_from_transformers import read_family
 from kerple.model.stored_model import StoredModel, build_transformer, copy_weights, read_checkpoint
 from kerple.positions import StrategyBuilder

@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
 from kerple.base.errors import UserError, require
+from kerple.config.options import AnyScaling
 from kerple.positions import RoPE, Shape
 from kerple.positions.rotary_scaling import Scaling
 
-AnyScaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"]
 STRATEGIES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
 STRATEGIES |= {"llama3": "RoPE (llama3)"}
 """Names of scalings in results."""

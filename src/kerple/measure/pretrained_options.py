@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from kerple.base.errors import UserError, require
 from kerple.config.files import config_path
-from kerple.config.options import MODEL_FORMS, add_folder_arguments, import_modules, name_in_errors
+from kerple.config.options import MODEL_FORMS, AnyScaling, add_folder_arguments, import_modules, name_in_errors
 from kerple.config.parsing import parse
 from kerple.data.shard_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
@@ -37,7 +37,7 @@ class ModelOptions:
     """
 
     length: int | None = None
-    scaling: Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"] | None = None
+    scaling: AnyScaling | None = None
     factor: float | None = None
     position: StrategyBuilder | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
