@@ -11,8 +11,8 @@ from kerple.config.parsing import parse
 from kerple.data.shard_options import ShardOptions
 
 # options of the text; the tokenizer and its vocabulary are those of the model, and nothing is trained
-TEXT = ("corpus", "directory", "source", "split_fractions", "text_field", "encoding", "drop_duplicates")
-TEXT += ("max_dropped_fraction", "cache", "cache_gb", "prepare_workers")
+TEXT: tuple[str, ...] = ("corpus", "directory", "source", "split_fractions", "text_field", "encoding")
+TEXT += ("drop_duplicates", "max_dropped_fraction", "cache", "cache_gb", "prepare_workers")
 
 
 def main(arguments: list[str]) -> None:
@@ -36,8 +36,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--output", type=str | None, help="folder of the results; null: logs/extend/<model>-<length>")
     rename_options(parser, run_dir="output")
     rename_options(parser, ", and --length is now --training_length", to="length")
-    unused = {field.name for field in fields(ShardOptions)} - set(TEXT)
-    parser.add_class_arguments(ShardOptions, "data", skip=unused, default={"corpus": "code"})
+    others = {field.name for field in fields(ShardOptions) if field.name not in TEXT}
+    parser.add_class_arguments(ShardOptions, "data", skip={*others}, default={"corpus": "code"})
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     require(0 <= options.minutes < math.inf, "minutes", options.minutes, "0 or more")
     from kerple.extend.extension import Extension

@@ -37,7 +37,7 @@ from kerple.training.required_callbacks import callback_options
 from kerple.training.stored_options import insert_stored_config, load_initial_weights
 from kerple.training.torch_settings import configure_torch
 from kerple.training.trainer import AutoTrainer, print_once, resolve_auto
-from kerple.training.trainer_access import is_restoring, spawns_processes
+from kerple.training.trainer_access import is_restoring, spawns_processes, untyped
 
 
 def run(arguments: list[str]) -> None:
@@ -168,7 +168,7 @@ class CLI(LightningCLI):
         if config.weights is not None and config.ckpt_path is None:  # a resumed run has its own weights
             if self.trainer.precision == "64-true":  # Lightning converts the model later, and would round the weights
                 self.model.double()
-            steps = 0 if self.trainer.fast_dev_run else self.trainer.max_steps
+            steps = 0 if untyped(self.trainer).fast_dev_run else self.trainer.max_steps
             warmup = max(2, round(self.model.warmup * steps)) if isinstance(self.model.schedule, str) else 0
             expected = f"more than {warmup} with --weights, the steps of the warm-up"
             require(not 1 <= steps <= warmup, "trainer.max_steps", steps, expected)

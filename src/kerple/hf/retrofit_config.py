@@ -131,8 +131,8 @@ def _read_strategy(
 ) -> tuple[StrategyBuilder, dict[str, Any]]:
     """See `read_strategy`; ``own`` has the class of the user by its name."""
     path = str(description["class_path"])
-    build = strategies().get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
-    build = build or next((kind for name, kind in own.items() if path.endswith(f".{name}")), None)
+    known = strategies().get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
+    build = known or next((kind for name, kind in own.items() if path.endswith(f".{name}")), None)
     if build is None:
         expected = "a strategy of kerple.positions; pass your own class: from_pretrained(folder, strategy=…)"
         raise UserError(f"strategy: got {path!r:.80} in config.json, expected {expected}")
