@@ -7,10 +7,10 @@ gradient checkpointing runs again.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +57,7 @@ class LayerStrategies(nn.Module):
     def __init__(self, positions: Sequence[Position], shape: Shape, layers: list[int], keep_rope: bool) -> None:
         super().__init__()
         # other layers have the last strategy, NoPE, in addition to the positional encoding of the model
-        self.positions = nn.ModuleList([*positions, NoPE(shape)])
+        self.positions = cast(Sequence[Position], nn.ModuleList([*positions, NoPE(shape)]))
         self.index = {layer: min(i, len(positions) - 1) for i, layer in enumerate(layers)}
         self.layers, self.keep_rope = layers, keep_rope
         self.name = type(positions[0]).__name__
@@ -67,21 +67,16 @@ class LayerStrategies(nn.Module):
 
     def constrain_(self) -> None:
         """Project the parameters of the strategies into their ranges, in place."""
-        for position in self.strategies:
+        for position in self.positions:
             position.constrain_()
-
-    @property
-    def strategies(self) -> list[Position]:
-        """All strategies; the last one is that of layers without an index."""
-        return [position for position in self.positions if isinstance(position, Position)]
 
     def contexts(self, layout: TokenLayout, window: int | None) -> "LayerContexts":
         """Return the contribution of each strategy to the forward pass of tokens, for layers with a window."""
         positions, (batch, new) = layout.positions, layout.ids.shape
         tokens = positions.rows.expand(batch, -1)  # strategies that need the tokens are not accepted
         visibility, cached = self.visibility.narrow(window), len(positions.rows) - new or None
-        contexts = [PositionContext(p, positions, tokens, visibility, cached=cached) for p in self.strategies]
-        return LayerContexts(self.index, self.strategies, contexts)
+        contexts = [PositionContext(p, positions, tokens, visibility, cached=cached) for p in self.positions]
+        return LayerContexts(self, contexts)
 
 
 @dataclass(frozen=True)
@@ -89,20 +84,18 @@ class LayerContexts:
     """Contribution of the strategies to one forward pass, for layers with the same window.
 
     Args:
-        index: Index of the strategy by layer. Other layers have the last strategy.
         strategies: The strategies.
         contexts: Their contributions.
     """
 
-    index: Mapping[int, int]
-    strategies: Sequence[Position]
+    strategies: LayerStrategies
     contexts: Sequence[PositionContext]
 
     def of_layer(self, layer: int, device: torch.device) -> tuple[Position, PositionContext]:
         """Return the strategy of a layer and its contribution, with tensors on the device of the layer."""
-        i = self.index.get(layer, len(self.strategies) - 1)
-        context = self.contexts[i]
-        return self.strategies[i], context if context.positions.rows.device == device else on_device(context, device)
+        i = self.strategies.index.get(layer, -1)  # the last strategy, for layers without an index
+        position, context = self.strategies.positions[i], self.contexts[i]
+        return position, context if context.positions.rows.device == device else on_device(context, device)
 
 
 def on_device(context: PositionContext, device: torch.device) -> PositionContext:

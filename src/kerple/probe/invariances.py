@@ -125,7 +125,7 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None, str | N
     """
     network = getattr(model, "network", None)
     retrofit = getattr(decoder(model), "kerple", None)  # the strategies of `kerple.hf.retrofit`
-    positions = network.positions if isinstance(network, Transformer) else retrofit.strategies if retrofit else ()
+    positions = network.positions if isinstance(network, Transformer) else retrofit.positions if retrofit else ()
     shift_reason = None if all(p.shift_invariant for p in positions) else "not a shift-invariant strategy"
     consistent = all(p.prefix_consistent for p in positions)
     length_reason = None if consistent else "a strategy that depends on the length of the input"
