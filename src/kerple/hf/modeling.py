@@ -112,13 +112,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             raise UserError(f"model: the file of weights lacks {missing[0]} ({len(missing)} missing); export it again")
         # transformers creates the model without values; this smaller network computes the same buffers
         small = build_transformer(model.config.network | {"vocabulary": 1, "hidden": 1}, remote=cls.remote)
-        stored = model.network.state_dict()
-        for name, value in small.named_buffers():
-            buffer = model.network.get_buffer(name)
-            if name not in stored:
-                buffer.copy_(value)
-            elif not value.is_floating_point():  # transformers casts integers to fp32 too
-                buffer.data = buffer.data.to(value.dtype)
+        restore_buffers(model.network, small)
         return (model, info) if wanted else model
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -207,6 +201,20 @@ def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[Kerpl
     config = type("KerpleRemoteConfig", (KerpleConfig,), names)
     attributes = {"config_class": config, "remote": strategies, "__module__": module}
     return config, type("KerpleRemoteForCausalLM", (KerpleForCausalLM,), attributes)
+
+
+def restore_buffers(module: nn.Module, computed: nn.Module) -> None:
+    """Copy the buffers that files do not hold from a module that has computed them.
+
+    Integer buffers that files hold get their dtype back, because transformers casts them to fp32 too.
+    """
+    stored = module.state_dict()
+    for name, value in computed.named_buffers():
+        buffer = module.get_buffer(name)
+        if name not in stored:
+            buffer.copy_(value)
+        elif not value.is_floating_point():
+            buffer.data = buffer.data.to(value.dtype)
 
 
 def cast_parameters(model: Any, dtype: torch.dtype) -> None:

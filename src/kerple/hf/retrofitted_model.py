@@ -8,6 +8,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from kerple.base.errors import require
 from kerple.hf.layer_strategies import NAME
 from kerple.hf.model_retrofit import add_strategies, connect, list_layers
+from kerple.hf.modeling import restore_buffers
 from kerple.hf.retrofit_config import ARCHITECTURE, KerpleRetrofitConfig, read_strategy, saved_as_retrofit
 from kerple.hf.windowed_attention import decoder
 from kerple.positions import StrategyBuilder
@@ -90,16 +91,11 @@ def _finish(model: Any, config: KerpleRetrofitConfig, strategy: StrategyBuilder 
     saved_as_retrofit(model.config, entry)
     if model.device.type == "meta":
         return
-    strategies, stored = base.kerple, base.state_dict()
+    strategies = base.kerple
     del base.kerple
     # transformers creates models without values, so the buffers are computed by another instance
     add_strategies(model, entry, *read_strategy(entry["strategy"], strategy))
-    for name, value in base.kerple.named_buffers():
-        buffer = strategies.get_buffer(name)
-        if f"{NAME}.{name}" not in stored:
-            buffer.copy_(value)
-        elif not value.is_floating_point():  # transformers casts integers to fp32 too
-            buffer.data = buffer.data.to(value.dtype)
+    restore_buffers(strategies, base.kerple)
     base.kerple = strategies
     connect(model)
 
