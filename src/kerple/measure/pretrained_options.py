@@ -94,13 +94,12 @@ def parse_options(arguments: list[str]) -> Namespace:
     of_command = parser()
     options = parse(of_command, arguments)
     require(bool(options.hf), "hf", "none", MODEL_FORMS)
-    from kerple.hf import need  # these imports take seconds, so errors about options are reported first
+    # these imports take seconds, so errors about options are reported first
     from kerple.hf.position_limit import config_length
     from kerple.hf.pretrained_files import find_model, read_model_config
     from kerple.hf.pretrained_tokenizer import read_tokenizer
 
     source = find_model(options.hf)
-    need()
     length = config_length(read_model_config(source, options.model.trust_remote_code))
     data = {"tokenizer": f"{MODEL_PREFIX}{source.name}", "vocabulary": vocabulary_size(read_tokenizer(source))}
     data |= {} if length is None else {"length": length}
