@@ -69,17 +69,16 @@ def four_terms(network: Transformer, tokens: Tensor, documents: Tensor | None = 
         parts["whole"] = parts["word"] + parts["position"] + (0 if shift is None else shift.to(dtype))
         weights = attention.qkv.weight.to(dtype).split(attention.widths)
         biases = (None,) * 3 if attention.qkv.bias is None else attention.qkv.bias.to(dtype).split(attention.widths)
-        head_dim = attention.widths[0] // attention.heads
 
         def heads(name: str, i: int) -> Tensor:
             """Return queries (i = 0) or keys (i = 1) of a part, (B, heads, T, δ). Shared keys are repeated."""
             x = linear(parts[name], weights[i], biases[i] if name == "whole" else None)
-            x = x.unflatten(-1, (-1, head_dim)).transpose(1, 2)  # (B, heads or key heads, T, δ)
+            x = x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)  # (B, heads or key heads, T, δ)
             return x.repeat_interleave(attention.heads // x.shape[1], 1)
 
         q, k = ({name: heads(name, i) for name in parts} for i in (0, 1))
-        scores = {f"{a}-{b}": q[a] @ k[b].mT * head_dim**-0.5 for a, b in (term.split("-") for term in TERMS)}
-        return scores | {"rest": q["whole"] @ k["whole"].mT * head_dim**-0.5 - sum(scores.values())}
+        scores = {f"{a}-{b}": q[a] @ k[b].mT * attention.head_dim**-0.5 for a, b in (term.split("-") for term in TERMS)}
+        return scores | {"rest": q["whole"] @ k["whole"].mT * attention.head_dim**-0.5 - sum(scores.values())}
 
 
 def no_four_terms(network: Transformer) -> str | None:
