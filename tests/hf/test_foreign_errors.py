@@ -94,7 +94,7 @@ def test_attention_is_captured_in_layers_without_an_index():
     model = tiny("llama")
     for layer in model.model.layers:
         layer.self_attn.layer_idx = None
-    with captured(model) as calls:
+    with captured(model, set()) as calls:
         for length in (9, 3):
             model(text(1, length), use_cache=False)
     assert [call.layer for call in calls] == [0, 1, 0, 1]

@@ -68,7 +68,7 @@ def find_mixers(model: Any) -> set[nn.Module]:
 
 
 @contextmanager
-def captured(model: Any, mixers: set[nn.Module] | None = None, search: bool = False) -> Iterator[list[Call]]:
+def captured(model: Any, mixers: set[nn.Module], search: bool = False) -> Iterator[list[Call]]:
     """Context that records every call of an attention function of the model, and yields the list of calls.
 
     Inside the context, attention returns the value of each query's own token. If the input repeats a single token, all
@@ -86,7 +86,6 @@ def captured(model: Any, mixers: set[nn.Module] | None = None, search: bool = Fa
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface  # an optional package
 
-    mixers = set() if mixers is None else mixers
     calls_before: dict[nn.Module, int] = {}
     calls: list[Call] = []
     outputs: list[Tensor] = []  # outputs of the modules since the last call
