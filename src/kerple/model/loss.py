@@ -49,46 +49,6 @@ class ChunkSizes:
 RowLosses = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
 
 
-def target_losses(
-    head: nn.Linear,
-    features: Tensor,
-    targets: Tensor,
-    losses_of_rows: RowLosses | None = None,
-    sizes: ChunkSizes | None = None,
-    cap: float | None = None,
-) -> Tensor:
-    """Return the negative log-likelihood of each target, in nats.
-
-    The log-softmax is computed in fp32 (fp64 for fp64 features), also under autocast. Without gradients, or with more
-    than ``sizes.stored`` logits, only one chunk of logits is in memory at a time. This function is used instead of
-    `torch.nn.functional.linear_cross_entropy`, which takes 1.4 times as long on a CPU in torch 2.13, and returns a bf16
-    loss for bf16 input.
-
-    Args:
-        head: Linear layer from D features to V logits, without bias.
-        features: Inputs of the head, (N, D).
-        targets: Token ids (N,) int64, below V.
-        losses_of_rows: `row_losses`, or a compiled version of it; None for `row_losses`.
-        sizes: Sizes of the chunks; None for the default of the device.
-        cap: Cap of the logits, see `cap_logits`; None for no cap.
-
-    Returns:
-        Tensor (N,) fp32, or fp64 for fp64 features.
-    """
-    sizes = sizes or ChunkSizes.of_device(features.device)
-    losses_of_rows = losses_of_rows or row_losses
-    logits = len(targets) * head.out_features
-    training = torch.is_grad_enabled()
-    recompute = training and logits > sizes.stored
-    # if all logits are stored, chunks save no memory; a single chunk on a GPU casts the weight only once
-    logits_per_chunk = logits if training and not recompute and features.is_cuda else sizes.logits
-    # `Tensor.chunk` makes chunks of nearly equal size, so that a compiled loss needs few graphs
-    chunks = max(1, math.ceil(len(targets) / max(sizes.rows, logits_per_chunk // head.out_features)))
-    losses_of = partial(checkpoint, losses_of_rows, use_reentrant=False) if recompute else losses_of_rows
-    pairs = zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
-    return torch.cat([losses_of(x, head.weight, y, cap) for x, y in pairs])
-
-
 def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
     """Return cap · tanh(logits / cap), or the logits unchanged without a cap."""
     return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -104,6 +64,45 @@ def row_losses(features: Tensor, weight: Tensor, targets: Tensor, cap: float | N
         cap: Cap of the logits; None for no cap.
     """
     return logit_losses(cap_logits(precise(F.linear(features, weight)), cap), targets)
+
+
+def target_losses(
+    head: nn.Linear,
+    features: Tensor,
+    targets: Tensor,
+    losses_of_rows: RowLosses = row_losses,
+    sizes: ChunkSizes | None = None,
+    cap: float | None = None,
+) -> Tensor:
+    """Return the negative log-likelihood of each target, in nats.
+
+    The log-softmax is computed in fp32 (fp64 for fp64 features), also under autocast. Without gradients, or with more
+    than ``sizes.stored`` logits, only one chunk of logits is in memory at a time. This function is used instead of
+    `torch.nn.functional.linear_cross_entropy`, which takes 1.4 times as long on a CPU in torch 2.13, and returns a bf16
+    loss for bf16 input.
+
+    Args:
+        head: Linear layer from D features to V logits, without bias.
+        features: Inputs of the head, (N, D).
+        targets: Token ids (N,) int64, below V.
+        losses_of_rows: `row_losses`, or a compiled version of it.
+        sizes: Sizes of the chunks; None for the default of the device.
+        cap: Cap of the logits, see `cap_logits`; None for no cap.
+
+    Returns:
+        Tensor (N,) fp32, or fp64 for fp64 features.
+    """
+    sizes = sizes or ChunkSizes.of_device(features.device)
+    logits = len(targets) * head.out_features
+    training = torch.is_grad_enabled()
+    recompute = training and logits > sizes.stored
+    # if all logits are stored, chunks save no memory; a single chunk on a GPU casts the weight only once
+    logits_per_chunk = logits if training and not recompute and features.is_cuda else sizes.logits
+    # `Tensor.chunk` makes chunks of nearly equal size, so that a compiled loss needs few graphs
+    chunks = max(1, math.ceil(len(targets) / max(sizes.rows, logits_per_chunk // head.out_features)))
+    losses_of = partial(checkpoint, losses_of_rows, use_reentrant=False) if recompute else losses_of_rows
+    pairs = zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
+    return torch.cat([losses_of(x, head.weight, y, cap) for x, y in pairs])
 
 
 def logit_losses(logits: Tensor, targets: Tensor) -> Tensor:
