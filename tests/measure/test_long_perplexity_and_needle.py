@@ -141,7 +141,7 @@ def test_key_tokens_satisfy_both_bounds() -> None:
             expected[row, t] = long - short > 2.0 and long > -0.705
     assert torch.equal(keys, expected)
     assert keys.any()
-    assert not key_targets(Copier(), tokens, **options, likely=-0.4).any()
+    assert not key_targets(Copier(), tokens, **options, gain=2.0, likely=-0.4).any()
     assert LongPerplexity([64], 32, 8)._is_key(Copier(), torch.arange(20)) == [False] * 19  # not longer than `short`
     # the targets of the first short context are never key tokens, because both contexts are equal
     assert not key_targets(Copier(), tokens, **options, gain=-1.0, likely=-9.0)[:, :SHORT].any()

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from kerple.attention.spec import (
-    UNMODIFIED,
     AttentionSpec,
     add_output_terms,
     query_blocks,
@@ -27,9 +26,7 @@ QUERIES_AT_ONCE = 128
 LARGEST_STORED = 2**22  # largest number of scores of a call (16 MiB in fp32) that is stored for the backward pass
 
 
-def attend_blocks(
-    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED, queries_at_once: int | None = None
-) -> Tensor:
+def attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, queries_at_once: int | None = None) -> Tensor:
     """Causal attention with all modifications of `AttentionSpec`, on any device.
 
     Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. A block has at most

@@ -117,9 +117,7 @@ class HuggingFaceNetwork(nn.Module, HasLengthLimit, SupportsWindows, SupportsGen
     def _after_bos(self, tokens: Tensor) -> Tensor:
         return tokens if self.bos is None else F.pad(tokens, (1, 0), value=self.bos)
 
-    def _run(
-        self, module: nn.Module, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
-    ) -> Tensor:
+    def _run(self, module: nn.Module, tokens: Tensor, visibility: Visibility, offset: int | Tensor) -> Tensor:
         """Return the output (B, T, ·) of a module for tokens (B, T).
 
         The module is the whole model, which returns logits, or its base model, which returns hidden states.

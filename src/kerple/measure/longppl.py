@@ -33,9 +33,7 @@ ALPHABET = {letter: ord(letter) if ord(letter) < 256 else OTHER_BYTES[ord(letter
 """The byte of each character in the tokens of a byte-level tokenizer (Radford et al. 2019)."""
 
 
-def key_targets(
-    evaluator: Network, tokens: Tensor, *, short: int, stride: int, gain: float = 2.0, likely: float = -2.0
-) -> Tensor:
+def key_targets(evaluator: Network, tokens: Tensor, *, short: int, stride: int, gain: float, likely: float) -> Tensor:
     """Return whether each target is a key token of the evaluator, (B, N) bool.
 
     A key token is a target that is likely in the whole context, and less likely in a short one. For the first ``short``

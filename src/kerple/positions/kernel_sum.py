@@ -63,17 +63,16 @@ class KernelSum(Position):
 
 
 @torch.no_grad()
-def is_conditionally_positive_definite(
-    kernel: Callable[[Tensor], Tensor], points: Tensor, tolerance: float = 1e-9
-) -> bool:
+def is_conditionally_positive_definite(kernel: Callable[[Tensor], Tensor], points: Tensor) -> bool:
     """Whether a kernel is CPD on these points: the doubly centred Gram matrix has no negative eigenvalue.
+
+    A negative eigenvalue counts as a rounding error if its magnitude is at most 1e-9 of the largest magnitude of an
+    eigenvalue or an entry of the Gram matrix.
 
     Args:
         kernel: Function from N distances (N,) fp64 to values (N,) or, for H heads, (H, N), such as the method `bias` of
             a strategy. Each head must be CPD.
         points: Points (N,) or (N, dimensions), whose Euclidean distances are the arguments of the kernel.
-        tolerance: Largest magnitude of a negative eigenvalue that counts as a rounding error, relative to the largest
-            magnitude of an eigenvalue or an entry of the Gram matrix.
     """
     points = points.detach().double().reshape(len(points), -1)  # (N, dimensions)
     distance = (points[:, None] - points).norm(dim=-1)  # (N, N)
@@ -81,4 +80,4 @@ def is_conditionally_positive_definite(
     centred = gram - gram.mean(-1, keepdim=True) - gram.mean(-2, keepdim=True) + gram.mean((-1, -2), keepdim=True)
     eigenvalues = torch.linalg.eigvalsh(centred)  # (H, N)
     largest = torch.maximum(eigenvalues.abs().amax(-1), gram.abs().amax((-1, -2)))  # (H,)
-    return bool((eigenvalues[:, 0] >= -tolerance * largest).all())
+    return bool((eigenvalues[:, 0] >= -1e-9 * largest).all())

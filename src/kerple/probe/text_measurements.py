@@ -44,9 +44,7 @@ def first_tokens(corpus: str, length: int, tokenizers: list[Any]) -> list[torch.
     return [torch.tensor(found[:length], dtype=torch.int64) for found in ids]
 
 
-def text_measures(
-    network: Any, text: Text, parts: list[str], length: int | None = None, blocks: int = 4
-) -> list[TextMeasure]:
+def text_measures(network: Any, text: Text, parts: list[str], length: int | None, blocks: int) -> list[TextMeasure]:
     """Return the measurements of some parts, after checking their options.
 
     Args:
