@@ -11,8 +11,7 @@ from kerple.config.options import AnyScaling
 from kerple.hf.rope import STRATEGIES, scaled
 from kerple.hf.translation_from_transformers import read_options
 from kerple.model.first_token_scores import check_distances
-from kerple.model.stored_model import build_strategy
-from kerple.positions import Shape
+from kerple.model.stored_model import strategies_without_values
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 FIRST = 4  # first tokens that a window keeps (StreamingLLM, Xiao et al. 2024)
@@ -137,8 +136,8 @@ def _transformer_method(
         as_trained = rule == "inkling"  # the factor of Llama 4 changes at the training length
         arguments = {"rule": rule, "scale": scale, "length": length}
         position = _with_temperature(position, {"class_path": "kerple.positions.Temperature", "init_args": arguments})
-    shape = Shape(model["dim"], model["heads"], length, layers=model["layers"], head_width=model.get("head_dim"))
-    check_distances(build_strategy(position)(shape), visibility)
+    strategies = strategies_without_values({**model, "length": length, "position": position})
+    check_distances(strategies[0], visibility)
     return Method(label, position=position, visibility=visibility, as_trained=as_trained)
 
 
