@@ -11,7 +11,7 @@ from kerple.config.options import AnyScaling
 from kerple.hf.rope import STRATEGIES, scaled
 from kerple.hf.translation_from_transformers import read_options
 from kerple.model.first_token_scores import check_distances
-from kerple.model.stored_model import strategies_without_values
+from kerple.model.stored_model import class_name, strategies_without_values
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 FIRST = 4  # first tokens that a window keeps (StreamingLLM, Xiao et al. 2024)
@@ -91,7 +91,7 @@ def _rope_method(config: Any, length: int, scaling: AnyScaling, factor: float, *
         UserError: If the model has no RoPE, or RoPE that cannot be scaled so.
     """
     if config.model_type == "kerple":
-        name = _class_name(read_options(config)["position"])
+        name = class_name(read_options(config)["position"])
         raise UserError(f"model: got an export of {name}; expected rope_parameters, which exports as a Llama have")
     scaled(config, scaling, factor, length, options)
     unscaled = config.rope_parameters.get("rope_type", "default") == "default"
@@ -147,16 +147,11 @@ def _with_temperature(position: Mapping[str, Any], temperature: Mapping[str, Any
     Raises:
         UserError: If all layers have positions.
     """
-    if _class_name(position) == "NoPE":
+    if class_name(position) == "NoPE":
         return temperature
     options = position.get("init_args") or {}
     kinds = options.get("kinds") or {}
-    changed = {name: temperature if _class_name(kind) == "NoPE" else kind for name, kind in kinds.items()}
+    changed = {name: temperature if class_name(kind) == "NoPE" else kind for name, kind in kinds.items()}
     if changed == kinds:
         raise UserError("model: all layers have positions; a temperature needs layers without positions")
     return {**position, "init_args": options | {"kinds": changed}}
-
-
-def _class_name(strategy: Mapping[str, Any] | str) -> str:
-    """Return the name of a strategy's class. A strategy without options may be a class path."""
-    return str(strategy if isinstance(strategy, str) else strategy["class_path"]).rpartition(".")[2]

@@ -20,7 +20,7 @@ from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, cast_parameters,
 from kerple.hf.translation_from_transformers import parameters
 from kerple.hf.translation_tables import LLAMA
 from kerple.model.architecture import Architecture
-from kerple.model.stored_model import StoredModel, Weights
+from kerple.model.stored_model import StoredModel, Weights, class_name
 from kerple.positions import Position
 from kerple.positions.position_coupling import PlaceEmbedding
 
@@ -114,7 +114,7 @@ def hugging_face_model(stored: StoredModel) -> Any:
     position = {"class_path": position} if isinstance(position, str) else position
     external = _external_strategies(position)
     rope = position.get("init_args") or {}
-    is_llama = position["class_path"].rpartition(".")[2] == "RoPE" and not external
+    is_llama = class_name(position) == "RoPE" and not external
     is_llama = is_llama and LLAMA_ROPE.items() <= (LLAMA_ROPE | rope).items()
     is_llama = is_llama and LLAMA_OPTIONS.items() <= (vars(Architecture()) | dict(stored.model)).items()
     return _llama(stored, rope.get("base", 10000.0)) if is_llama else _kerple(stored, external)

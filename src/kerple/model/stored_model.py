@@ -95,6 +95,11 @@ def build_strategy(config: Mapping[str, Any] | str, remote: Iterable[type[Positi
     return parser.instantiate_classes(parser.parse_object({"position": safe})).position
 
 
+def class_name(config: Mapping[str, Any] | str) -> str:
+    """Return the name of the class in a configuration of `build_strategy`, without its module."""
+    return str(config if isinstance(config, str) else config["class_path"]).rpartition(".")[2]
+
+
 def strategies_without_values(model: Mapping[str, Any]) -> list[Position]:
     """Build the strategies of `StoredModel.model` on the meta device: one per layer, or one that all layers share.
 
@@ -180,9 +185,7 @@ def _names_of_draws(network: Transformer) -> set[str]:
 
 def _same_classes(network: Transformer, model: Mapping[str, Any]) -> Callable[[str], bool]:
     """Return the function that tells whether the strategies around a weight have the same classes in both models."""
-    position = model["position"]
-    class_path = position if isinstance(position, str) else position["class_path"]
-    if class_path.rpartition(".")[2] != type(network.positions[0]).__name__:
+    if class_name(model["position"]) != type(network.positions[0]).__name__:
         return lambda name: False  # a replaced strategy need not be a class of which the options can be read
     stored = nn.ModuleList(strategies_without_values(model))
 
