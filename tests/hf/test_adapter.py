@@ -76,16 +76,18 @@ def test_a_window_equals_an_explicit_mask(family, window, keep_first):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("family", ["llama4", "falcon", "mpt"])
+@pytest.mark.parametrize("family", ["llama4", "falcon", "mpt", "falcon_h1"])
 @torch.inference_mode()
-def test_attention_that_cannot_be_limited_to_a_window_is_an_error(family):
-    model = build("llama4") if family == "llama4" else small({"falcon": hf.FalconConfig, "mpt": hf.MptConfig}[family])
-    with pytest.raises(UserError, match=r"window: got 8, but .* can limit \d of \d layers only"):
-        hugging_face_network(model)(text(1, 24), Visibility(8))
-    assert not isinstance(hugging_face_network(small(hf.FalconConfig, alibi=True)), SupportsOffset)
+def test_a_model_that_cannot_be_limited_to_a_window_is_an_error(family):
+    kinds = {"falcon": hf.FalconConfig, "mpt": hf.MptConfig}
+    network = hugging_face_network(small(kinds[family]) if family in kinds else build(family))
+    state_space = "text reaches later tokens of FalconH1ForCausalLM"
+    reason = state_space if family == "falcon_h1" else r".* can limit \d of \d layers only"
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"window: got 8, but {reason}"):
+            network(text(1, 24), Visibility(8))
 
 
-GROUPED_SIZES = {"num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}
 GPT = {"n_positions": 40, "n_embd": 32, "n_layer": 2, "n_head": 4}
 TABLES = {
     "GPTJ": (40, GPT | {"rotary_dim": 8}),  # buffers of sinusoids
@@ -105,6 +107,7 @@ def test_the_longest_input_is_that_of_the_models_table_of_any_kind(family):
     limit, options = TABLES[family]
     network = hugging_face_network(small(getattr(hf, f"{family}Config"), **{"max_position_embeddings": 40} | options))
     assert network.max_length == limit
+    assert not (family == "Falcon" and isinstance(network, SupportsOffset))  # with ALiBi it ignores position_ids
     assert network.losses(text(1, 41)).isfinite().all()
     if limit is None:
         assert network.losses(text(1, 42)).isfinite().all()
@@ -116,27 +119,19 @@ def test_the_longest_input_is_that_of_the_models_table_of_any_kind(family):
             network.losses(text(1, 42))
 
 
-@torch.inference_mode()
-def test_a_window_is_refused_if_text_passes_it_by_a_state_space_layer():
-    mamba = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
-    network = hugging_face_network(small(hf.FalconH1Config, **GROUPED_SIZES | mamba))
-    for _ in range(2):
-        with pytest.raises(UserError, match="window: got 8, but text reaches later tokens of FalconH1ForCausalLM"):
-            network(text(1, 24), Visibility(8))
-
-
 def test_results_of_a_retrofitted_model_have_the_name_of_its_strategy():
     assert hugging_face_network(retrofit(tiny("llama"), "KerpleLog")).name == "KerpleLog"
     assert hugging_face_network(retrofit(tiny("gpt2"), "ALiBi")).name == "ALiBi"  # its learned positions are zero
 
 
-def test_a_text_is_continued_without_a_cache_by_a_strategy_that_depends_on_the_length():
-    network = hugging_face_network(retrofit(tiny("llama"), "RandomizedPositions"))
+@pytest.mark.parametrize("strategy", [None, "RandomizedPositions"])
+def test_continuations_are_greedy_and_need_no_cache_if_a_strategy_depends_on_the_length(strategy):
+    network = hugging_face_network(retrofit(tiny("llama"), strategy) if strategy else tiny("llama"))
     tokens = text(1, 9)
-    for token in network.continued(tokens, 3):
+    for token in network.continued(tokens, 6):
         assert token == int(network(tokens)[0, -1].argmax())
         tokens = F.pad(tokens, (0, 1), value=token)
-    assert tokens.shape[1] == 12
+    assert tokens.shape[1] == 15
 
 
 def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejected():

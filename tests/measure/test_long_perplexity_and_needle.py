@@ -22,8 +22,7 @@ from kerple.measure import results_table
 from kerple.measure.longppl import LongPerplexity, byte_spans, key_targets, token_spelling, translate_keys
 from kerple.measure.needle import ANSWER, Needle, draw_problem, problem_tokens
 from kerple.model.network import HasLengthLimit, SupportsGeneration
-from tests.hf.tiny import hf, saved, text, tiny
-from tests.toy import small_model
+from tests.hf.tiny import hf, saved
 
 LONG = {"lengths": [16, 48], "short": 8, "stride": 4, "blocks": 3, "gain": 0.2, "likely": -50.0}
 FRACTIONS = (0.3, 0.2, 0.5)
@@ -231,16 +230,6 @@ def test_options_out_of_range_are_an_error_before_the_measurement(data: TokenSha
         Needle("niah_single_2", [100, 500]).check(Reader(data, 2000), data.text("test"))
     with pytest.raises(UserError, match="Needle: seed: got -1, expected 0 or more"):
         Needle(seed=-1)
-
-
-def test_continuations_are_greedy() -> None:
-    model, tokens = tiny("llama"), text(1, 20)
-    continuation, expected = hugging_face_network(model).continued(tokens, 6), tokens
-    with torch.inference_mode():
-        for _ in range(6):
-            expected = torch.cat([expected, model(expected).logits[:, -1:].argmax(-1)], 1)
-    assert continuation == expected[0, 20:].tolist()
-    assert len(small_model(vocabulary=96).eval().network.continued(tokens, 6)) == 6
 
 
 def encode(text: str) -> list[int]:
