@@ -1,7 +1,5 @@
 """`KerpleForCausalLM` with optimisers of torch, and with caches, masks and positions of transformers."""
 
-import subprocess
-import sys
 from copy import deepcopy
 from typing import Any
 
@@ -35,12 +33,6 @@ def test_a_step_of_an_optimiser_clamps_the_parameters_of_its_model_only(tmp_path
         torch.optim.Adagrad(model.parameters(), lr=1e-6).step()
         assert float(rate.detach().min()) > 0
         assert float(other.detach().max()) < 0
-
-
-@pytest.mark.slow  # imports transformers in another process
-def test_the_import_adds_no_hook_to_the_optimisers_of_the_process():
-    hooks = "from torch.optim.optimizer import _global_optimizer_post_hooks as hooks; assert not hooks"
-    subprocess.run([sys.executable, "-c", f"import kerple.hf; {hooks}"], check=True)
 
 
 def test_random_positions_are_drawn_once_per_step(tmp_path):

@@ -188,9 +188,10 @@ def test_the_names_of_the_packages_of_commands_are_those_of_the_project():
 
 
 @pytest.mark.slow
-def test_the_library_imports_neither_lightning_nor_the_packages_of_commands():
+def test_the_library_imports_no_packages_of_commands_and_adds_no_hook_to_the_optimisers_of_the_process():
     libraries = "import torch; from transformers import AutoModelForCausalLM, PreTrainedModel, GenerationMixin; "
     ours = "import kerple.positions, kerple.attention, kerple.hf; "
     names = "('pytorch_lightning', 'tensorboard', 'pandas', 'matplotlib', 'jsonargparse')"
-    check = f"import sys; assert not [name for name in {names} if name in sys.modules]"
-    subprocess.run([sys.executable, "-c", libraries + ours + check], check=True)
+    check = f"import sys; assert not [name for name in {names} if name in sys.modules]; "
+    hooks = "from torch.optim.optimizer import _global_optimizer_post_hooks as hooks; assert not hooks"
+    subprocess.run([sys.executable, "-c", libraries + ours + check + hooks], check=True)
