@@ -281,7 +281,8 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
     table = torch.randn(3, 20, requires_grad=True)
     forward = (q, k, v, table, None, 0.25)
     optional = None, torch.randn(2, 3, 20, requires_grad=True).double(), torch.rand(3, 20, requires_grad=True)
-    torch.library.opcheck(torch.ops.kerple.table_attention.default, (*forward, *optional))
+    for others in (optional, (first_keys(20, [[0, 7], [0, 19]]),)):
+        torch.library.opcheck(torch.ops.kerple.table_attention.default, (*forward, *others))
     with torch.no_grad():
         out, lse = torch.ops.kerple.table_attention.default(*forward)
     tensors = [x.detach() for x in (q, k, v, table, out, lse)]

@@ -107,9 +107,3 @@ def test_first_keys_that_decrease_are_refused() -> None:
     first_key = torch.tensor([[0, 0, 0, 3, 3, 5], [0, 1, 1, 3, 2, 2]])
     with pytest.raises(UserError, match=r"^first_key: got decreasing rows, expected rows that do not decrease"):
         attend(q, k, v, AttentionSpec(first_key=first_key))
-
-
-def test_the_custom_operators_keep_torchs_contract_with_documents() -> None:
-    q, k, v, table, _ = (x.detach().float().requires_grad_() for x in inputs(2, 20, 20))
-    forward = (q, k, v, table, None, 0.25, first_keys(20, [[0, 7], [0, 19]]))
-    torch.library.opcheck(torch.ops.kerple.table_attention.default, forward)
