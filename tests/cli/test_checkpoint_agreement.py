@@ -59,7 +59,7 @@ def test_a_test_accepts_other_data_and_strategies_without_new_weights(genuine, t
     assert tested["data"]["init_args"]["length"] == 32
 
 
-OTHERS = "seed_everything=4 data.length=16 data.task=Reverse data.batch_size=4 trainer.max_steps=20 model.lr=0.1"
+OTHERS = "seed_everything=4 data.batch_size=4 trainer.max_steps=20 model.lr=0.1"
 
 
 @pytest.mark.parametrize("option", OTHERS.split())
