@@ -81,9 +81,7 @@ def test_a_parent_is_above_its_stages(base: str, label: str, changed: Strategy, 
 
 
 @pytest.mark.slow
-def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(
-    config: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(config: Path, monkeypatch: Any) -> None:
     parent: dict[str, Any] = {"position": "RoPE"}
     strategies = {"parent": parent, "a": {"position": "KerpleLog", "parent": "parent"}}
     change(config, strategies=strategies, seeds=[1], baseline="parent")
