@@ -50,9 +50,9 @@ def test_a_stage_has_the_flags_of_its_parent_and_the_weights_of_the_same_seed(ba
     assert [job.parent for job in runs.values() if job.label == "parent"] == [None, None]
     again = PlannedRun.read(longest.description())
     assert (again.weights, again.training["weights"]) == (longest.weights, "longer")
-    for option in ("data.seed", "data.init_args.seed"):
-        own = comparison(base, stage={option: 5}, seeds=[1]).planned_runs()
-        assert [job.fit_flags[-1] for job in own if job.parent] == ["--data.seed=5"] * 2
+    for option, seeded in product(("data.seed", "data.init_args.seed"), repeat=2):
+        own = comparison(base, stage={option: 5}, seeds=[1], seeded=["seed_everything", seeded]).planned_runs()
+        assert [job.fit_flags[-1] for job in own if job.parent] == [f"--{seeded}=5"] * 2
     pretrained = STAGES | {"parent": Strategy(hf="a/model")}
     model = {job.name: job for job in comparison(base, strategies=pretrained).planned_runs()}
     assert "--weights=a/model" in model["longer seed 2"].fit_flags

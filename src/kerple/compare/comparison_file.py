@@ -246,7 +246,8 @@ class Comparison:
         # the last value of a flag counts, so these values replace a seed in a configuration
         fit += as_flags(dict.fromkeys(self.seeded, seed))
         stage = {key.replace(".init_args.", "."): value for key, value in self.stage.items() if strategy.parent}
-        fit += as_flags({flag: stage[flag] for flag in self.seeded if flag in stage})
+        short = {flag: flag.replace(".init_args.", ".") for flag in self.seeded}
+        fit += as_flags({flag: stage[name] for flag, name in short.items() if name in stage})
         options = {f"model.position.{key}": value for key, value in strategy.options.items()}
         planned = PlannedRun(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
         if strategy.parent is None:

@@ -111,7 +111,7 @@ def compare_strategies(
     if executor and to_do:
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
         _execute(comparison, to_do, len(runs), executor)
-        _compare_new_weights(runs, {run.name for run in without_weights})
+        _exclude_outdated_stages(runs, {run.name for run in without_weights})
     _report_comparison(comparison, runs, outdated if report_only else (), refused, printed)
 
 
@@ -177,8 +177,10 @@ def _execute(comparison: Comparison, to_do: list[PlannedRun], total: int, engine
         raise SystemExit(1)
 
 
-def _compare_new_weights(runs: Iterable[PlannedRun], retrained: Container[str]) -> None:
-    """Warn of finished stages whose parents were trained again with other weights. They no longer count as finished.
+def _exclude_outdated_stages(runs: Iterable[PlannedRun], retrained: Container[str]) -> None:
+    """Print the finished stages whose parents were trained again with other weights, and count them as unfinished.
+
+    For this, the digest of the new weights is added to the inputs of each stage of these parents.
 
     Args:
         runs: All runs.
