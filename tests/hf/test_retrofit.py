@@ -285,8 +285,9 @@ def test_a_strategy_of_the_user_inside_another_is_read(tmp_path: Any) -> None:
 
 def test_a_strategy_of_the_user_is_read_only_if_it_is_given(tmp_path: Any) -> None:
     retrofit(tiny("llama"), "ALiBi").save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"strategy: got Mine, expected null or ALiBi"):
-        from_pretrained(tmp_path, strategy=Mine)
+    for own in (Mine, type("ALiBi", (KerpleLog,), {})):
+        with pytest.raises(UserError, match=rf"strategy: got {own.__name__}, expected null or ALiBi"):
+            from_pretrained(tmp_path, strategy=own)
     retrofit(tiny("llama"), Mine).save_pretrained(tmp_path)
     with pytest.raises(
         UserError, match=r"strategy: got .*Mine' in config.json, expected a strategy of kerple.positions"

@@ -113,7 +113,9 @@ def read_strategy(description: Any, strategy: StrategyBuilder | None = None) -> 
     own = {} if strategy is None else {getattr(strategy, "__qualname__", repr(strategy)): strategy}
     named = dict.fromkeys(_named(description))
     for name in own:
-        is_named = any(f".{path}".endswith(f".{name}") for path in named)
+        # a class of the user with the name of a built-in strategy does not replace it
+        replaceable = [path for path in named if strategies().get(path, strategy) is strategy]
+        is_named = any(f".{path}".endswith(f".{name}") for path in replaceable)
         require(is_named, "strategy", name, f"null or {', '.join(named):.200}, which config.json names")
     return _read_strategy(description, own)
 
