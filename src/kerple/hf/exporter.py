@@ -14,7 +14,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from kerple.base.atomic import new_folder
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.hf.model_folder import add_transformers_4_entries, save_tokenizer
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, cast_parameters, remote_classes
 from kerple.hf.translation_from_transformers import parameters
@@ -121,8 +121,14 @@ def hugging_face_model(stored: StoredModel) -> Any:
 
 
 def _external_strategies(position: Any) -> list[type[Position]]:
-    """Return the strategies from outside this project; reading the model has imported their modules."""
+    """Return the strategies from outside this project; reading the model has imported their modules.
+
+    Raises:
+        UserError: If a strategy is inside another class, so that no copied file could define it.
+    """
     paths = dict.fromkeys(re.findall(r'"class_path": "([^"]+)\.(\w+)"', json.dumps(position)))
+    for module, name in paths:
+        require(module in sys.modules, "model.position", f"{module}.{name}", "a class at the top level of its file")
     return [getattr(sys.modules[module], name) for module, name in paths if module.split(".")[0] != "kerple"]
 
 
