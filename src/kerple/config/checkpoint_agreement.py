@@ -109,7 +109,8 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
 def accumulation_schedule(config: dict[str, Any]) -> dict[int, int] | None:
     """Return the number of accumulated batches by epoch, if a callback changes it."""
     for callback in listed(config["trainer"].get("callbacks")):
-        if isinstance(callback, dict) and callback["class_path"].endswith("GradientAccumulationScheduler"):
+        name = callback["class_path"].rpartition(".")[2] if isinstance(callback, dict) else callback
+        if name == "GradientAccumulationScheduler":
             return {int(epoch): batches for epoch, batches in callback["init_args"]["scheduling"].items()}
     return None
 

@@ -63,7 +63,7 @@ def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser 
         if isinstance(action, RenamedOption) and (value := options.pop(action.dest, None)) is not None:
             options[action.name] = options[action.name] or value  # of a file with the earlier name
     for option in ("trainer", "model.position", "model.optimizer", "model.schedule"):
-        # the parser also accepts lists and functions for these options; no command could read a checkpoint with these
+        # the parser also accepts lists and functions; a checkpoint may name only classes, so could not be read again
         if isinstance(value := options.get(option), list) or inspect.isroutine(value):
             raise UserError(f"{option}: got {value}, expected a mapping of options, or a class")
     return config

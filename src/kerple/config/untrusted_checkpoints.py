@@ -27,7 +27,7 @@ from jsonargparse._parameter_resolvers import get_signature_parameters
 
 from kerple.base.errors import UserError, describe, machine_error, require, unknown
 from kerple.config.options import listed
-from kerple.config.user_code_digests import is_remote
+from kerple.config.user_code_digests import needs_trust
 
 CONFIG = "config"  # key of the configuration in a checkpoint
 # types of options whose strings jsonargparse neither imports nor opens
@@ -191,7 +191,7 @@ class Classes:
             return {self.value(k, str, option): self.value(v, annotation, option) for k, v in node.items()}
         if isinstance(node, dict) or (isinstance(node, str) and not plain):
             return self.instance(node, option)
-        if is_remote(text := str(node), option) and not self._is_trusted(text):
+        if needs_trust(text := str(node), option) and not self._is_trusted(text):
             raise UserError(f"{option}: names {node!r:.99}, which is not read without consent; add --trust {text:.99}")
         valid = type(node) in (bool, int, float, str, type(None))
         require(valid, option, f"{node!r:.100}", "a number, a string, true, false or null")

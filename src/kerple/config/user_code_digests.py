@@ -36,11 +36,12 @@ def trust_option(config: dict[str, Any]) -> list[str]:
     packages = {name.partition(".")[0] for name in own_classes(config)}
     values = {(key, value) for key, value in config.items() if isinstance(value, str)}
     values |= {("data.mixture", key.partition(".mixture.")[2]) for key in config}  # the keys of a mixture are folders
-    read = {value for key, value in values if key.startswith("data.") or key.endswith(MODELS) if is_remote(value, key)}
+    of_test = [(key, value) for key, value in values if key.startswith("data.") or key.endswith(MODELS)]
+    read = {value for key, value in of_test if needs_trust(value, key)}
     return [f"--trust={','.join(sorted(packages | read))}"] if packages | read else []
 
 
-def is_remote(text: str, option: str) -> bool:
+def needs_trust(text: str, option: str) -> bool:
     """Return whether the value of an option is a URL, or the name of a model that is not on this machine."""
     is_hub_name = option.endswith(MODELS) and text != BUNDLED and not os.path.exists(text)
     return "://" in text.removeprefix("file://") or is_hub_name
@@ -58,7 +59,7 @@ def source_digests(config: dict[str, Any]) -> dict[str, str]:
     """
     digests = {}
     for name in own_classes(config):
-        with suppress(OSError):  # there is no file
+        with suppress(OSError, TypeError):  # there is no file
             source = "\n".join(map(_source, resolve_name(name).__mro__))
             digests[name] = hashlib.sha256(source.encode()).hexdigest()
     return digests
