@@ -201,7 +201,7 @@ def test_biases_of_keys_without_a_table_use_torchs_kernel(heads: int, monkeypatc
 @pytest.mark.parametrize("names", [["key_bias"], ["score_scale"]])
 @pytest.mark.parametrize("window", [None, 60])
 def test_a_table_that_is_one_row_for_all_heads_is_added(names: list[str], window: int | None) -> None:
-    """Without a table, the kernels for the CPU get an expanded row of zeros."""
+    """Without a table, the kernels for the CPU get rows of zeros with the stride 0."""
     q, k, v, grad = inputs(1, 3, 600, 600, torch.float64, 8)
     tensors = {"key_bias": forgotten(1, 3, 600, 0.3), "score_scale": torch.rand(3, 601).double()}
     row = -torch.rand(1, 602).double().cumsum(-1)

@@ -72,7 +72,7 @@ class TiledBackward:
         self.dkey_bias = table.new_zeros(0 if key_bias is None else key_bias.shape)
         self.dscale = table.new_zeros(0 if score_scale is None else score_scale.shape)
         self.tile_shape = batch, heads, queries, keys = choose_tile_shape(self.q, self.length, window)
-        self.unbiased = not table.stride(0)  # `kerple.attention.fused.cpu_kernel` expands a row of zeros
+        self.unbiased = not table.stride(0)  # `cpu_kernel` gives rows of zeros with the stride 0
         self.bias_line = bias_line(table, self.length, queries, window, hidden=0.0)
         self.scale_line = None if score_scale is None else bias_line(score_scale, self.length, queries, None, 0.0)
         # P and dS of a tile, and its scores before they are multiplied by the score scale. They are allocated once,

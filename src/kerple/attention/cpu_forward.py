@@ -50,7 +50,7 @@ class TiledForward:
         self.length, self.first_query = k.shape[2], k.shape[2] - q.shape[2]
         self.tile_shape = batch, heads, queries, keys = choose_tile_shape(q, self.length, window)
         self.line = bias_line(table, self.length, queries, window)
-        self.has_table = table.stride(0) > 0  # `cpu_kernel` expands a row of zeros if there is no table
+        self.has_table = table.stride(0) > 0  # `cpu_kernel` gives rows with the stride 0 if there is none
         self.scale_line = None if score_scale is None else bias_line(score_scale, self.length, queries, None, 0.0)
         self.negligible = negligible_bias(q, k, table, score_scale, scale)
         self.buffer = table.new_empty(batch * heads * queries * keys)
