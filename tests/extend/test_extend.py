@@ -221,6 +221,8 @@ def test_the_command_writes_its_results_and_continues_after_a_stop(place, monkey
         ("llama", ["--to", TARGET], "to: this option is now --length, and --length is now --training_length"),
         ("llama", ["--length", TARGET, "--training_length", 0], "training_length: got 0, expected 1 token or more, or"),
         ("llama", ["--length", TARGET, "--bound", -1], "bound: got -1, expected 0 or more"),
+        ("llama", ["--length", TARGET, "--minutes", ".inf"], "minutes: got inf, expected a finite number, 0 or more"),
+        ("llama", ["--length", TARGET, "--data.batch_size", 2], "--data.batch_size 2"),  # nothing is trained
         ("llama", ["--length", TARGET, "--output=."], "output: model exists and is not a result of this command"),
         (
             "gpt2",

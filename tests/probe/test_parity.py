@@ -264,9 +264,11 @@ def test_outputs_with_other_ids_or_with_layers_are_compared_with_a_model():
 
 
 @pytest.mark.slow
-def test_our_models_and_checkpoints_are_sides(tmp_path, monkeypatch):
+def test_our_models_and_checkpoints_are_sides(tmp_path, monkeypatch, capsys):
     model = random_kerple("KerpleLog")
     assert not compare(model, model, Reading(cached=True)).differs
     monkeypatch.chdir(tmp_path)
     checkpoint = str(fit(tmp_path))
     main(["parity", checkpoint, checkpoint, "--b.cached", "true", "--length", "16"])
+    refused = complaint(capsys, "parity", checkpoint, checkpoint, "--b.factor", "2")
+    assert "factor: got 2.0, expected null for a checkpoint" in refused

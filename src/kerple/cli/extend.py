@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     others = {field.name for field in fields(ShardOptions) if field.name not in TEXT}
     parser.add_class_arguments(ShardOptions, "data", skip={*others}, default={"corpus": "code"})
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
-    require(0 <= options.minutes < math.inf, "minutes", options.minutes, "0 or more")
+    require(0 <= options.minutes < math.inf, "minutes", options.minutes, "a finite number, 0 or more")
     from kerple.extend.extension import Extension
     from kerple.hf.pretrained_files import model_name
     from kerple.training.torch_settings import configure_torch
