@@ -126,7 +126,7 @@ def answer_to(root: Path, number: str) -> str:
     """Return the answer to a question with the numbers behind it; *not tested* if runs are missing."""
     _, name, rule = QUESTIONS[number]
     if missing := sum(map(len, missing_seeds(root, name).values())):
-        return f"Not tested: {missing} runs of {name} are missing."
+        return f"Not tested: of the runs of {name}, {missing} {'is' if missing == 1 else 'are'} missing."
     try:
         found = rule(Tier(root, name, [name], 128, "planned in results/PLAN-dilution.md"))
     except Untested as reason:

@@ -68,7 +68,7 @@ def test_a_question_with_missing_runs_is_not_answered(tmp_path: Path) -> None:
         shutil.copytree(results / "dilution-heads" / run, tmp_path / name / run)
     lines = answers(tmp_path).splitlines()
     assert [line.rpartition("** ")[2] for line in lines] == [
-        "Not tested: 43 runs of dilution are missing.",
-        "Not tested: 11 runs of dilution-heads are missing.",
-        "Not tested: 43 runs of dilution are missing.",
+        "Not tested: of the runs of dilution, 43 are missing.",
+        "Not tested: of the runs of dilution-heads, 11 are missing.",
+        "Not tested: of the runs of dilution, 43 are missing.",
     ]
