@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kerple.compare.run_discovery import recorded_runs
 from kerple.data.evaluation_text import Text
 from kerple.model import Transformer
 from kerple.positions import KerpleLog, LayerPattern, NoPE, RoPE, Shape, StrategyBuilder, Temperature
@@ -62,10 +63,10 @@ def test_repeated_tokens_are_scored_after_their_first_occurrence() -> None:
 
 
 def test_a_question_with_missing_runs_is_not_answered(tmp_path: Path) -> None:
-    run = Path("runs", "KerpleLog 128", "seed-1400")
-    results = Path(__file__).parents[2] / "results"
+    committed = recorded_runs(Path(__file__).parents[2] / "results/dilution-heads")
+    (folder,) = [run.folder for run in committed if run.seed == 1400]
     for name in ("dilution", "dilution-heads"):
-        shutil.copytree(results / "dilution-heads" / run, tmp_path / name / run)
+        shutil.copytree(folder, tmp_path / name / "runs/KerpleLog 128/seed-1400")
     lines = answers(tmp_path).splitlines()
     assert [line.rpartition("** ")[2] for line in lines] == [
         "Not tested: of the runs of dilution, 43 are missing.",
