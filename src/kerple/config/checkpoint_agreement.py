@@ -90,7 +90,8 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
     """
     changes = _changes(content[CONFIG], config)
     conflicts = [change for change in changes if change.startswith(MUST_BE_EQUAL)]
-    if (earlier := accumulation_schedule(content[CONFIG])) != (schedule := accumulation_schedule(config)):
+    earlier, schedule = (accumulation_schedule(each["trainer"]) for each in (content[CONFIG], config))
+    if earlier != schedule:
         conflicts.append(f"scheduling of GradientAccumulationScheduler: {earlier} -> {schedule}")
     before = content.get(SAMPLES_PER_STEP)
     if samples is not None and before is not None and samples != before:
@@ -106,10 +107,14 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
         print(f"resumed with other options than before: {'; '.join(changes)}", flush=True)
 
 
-def accumulation_schedule(config: dict[str, Any]) -> dict[int, int] | None:
-    """Return the number of accumulated batches by epoch, if a callback changes it."""
-    for callback in listed(config["trainer"].get("callbacks")):
-        name = callback["class_path"].rpartition(".")[2] if isinstance(callback, dict) else callback
+def accumulation_schedule(trainer: Any) -> dict[int, int] | None:
+    """Return the number of accumulated batches by epoch, if a callback changes it.
+
+    Args:
+        trainer: Resolved options of the Trainer, a mapping or a `Namespace`.
+    """
+    for callback in listed(trainer.get("callbacks")):
+        name = callback if isinstance(callback, str) else callback["class_path"].rpartition(".")[2]
         if name == "GradientAccumulationScheduler":
             return {int(epoch): batches for epoch, batches in callback["init_args"]["scheduling"].items()}
     return None

@@ -108,7 +108,7 @@ def _parent_rows(weights: str | None, model: LanguageModel, stage: float) -> dic
         content = load(path, "meta")
         try:
             length, weights = int(content["hyper_parameters"]["length"]), content[CONFIG].get("weights")
-            if content[SAMPLES_PER_STEP] is None or accumulation_schedule(content[CONFIG]):
+            if content[SAMPLES_PER_STEP] is None or accumulation_schedule(content[CONFIG]["trainer"]):
                 return {}
             trained = int(content["global_step"] * content[SAMPLES_PER_STEP] * length)
         except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -10,7 +10,8 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 
 from kerple.base.errors import require
-from kerple.config.options import add_folder_arguments, add_trust_argument, listed
+from kerple.config.checkpoint_agreement import accumulation_schedule
+from kerple.config.options import add_folder_arguments, add_trust_argument
 from kerple.training.allowed_classes import import_classes
 from kerple.training.language_model import LanguageModel
 from kerple.training.trainer import AutoTrainer
@@ -58,10 +59,8 @@ def accumulated_batches(trainer: Any) -> int:
     Args:
         trainer: Resolved options of the Trainer, a mapping or a `Namespace`.
     """
-    for callback in listed(trainer.get("callbacks")):
-        if callback["class_path"].rpartition(".")[2] == "GradientAccumulationScheduler":
-            return callback["init_args"]["scheduling"].get(0, 1)
-    return trainer["accumulate_grad_batches"]
+    schedule = accumulation_schedule(trainer)
+    return trainer["accumulate_grad_batches"] if schedule is None else schedule.get(0, 1)
 
 
 def check_data_arguments(data: Any) -> None:
