@@ -195,8 +195,8 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
         rows[f"{part} {strategy}".strip()] = {
             "position parameters": format_range(group["position_parameters"]),
             "all parameters": format_range(group["parameters"]),
-            **({} if shared else {"tokens per second": "–" if math.isnan(speed) else f"{speed:,.0f}"}),
-            "peak memory (MiB)": format_range(pd.Series([group["peak_memory_bytes"].mean() / 2**20])),
+            **({} if shared else {"tokens per second": format_count(speed)}),
+            "peak memory (MiB)": format_count(group["peak_memory_bytes"].mean() / 2**20),
         }
     speeds = "Runs that trained side by side shared the machine: compare speeds by the benchmarks instead."
     note = f"Mean over seeds. {'' if shared else speeds}".strip()
@@ -214,13 +214,14 @@ def format_mean(mean: float, std: float = math.nan) -> str:
     return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if math.isfinite(std) else "")
 
 
+def format_count(count: float) -> str:
+    """Format a count without decimals; NaN is shown as –."""
+    return "–" if math.isnan(count) else f"{count:,.0f}"
+
+
 def format_range(counts: pd.Series) -> str:
-    """Format the smallest and the largest count, or one number if they are equal; – without counts."""
-    return (
-        "–"
-        if counts.isna().all()
-        else "–".join(dict.fromkeys(f"{count:,.0f}" for count in (counts.min(), counts.max())))
-    )
+    """Format the smallest and the largest count, or one number if they are equal."""
+    return "–".join(dict.fromkeys(map(format_count, (counts.min(), counts.max()))))
 
 
 def _body(cells: pd.Series, strategies: pd.Series, trained: int | None) -> pd.DataFrame:
