@@ -192,7 +192,7 @@ class Comparison:
             advice |= {"weights": "use parent"} if where in stages else {}
             for key, flag in product(values, advice):
                 # the entry model.position of `advice` also forbids model.position.floor and model.init_args.position
-                if f"{key.replace('.init_args.', '.')}.".startswith(f"{flag}."):
+                if f"{_short(key)}.".startswith(f"{flag}."):
                     raise UserError(f"compare: {where}: got {key}, which compare sets for every run; {advice[flag]}")
         configs = [(f"{where}: config", values["config"]) for where, values in flags.items() if "config" in values]
         configs += [(name, path) for name in ("plan", "plan_page") if (path := getattr(self, name)) is not None]
@@ -245,9 +245,8 @@ class Comparison:
         fit += as_flags(self._flags(strategy))
         # the last value of a flag counts, so these values replace a seed in a configuration
         fit += as_flags(dict.fromkeys(self.seeded, seed))
-        stage = {key.replace(".init_args.", "."): value for key, value in self.stage.items() if strategy.parent}
-        short = {flag: flag.replace(".init_args.", ".") for flag in self.seeded}
-        fit += as_flags({flag: stage[name] for flag, name in short.items() if name in stage})
+        stage = {_short(key): value for key, value in self.stage.items() if strategy.parent}
+        fit += as_flags({flag: stage[_short(flag)] for flag in self.seeded if _short(flag) in stage})
         options = {f"model.position.{key}": value for key, value in strategy.options.items()}
         planned = PlannedRun(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
         if strategy.parent is None:
@@ -264,6 +263,11 @@ class Comparison:
             return self.flags | ({} if strategy.hf else strategy.flags)
         parent = self._strategies[strategy.parent]
         return self._flags(parent) | ({} if parent.parent else self.stage) | strategy.flags
+
+
+def _short(option: str) -> str:
+    """Return the shorter of an option's two names, ``data.seed`` for ``data.init_args.seed``."""
+    return option.replace(".init_args.", ".")
 
 
 def _without_null(options: Mapping[str, Any]) -> dict[str, Any]:
