@@ -1,13 +1,13 @@
 """Configuration of a model with a strategy of this project, and the description of the strategy in it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from kerple.base.errors import UserError, require
+from kerple.base.errors import require
 from kerple.positions import StrategyBuilder, strategies
 
 PREFIX = "kerple.positions."
@@ -110,42 +110,40 @@ def read_strategy(description: Any, strategy: StrategyBuilder | None = None) -> 
     valid = isinstance(description, dict) and isinstance(description.get("init_args"), dict)
     valid = valid and "class_path" in description
     require(valid, "model", f"{description!r:.60} for kerple_retrofit in config.json", "a class_path and init_args")
-    own = {} if strategy is None else {getattr(strategy, "__qualname__", repr(strategy)): strategy}
-    named = dict.fromkeys(_named(description))
-    for name in own:
+    known: dict[str, StrategyBuilder] = {f"{PREFIX}{name}": kind for name, kind in strategies().items()}
+    if strategy is not None:
+        given, paths = getattr(strategy, "__qualname__", repr(strategy)), dict.fromkeys(_named(description))
         # a class of the user with the name of a built-in strategy does not replace it
-        replaceable = [path for path in named if strategies().get(path, strategy) is strategy]
-        is_named = any(f".{path}".endswith(f".{name}") for path in replaceable)
-        require(is_named, "strategy", name, f"null or {', '.join(named):.200}, which config.json names")
-    return _read_strategy(description, own)
+        own = [path for path in paths if path.endswith(f".{given}") and known.get(path, strategy) is strategy]
+        names = ", ".join(path.removeprefix(PREFIX) for path in paths)
+        require(bool(own), "strategy", given, f"null or {names:.200}, which config.json names")
+        known |= dict.fromkeys(own, strategy)
+    return _read_strategy(description, known)
 
 
 def _named(value: Any) -> Iterator[str]:
     """Yield the path of each class in a description."""
     if isinstance(value, dict) and value.keys() == {"class_path", "init_args"}:
-        yield str(value["class_path"]).removeprefix(PREFIX)
+        yield str(value["class_path"])
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _named(inner)
 
 
 def _read_strategy(
-    description: dict[str, Any], own: dict[str, StrategyBuilder]
+    description: dict[str, Any], known: Mapping[str, StrategyBuilder]
 ) -> tuple[StrategyBuilder, dict[str, Any]]:
-    """See `read_strategy`; ``own`` has the class of the user by its name."""
+    """See `read_strategy`; ``known`` has the function that builds a strategy by its path."""
     path = str(description["class_path"])
-    known = strategies().get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
-    build = known or next((kind for name, kind in own.items() if path.endswith(f".{name}")), None)
-    if build is None:
-        expected = "a strategy of kerple.positions; pass your own class: from_pretrained(folder, strategy=…)"
-        raise UserError(f"strategy: got {path!r:.80} in config.json, expected {expected}")
-    return build, {str(key): _read(value, own) for key, value in description["init_args"].items()}
+    expected = "a strategy of kerple.positions; pass your own class: from_pretrained(folder, strategy=…)"
+    require(path in known, "strategy", f"{path!r:.80} in config.json", expected)
+    return known[path], {str(key): _read(value, known) for key, value in description["init_args"].items()}
 
 
-def _read(value: Any, own: dict[str, StrategyBuilder]) -> Any:
+def _read(value: Any, known: Mapping[str, StrategyBuilder]) -> Any:
     """Return the value of an option from JSON; the opposite of `_describe`."""
     if isinstance(value, list):
-        return [_read(inner, own) for inner in value]
+        return [_read(inner, known) for inner in value]
     if isinstance(value, dict) and value.keys() == {"class_path", "init_args"}:
-        build, options = _read_strategy(value, own)
+        build, options = _read_strategy(value, known)
         return partial(build, **options)
-    return {key: _read(inner, own) for key, inner in value.items()} if isinstance(value, dict) else value
+    return {key: _read(inner, known) for key, inner in value.items()} if isinstance(value, dict) else value
