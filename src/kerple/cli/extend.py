@@ -36,8 +36,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--output", type=str | None, help="folder of the results; null: logs/extend/<model>-<length>")
     rename_options(parser, run_dir="output")
     rename_options(parser, ", and --length is now --training_length", to="length")
-    others = {field.name for field in fields(ShardOptions) if field.name not in TEXT}
-    parser.add_class_arguments(ShardOptions, "data", skip={*others}, default={"corpus": "code"})
+    unused: set[str | int] = {field.name for field in fields(ShardOptions) if field.name not in TEXT}
+    parser.add_class_arguments(ShardOptions, "data", skip=unused, default={"corpus": "code"})
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     require(0 <= options.minutes < math.inf, "minutes", options.minutes, "a finite number, 0 or more")
     from kerple.extend.extension import Extension
