@@ -25,12 +25,13 @@ from scipy import stats
 from results.judge import dilution, questions
 from results.judge.evidence import Tier, Untested, flattest_heads
 from results.judge.figure import draw_dilution
-from results.judge.plan import LATER, missing_seeds, progress
+from results.judge.plan import missing_seeds, progress
 from results.judge.statements import ALPHA, Part, chances, correlation, evaluate, parts, verdict, with_interval
 
 HERE = Path(__file__).parent
 TABLE = yaml.safe_load((HERE / "claims.yaml").read_text())
 VERDICTS = ("reproduced", "contradicted", "not resolved", "not tested")
+MISSING = re.compile(r"\{missing of (?P<name>[\w-]+)\}")
 SLOT = re.compile(r"\{(?P<tier>[\w-]+), (?P<shown>%|nats): (?P<expression>[^}]+)\}")
 
 
@@ -199,8 +200,7 @@ def findings_page(root: Path) -> str:
     text = (HERE / "findings.md").read_text().replace("{missing}", progress(root))
     text = text.replace("{flattest head}", f"{r} [{low}, {high}]")
     text = text.replace("{answer D2}", dilution.answer_to(root, "D2"))
-    for name in LATER:
-        text = text.replace(f"{{missing of {name}}}", str(sum(map(len, missing_seeds(root, name).values()))))
+    text = MISSING.sub(lambda slot: str(sum(map(len, missing_seeds(root, slot["name"]).values()))), text)
     for index, of in enumerate(questions.answers(known["main"]).values(), start=1):
         p = of.below if of.answer == "no" else of.adjusted
         text = text.replace(f"{{answer {index}}}", f"{of.answer.capitalize()}{f' (p = {p:.2g})' * bool(of.parts)}.")
