@@ -1,5 +1,7 @@
 """`python -m results.judge.dilution results`: the answers to the questions D1 to D3 of PLAN-dilution.md.
 
+PLAN-dilution-ratio.md says which runs answer D1 and D3.
+
 `python -m results.judge.dilution results errors` prints error rates of the answers on simulated runs instead.
 """
 
@@ -110,11 +112,11 @@ def factor_at_test_time(tier: Any) -> Answer:
 QUESTIONS: dict[str, tuple[str, str, Callable[[Any], Answer]]] = {  # question, comparison and rule by number
     "D1": (
         "Is dilution set by the ratio of keys to the training length, or by their number?",
-        "dilution",
+        "dilution-ratio",
         cause_of_dilution,
     ),
     "D2": ("Does the flattest head predict KERPLE-log's gain from distant text?", "dilution-heads", flattest_head),
-    "D3": ("Does a factor at test time lower the loss of RNoPE-SWA?", "dilution", factor_at_test_time),
+    "D3": ("Does a factor at test time lower the loss of RNoPE-SWA?", "dilution-ratio", factor_at_test_time),
 }
 
 

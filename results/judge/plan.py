@@ -13,7 +13,7 @@ from kerple.compare.run_discovery import recorded_runs
 
 CONFIGS = Path(__file__).parents[2] / "configs/compare"
 PLANNED = ("main", "main-rfc")  # the comparisons of PLAN.md
-LATER = ("dilution", "dilution-heads", "extend-by-training")  # those of later plans
+LATER = ("dilution", "dilution-heads", "dilution-ratio", "extend-by-training")  # those of later plans
 IN_QUESTIONS = {"KerpleLog", "ALiBi", "RNoPE-SWA", "KerplePower"}
 
 

@@ -65,11 +65,11 @@ def test_repeated_tokens_are_scored_after_their_first_occurrence() -> None:
 def test_a_question_with_missing_runs_is_not_answered(tmp_path: Path) -> None:
     committed = recorded_runs(Path(__file__).parents[2] / "results/dilution-heads")
     (folder,) = [run.folder for run in committed if run.seed == 1400]
-    for name in ("dilution", "dilution-heads"):
+    for name in ("dilution-ratio", "dilution-heads"):
         shutil.copytree(folder, tmp_path / name / "runs/KerpleLog 128/seed-1400")
     lines = answers(tmp_path).splitlines()
     assert [line.rpartition("** ")[2] for line in lines] == [
-        "Not tested: of the runs of dilution, 43 are missing.",
+        "Not tested: of the runs of dilution-ratio, 16 are missing.",
         "Not tested: of the runs of dilution-heads, 11 are missing.",
-        "Not tested: of the runs of dilution, 43 are missing.",
+        "Not tested: of the runs of dilution-ratio, 16 are missing.",
     ]
