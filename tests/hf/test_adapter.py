@@ -61,6 +61,21 @@ def test_losses_of_a_model_that_needs_more_of_its_base_model_are_those_of_its_lo
     torch.testing.assert_close(network.losses(tokens), expected)
 
 
+WINDOW = {"sliding_window": 7, "use_sliding_window": True, "num_key_value_heads": 4, "num_local_experts": 2}
+WINDOW |= {"intermediate_size": 48, "num_experts": 2, "num_experts_per_tok": 1}
+WINDOW |= {"layer_types": ["sliding_attention"] * 2}
+
+
+@pytest.mark.parametrize("kind", [hf.MixtralConfig, hf.PhimoeConfig, hf.Qwen2MoeConfig])
+@torch.inference_mode()
+def test_a_models_own_window_limits_a_wider_one(kind):
+    model = small(kind, **WINDOW)
+    network, tokens = hugging_face_network(model, LENGTH), text(1, 40)
+    torch.testing.assert_close(network(tokens, Visibility(20)), model(tokens).logits, atol=1e-5, rtol=1e-4)
+    model.config.sliding_window = 40
+    assert not torch.allclose(network(tokens, Visibility(20)), model(tokens).logits, atol=1e-3)
+
+
 @pytest.mark.parametrize(("family", "window", "keep_first"), [("llama", 5, 4), ("gpt_neox", 1, 0), ("gpt2", 600, 0)])
 @torch.inference_mode()
 def test_a_window_equals_an_explicit_mask(family, window, keep_first):

@@ -33,6 +33,8 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
         UserError: At the end of the context, if the attention of a layer cannot be limited, because the layer does not
             use transformers' registry of attention functions, or divides the text into chunks by its mask (Llama 4).
     """
+    from transformers import AttentionMaskInterface  # an optional package
+
     if (strategies := getattr(decoder(model), "kerple", None)) is not None:
         with temporary_value(strategies, "visibility", visibility):  # of `kerple.hf.retrofit`
             yield
@@ -44,6 +46,7 @@ def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
         calls += 1
         return windowed_attention(visibility, *args, **options)
 
+    AttentionMaskInterface.register(NAME, layer_window)
     with attention_replaced(model, NAME, attention):
         try:
             yield
@@ -127,6 +130,14 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
         yield
 
 
+def layer_window(*_: Any, local_size: int | None = None, **__: Any) -> Tensor | None:
+    """Return a layer's own window as a tensor (1, 1, 1, 1) int64, in place of transformers' mask; None without one.
+
+    Some families, such as PhiMoE, do not pass their window to the attention function, but only to the mask.
+    """
+    return torch.tensor(local_size).view(1, 1, 1, 1) if local_size else None  # Qwen2-MoE without a window has 0
+
+
 def windowed_attention(
     visibility: Visibility,
     module: nn.Module,
@@ -147,8 +158,11 @@ def windowed_attention(
         UserError: If the layer needs an option that this attention does not support.
     """
     visibility = visibility.narrow(sliding_window)
+    masked = attention_mask is not None
+    if attention_mask is not None and attention_mask.dtype == torch.int64:  # of `layer_window`; masks have other dtypes
+        visibility, masked = visibility.narrow(int(attention_mask)), False
     unsupported = [name for name in UNSUPPORTED if options.get(name) is not None]
-    if unsupported or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
+    if unsupported or masked or not getattr(module, "is_causal", True) or dropout:
         needs = ", ".join(unsupported) or "a mask, dropout or attention to later tokens"
         given = f"got {visibility.window}, but {type(module).__name__} needs {needs}"
         reason = "which attention with a window does not support"
