@@ -139,9 +139,14 @@ def test_results_of_a_retrofitted_model_have_the_name_of_its_strategy():
     assert hugging_face_network(retrofit(tiny("gpt2"), "ALiBi")).name == "ALiBi"  # its learned positions are zero
 
 
-@pytest.mark.parametrize("strategy", [None, "RandomizedPositions"])
-def test_continuations_are_greedy_and_need_no_cache_if_a_strategy_depends_on_the_length(strategy):
-    network = hugging_face_network(retrofit(tiny("llama"), strategy) if strategy else tiny("llama"))
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+LONGROPE |= {"original_max_position_embeddings": 12}  # reached in the continuation
+
+
+@pytest.mark.parametrize("strategy", [None, "RandomizedPositions", LONGROPE])
+def test_continuations_are_greedy_and_need_no_cache_if_positions_depend_on_the_length(strategy):
+    llama = tiny("llama", rope_parameters=LONGROPE) if strategy is LONGROPE else tiny("llama")
+    network = hugging_face_network(retrofit(llama, strategy) if isinstance(strategy, str) else llama)
     tokens = text(1, 9)
     for token in network.continued(tokens, 6):
         assert token == int(network(tokens)[0, -1].argmax())
@@ -244,6 +249,16 @@ def test_llama3_with_equal_ends_is_one_step_in_a_model_with_its_own_scaling():
     new = scaled(config, "llama3", 2.0, 4096, {"low_freq_factor": 4.0, "high_freq_factor": 4.0})
     rotations = 4096 * 10000.0 ** (-torch.arange(0, 32, 2) / 32) / 4.0 / (2 * math.pi)
     assert new.rope_parameters["long_factor"] == pytest.approx([4.0 if n >= 4 else 8.0 for n in rotations])
+
+
+@torch.inference_mode()
+def test_losses_with_dynamic_rope_in_one_kind_of_layers_do_not_depend_on_earlier_inputs():
+    dynamic = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}
+    ropes = {"full_attention": dynamic, "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"}}
+    network = hugging_face_network(tiny("gemma3_text", rope_parameters=ropes))
+    short = network.losses(text(1, 65))
+    network.losses(text(1, 200))
+    assert torch.equal(network.losses(text(1, 65)), short)
 
 
 @pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"])

@@ -1,5 +1,6 @@
 """`HuggingFaceNetwork`: a causal language model of transformers as a network to measure."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -102,10 +103,11 @@ class HuggingFaceNetwork(nn.Module, HasLengthLimit, SupportsWindows, SupportsGen
         Generation stops after a token that ends a text.
         """
         reset_dynamic_rope(self.model)
-        # dynamic scaling changes with the length, and cached keys would be rotated by the angles of a shorter input
-        strategies = getattr(decoder(self.model), "kerple", None)  # of `kerple.hf.retrofit`
-        use_cache = not _dynamic_rope(self.model) and (strategies is None or strategies.prefix_consistent)
         tokens = self._after_bos(tokens)
+        # cached keys would be rotated by the angles of a shorter input
+        same_angles = not _angles_change(self.model, tokens.shape[1], tokens.shape[1] + steps)
+        strategies = getattr(decoder(self.model), "kerple", None)  # of `kerple.hf.retrofit`
+        use_cache = same_angles and (strategies is None or strategies.prefix_consistent)
         mask = torch.ones_like(tokens)  # without a mask, transformers hides tokens that equal the padding token
         options = {"max_new_tokens": steps, "do_sample": False, "use_cache": use_cache}
         stored = self.model.generation_config  # may have penalties and beams, which apply to greedy generation too
@@ -230,9 +232,28 @@ def base_model(model: Any) -> nn.Module:
     return getattr(model, "model", base) if base is model else base  # the prefix of Llama 4 names no attribute
 
 
-def _dynamic_rope(model: Any) -> list[Any]:
-    """Return the modules of a model that compute RoPE with dynamic scaling."""
-    return [module for module in model.modules() if "dynamic" in str(getattr(module, "rope_type", ""))]
+def _dynamic_rope(model: Any) -> list[tuple[Any, str]]:
+    """Return the modules of a model that compute RoPE with dynamic scaling, with the prefix of their buffers' names.
+
+    A module for several kinds of layers has buffers for each kind, whose names begin with this kind.
+    """
+    types = {module: getattr(module, "rope_type", None) for module in model.modules()}
+    kinds = {module: of if isinstance(of, dict) else {"": of} for module, of in types.items()}
+    return [(m, kind and f"{kind}_") for m, of in kinds.items() for kind, name in of.items() if "dynamic" in str(name)]
+
+
+def _angles_change(model: Any, shorter: int, longer: int) -> bool:
+    """Return whether the angles of RoPE differ between inputs of two lengths in tokens.
+
+    Dynamic scaling depends on the length, and LongRoPE on whether it is above the original length.
+    """
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    originals = [
+        each["original_max_position_embeddings"]
+        for each in ([rope] if "rope_type" in rope else rope.values())
+        if isinstance(each, Mapping) and each.get("rope_type") == "longrope"
+    ]
+    return bool(_dynamic_rope(model)) or any(shorter <= original < longer for original in originals)
 
 
 def reset_dynamic_rope(model: Any) -> None:
@@ -240,7 +261,8 @@ def reset_dynamic_rope(model: Any) -> None:
 
     transformers keeps the frequencies of the longest earlier input. Without a reset, results depend on that input.
     """
-    for module in _dynamic_rope(model):
-        if hasattr(module, "original_inv_freq"):
-            module.register_buffer("inv_freq", module.original_inv_freq.to(module.inv_freq), persistent=False)
-            module.max_seq_len_cached = module.original_max_seq_len
+    for module, prefix in _dynamic_rope(model):
+        if (original := getattr(module, f"{prefix}original_inv_freq", None)) is not None:
+            used = getattr(module, f"{prefix}inv_freq")
+            module.register_buffer(f"{prefix}inv_freq", original.to(used), persistent=False)
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
