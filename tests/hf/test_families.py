@@ -20,12 +20,13 @@ from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, 
 ORIGINAL = {"rope_theta": 500.0, "original_max_position_embeddings": LENGTH // 2}
 DIVISORS = {"short_factor": [1.0, 1.1, 1.2, 1.5], "long_factor": [1.0, 2.0, 5.0, 9.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+UNUSED = {"attention_factor": 1.2}  # only YaRN and LongRoPE have this factor
 VARIANTS = [
     *((family, {}) for family in CONFIGS),
     ("llama", {"tie_word_embeddings": False, "num_key_value_heads": 6, "hidden_act": "gelu_pytorch_tanh"}),
-    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
-    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}}),
-    ("llama", {"rope_parameters": ORIGINAL | LLAMA3}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0} | UNUSED}),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0} | UNUSED}),
+    ("llama", {"rope_parameters": ORIGINAL | LLAMA3 | UNUSED}),
     ("llama", {"rope_parameters": ORIGINAL | DIVISORS | {"rope_type": "longrope"}}),
     ("llama", {"rope_parameters": ORIGINAL | {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
     ("llama", {"rope_parameters": YARN | {"beta_fast": 8.0, "attention_factor": 1.3}}),

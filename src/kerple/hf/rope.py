@@ -108,7 +108,9 @@ def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, 
         return options
     if scaling in ("yarn", "longrope") and not rope.get("factor"):
         options["factor"] = length / (rope.get("original_max_position_embeddings") or length)
-    options |= {"scaling": scaling} | {ours: rope[name] for name, ours in OPTIONS.items() if rope.get(name)}
+    unused = set() if scaling in ("yarn", "longrope") else {"attention_factor"}  # as in transformers
+    used = {name: ours for name, ours in OPTIONS.items() if rope.get(name) and name not in unused}
+    options |= {"scaling": scaling} | {ours: rope[name] for name, ours in used.items()}
     fast: float = rope.get("high_freq_factor" if scaling == "llama3" else "beta_fast") or 32.0
     slow: float = rope.get("low_freq_factor" if scaling == "llama3" else "beta_slow") or 1.0
     if fast < slow and scaling == "llama3":
