@@ -66,6 +66,13 @@ def test_all_readings_of_a_correct_model_are_equal_within_rounding(name):
     assert not compare(model, lambda tokens: model(tokens).logits).differs
 
 
+def test_two_sides_in_fp64_are_equal_within_its_rounding():
+    model = build("gpt2")  # its code has no casts to fp32
+    for reading in (Reading(cached=True), Reading(batched=True), Reading(shift=16)):
+        sides = (Side(model, "A", dtype=torch.float64), Side(model, "B", reading, dtype=torch.float64))
+        assert parity(*sides, TOKENS[:48]).differs == bool(reading.shift)  # which changes its absolute positions
+
+
 def test_the_strategies_of_a_retrofitted_model_stay_in_fp32():
     side = Side(retrofit(build("llama"), KerpleLog), "A", dtype=torch.bfloat16)
     assert torch.isfinite(side.outputs(TOKENS[:48]).log_probs).all()

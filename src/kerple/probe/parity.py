@@ -25,6 +25,7 @@ from kerple.probe.probe_model import embedded
 from kerple.probe.reading import EXTRA, Reading
 
 BAND = 4  # largest difference that rounding explains, as a multiple of the larger rounding error of the two sides
+EXACT = 100 * torch.finfo(torch.float64).eps  # largest relative error of the forward pass in fp64
 ROWS = 256  # number of positions whose probabilities are compared at once, in fp64
 ARRAYS = "tokens and one of log_probs, target_log_probs, or top_ids with top_log_probs"
 
@@ -221,8 +222,8 @@ class Parity:
 def parity(a: Side, b: Side, tokens: Tensor) -> Parity:
     """Compare two computations of the same tokens.
 
-    The band of a position or layer is 4 times the larger difference of A and B from the same forward pass in fp64. If
-    only one side is a model, it is 4 times the difference of this side.
+    The band of a position or layer is 4 times the larger difference of A and B from the same forward pass in fp64, or
+    the rounding of fp64 if this is larger. If only one side is a model, it is 4 times the difference of this side.
 
     Args:
         a: The first side.
@@ -257,8 +258,10 @@ def parity(a: Side, b: Side, tokens: Tensor) -> Parity:
                 exact[key] = side.outputs(tokens, exact=True)
             error, divergence, layer_error = _differences(exact[key], outputs)
             kl_bands += [] if divergence is None else [BAND**2 * divergence]
-            bands.append(BAND * error[: len(difference)])
-            layer_bands += [] if layer_error is None else [BAND * layer_error]
+            bands.append(BAND * error[: len(difference)].clamp(min=EXACT * float(outputs.log_probs.abs().max())))
+            if layer_error is not None and outputs.layers is not None:
+                norms = outputs.layers.double().norm(dim=-1)  # (layers, T)
+                layer_bands.append(BAND * layer_error.maximum(EXACT * norms.amax(1, keepdim=True)))
     layer_band = None if layers is None else torch.stack(layer_bands).amax(0)
     kl_band = None if kl is None else torch.stack(kl_bands).amax(0)
     result = Parity((a.name, b.name), difference, torch.stack(bands).amax(0), kl, kl_band, layers, layer_band)
