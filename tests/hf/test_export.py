@@ -2,6 +2,8 @@
 
 import json
 import resource
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,16 @@ from kerple.hf.model_folder import add_transformers_4_entries, link
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from kerple.hf.pretrained_model_reader import read_network, read_stored_model
 from kerple.hf.rope import scaled
+from kerple.hf.translation_from_transformers import read_family
 from kerple.measure import results_table
 from kerple.measure.extrapolation import Extrapolation
 from kerple.model import Transformer
 from kerple.model.generation import generate
 from kerple.model.stored_model import StoredModel, build_transformer, copy_weights
+from kerple.positions import NoPE
 from kerple.training.trained_model import load_trained
 from tests.cli.tiny import complaint
-from tests.hf.tiny import LENGTH, VOCABULARY, arguments, configuration, hf, saved, text
+from tests.hf.tiny import LENGTH, VOCABULARY, arguments, configuration, hf, saved, text, tiny
 from tests.pages import put
 from tests.toy import QUIET
 
@@ -261,6 +265,36 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
     assert tested.name.startswith("the test split of")
     with pytest.raises(UserError, match="add --trust my_file"):
         network_and_text(loaded, path, "modules")
+
+
+def test_strategies_of_packages_are_exported_and_those_with_equal_names_are_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "from kerple.positions import NoPE\nclass {}(NoPE): pass\n"
+    for folder, name in (("first_own", "Own"), ("second_own", "Other")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text(f"from {folder}.same import {name}")
+        (tmp_path / folder / "same.py").write_text(code.format(name))
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "__init__.py").write_text(code.format("Own"))
+    theirs, tokens = tiny("llama"), text(1, 40)
+    stored = read_family(theirs.config, theirs.state_dict())
+
+    def exported(*paths):
+        for path in paths:
+            import_module(path.rpartition(".")[0])
+        combined = {"class_path": "Combined", "init_args": {"parts": [{"class_path": path} for path in paths]}}
+        folder = tmp_path / "-".join(paths)
+        export(replace(stored, model=stored.model | {"position": combined}), folder, None, None)
+        return hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()(tokens).logits
+
+    expected = build_transformer(stored.model, NoPE)
+    copy_weights(expected, stored)
+    for path in ("alone.Own", "second_own.Other"):
+        torch.testing.assert_close(exported(path), expected.eval()(tokens))
+    equal = {"files .* same": ("first_own.Own", "second_own.Other"), "classes .* Own": ("alone.Own", "first_own.Own")}
+    for twice, paths in equal.items():
+        with pytest.raises(UserError, match=f"model.position: got two {twice}, expected different names"):
+            exported(*paths)
 
 
 @pytest.mark.slow

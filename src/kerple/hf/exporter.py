@@ -90,10 +90,11 @@ def export(
         if tokenizer is not None:
             end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
             save_tokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end), unfinished)
-        for strategy in external:
-            copy(str(getsourcefile(strategy)), unfinished)
+        files = {strategy: strategy.__module__.rpartition(".")[2] for strategy in external}
+        for strategy, name in files.items():
+            copy(str(getsourcefile(strategy)), unfinished / f"{name}.py")
         if external:
-            imports = [f"from .{s.__module__.rpartition('.')[2]} import {s.__name__}" for s in external]
+            imports = [f"from .{name} import {strategy.__name__}" for strategy, name in files.items()]
             code = REMOTE_CODE.format(imports="\n".join(imports), names=", ".join(s.__name__ for s in external))
             (unfinished / "modeling_kerple.py").write_text(code, encoding="utf-8")
         if card:
@@ -120,23 +121,32 @@ def hugging_face_model(stored: StoredModel) -> Any:
     return _llama(stored, rope.get("base", 10000.0)) if is_llama else _kerple(stored, external)
 
 
-def _external_strategies(position: Any) -> list[type[Position]]:
-    """Return the strategies from outside this project; reading the model has imported their modules.
+def _external_strategies(position: Any) -> dict[str, type[Position]]:
+    """Return the strategies from outside this project by class path; reading the model has imported their modules.
 
     Raises:
-        UserError: If a strategy is inside another class, so that no copied file could define it.
+        UserError: If a strategy is inside another class, so that no copied file could define it, or two classes or
+            files have the same name.
     """
     paths = dict.fromkeys(re.findall(r'"class_path": "([^"]+)\.(\w+)"', json.dumps(position)))
     for module, name in paths:
         require(module in sys.modules, "model.position", f"{module}.{name}", "a class at the top level of its file")
-    return [getattr(sys.modules[module], name) for module, name in paths if module.split(".")[0] != "kerple"]
+    own = [(module, name) for module, name in paths if module.split(".")[0] != "kerple"]
+    external = {f"{module}.{name}": getattr(sys.modules[module], name) for module, name in own}
+    classes, modules = {*external.values()}, {strategy.__module__ for strategy in external.values()}
+    names = [c.__name__ for c in classes], [module.rpartition(".")[2] for module in modules]
+    for kind, given in zip(("classes", "files"), names, strict=True):
+        twice = sorted({name for name in given if given.count(name) > 1})
+        require(not twice, "model.position", f"two {kind} with the name {', '.join(twice)}", "different names")
+    return external
 
 
-def _kerple(stored: StoredModel, external: list[type[Position]]) -> KerpleForCausalLM:
+def _kerple(stored: StoredModel, external: dict[str, type[Position]]) -> KerpleForCausalLM:
     """Return the network as a `KerpleForCausalLM` that refers to the files of strategies from outside this project."""
     rows = len(stored.weights["embedding.weight"])
     options = {key: value for key, value in stored.model.items() if key not in ("vocabulary", "attention", "dropout")}
-    config_class, model_class = remote_classes(__name__, *external) if external else (KerpleConfig, KerpleForCausalLM)
+    classes = {*external.values()}
+    config_class, model_class = remote_classes(__name__, *classes) if external else (KerpleConfig, KerpleForCausalLM)
     exported = model_class(config_class({**options, "vocabulary": rows}))
     for module in exported.network.modules():
         if isinstance(module, PlaceEmbedding):
@@ -144,9 +154,9 @@ def _kerple(stored: StoredModel, external: list[type[Position]]) -> KerpleForCau
             raise UserError(f"model.position: got {type(module).__name__}, {reason}; use `python run.py predict`")
     exported.network.load_state_dict(stored.weights)
     network = json.dumps(exported.config.network)
-    for strategy in external:  # transformers imports the copied file into its package transformers_modules
-        path = f'"{strategy.__module__}.{strategy.__name__}"'
-        network = network.replace(path, f'"transformers_modules.{strategy.__name__}"')
+    # transformers imports the copied files into its package transformers_modules
+    for path, strategy in external.items():
+        network = network.replace(f'"{path}"', f'"transformers_modules.{strategy.__name__}"')
     if external:
         exported.config.auto_map = AUTO_MAP
         exported.config.network = json.loads(network)
