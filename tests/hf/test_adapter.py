@@ -8,9 +8,10 @@ import torch.nn.functional as F
 
 from kerple.base.errors import UserError
 from kerple.hf.adapter import hugging_face_network
+from kerple.hf.pretrained_model_reader import read_network
 from kerple.hf.rope import scaled
 from kerple.model.network import SupportsOffset
-from kerple.positions import RoPE, Shape
+from kerple.positions import NoPE, RoPE, Shape
 from kerple.positions.visibility import Visibility
 from tests.hf.tiny import CONFIGS, LENGTH, SIZES, configuration, hf, random_model, small, text, tiny
 from tests.probe.models import build
@@ -132,6 +133,11 @@ def test_the_longest_input_is_that_of_the_models_table_of_any_kind(family):
         network.longest_input = None  # as on a GPU, where the limit is not tested
         with pytest.raises(UserError, match=r"model: \w+ cannot read 41 tokens \(\w+Error: .+\); use another model"):
             network.losses(text(1, 42))
+
+
+def test_a_strategy_in_place_of_rope_refuses_a_scaling_of_rope():
+    with pytest.raises(UserError, match=r"model.scaling: got yarn and factor 4\.0 with model.position, expected null"):
+        read_network("any", scaling="yarn", factor=4.0, position=NoPE)
 
 
 def test_results_of_a_retrofitted_model_have_the_name_of_its_strategy():

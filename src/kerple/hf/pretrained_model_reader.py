@@ -47,9 +47,11 @@ def read_network(
         rope_options: Further entries of ``rope_parameters`` for the scaling, such as ``beta_fast``.
 
     Raises:
-        UserError: If the model cannot be read, its RoPE cannot be scaled, its family has no translation, or the
-            strategy has parameters that the model lacks.
+        UserError: If the model cannot be read, its RoPE cannot be scaled or is replaced, its family has no translation,
+            or the strategy has parameters that the model lacks.
     """
+    given, expected = f"{scaling} and factor {factor} with model.position", "null, because the strategy replaces RoPE"
+    require(position is None or scaling is factor is None, "model.scaling", given, expected)
     source = find_model(path)
     config = read_model_config(source, trust_remote_code)
     exported = config.model_type in ("kerple", "kerple_remote")
