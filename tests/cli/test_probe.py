@@ -82,6 +82,20 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys, monkeypatc
         assert message in complaint(capsys, "probe", here / "llama", *parts, *wrong)
 
 
+@pytest.mark.parametrize("command", ["probe", "parity"])
+def test_a_report_replaces_only_one_on_the_same_model_and_its_folder_is_made_first(command, here, capsys, monkeypatch):
+    sides = 1 if command == "probe" else 2
+    for folder in (here / "llama", saved(here / "other/llama", "llama")):
+        for _ in range(2):
+            main([command, *[str(folder)] * sides, *(["--layers", "false"] if sides == 1 else ["--length", "8"])])
+    names = sorted(path.name for path in (here / "logs" / command).iterdir())
+    assert names == ["-".join(["llama"] * sides) + end for end in ("", "_v1")]
+    monkeypatch.setattr("kerple.hf.pretrained_model_reader.read_fp32_model", None)
+    (here / "file").touch()
+    message = complaint(capsys, command, *[here / "llama"] * sides, "--output", "file/inside")
+    assert message.startswith("error: output: file/inside cannot be written to (")
+
+
 def test_the_reason_is_printed_if_a_model_has_too_few_positions_for_a_measurement():
     network = Transformer(Shape(16, 2, 32), 1, 30, Learned).eval()
     text = Text(np.arange(24_000) % 30, begins=np.arange(0, 24_000, 2000))

@@ -1,6 +1,7 @@
 """Folders of runs: a run locks the folder that it writes to, and never overwrites an earlier run."""
 
 import fcntl
+import json
 import os
 import platform
 import shutil
@@ -85,6 +86,29 @@ def test_directory(output: str | None, ckpt_path: str, command: str) -> Path:
     run = checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints
     refuse_links("output", *versions(run / command))
     return _new_version(run / command)
+
+
+def report_directory(preferred: Path, report: str, sources: list[str]) -> Path:
+    """Choose and lock the folder of a report, so that it replaces only an earlier report on the same sources.
+
+    Args:
+        preferred: The preferred folder.
+        report: Name of the JSON file of the report, which has an entry ``sources``.
+        sources: Paths or names of the models of the report.
+
+    Returns:
+        The version of the folder with a report on these sources, or else a new version of it.
+
+    Raises:
+        UserError: If the folder cannot be made or written to, or another process has locked it.
+    """
+    for path in versions(preferred):
+        content = None
+        with suppress(OSError, ValueError):
+            content = json.loads((path / report).read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("sources") == sources:
+            return resume_directory(path)
+    return _new_version(preferred)
 
 
 def unlock(remove_new: bool = False) -> None:

@@ -67,12 +67,16 @@ def main(arguments: list[str]) -> None:
     add_trust_argument(parser)
     options = parse(parser, arguments)  # reports wrong options before imports that take seconds
     require(options.length is None or options.length > 1, "length", options.length, "2 or more tokens")
-    from kerple.hf.pretrained_files import model_name
+    from kerple.base.run_folder import report_directory
+    from kerple.hf.pretrained_files import model_name, source_name
     from kerple.probe.parity import Outputs, parity
     from kerple.training.torch_settings import configure_torch
 
     configure_torch()
     paths = {"A": options.first, "B": options.second}
+    sources = [source_name(path) for path in paths.values()]
+    preferred = Path(options.output or f"logs/parity/{'-'.join(map(model_name, paths.values()))}")
+    folder = report_directory(preferred, "parity.json", sources)  # an error before the comparison if it is unwritable
     models: dict[Any, Any] = {}
     sides = {name: _side(name, path, options, models) for name, path in paths.items()}
     files = {name: side.source for name, side in sides.items() if isinstance(side.source, Outputs)}
@@ -92,7 +96,7 @@ def main(arguments: list[str]) -> None:
             vocabulary, largest = side.source.get_input_embeddings().num_embeddings, int(tokens.max())
             require(largest < vocabulary, name, f"a vocabulary of {vocabulary} tokens", f"more than id {largest}")
     result = parity(sides["A"], sides["B"], tokens)
-    folder = Path(options.output or f"logs/parity/{'-'.join(map(model_name, paths.values()))}")
+    result.sources = sources
     result.write(folder)
     print(result.summary())
     print(f"written to {folder}/parity.html and parity.json")

@@ -49,12 +49,16 @@ def main(arguments: list[str]) -> None:
     require(options.text is None or bool(parts), "text", f"{options.text} without gap and far_context", expected)
     expected = "null, because a checkpoint is measured on its test text"
     require(options.text is None or not is_zipfile(options.model), "text", options.text, expected)
-    from kerple.hf.pretrained_files import model_name
+    from kerple.base.run_folder import report_directory
+    from kerple.hf.pretrained_files import model_name, source_name
     from kerple.hf.pretrained_model_reader import read_fp32_model
     from kerple.probe.probe_model import probe_model
     from kerple.training.torch_settings import configure_torch
 
     configure_torch()
+    sources = [source_name(options.model)]
+    preferred = Path(options.output or f"logs/probe/{model_name(options.model)}")
+    folder = report_directory(preferred, "probe.json", sources)  # an error before the checks if it is unwritable
     classes = checkpoint_classes(options.model, options.trust)
     model, config = read_fp32_model(options.model, classes, options.trust_remote_code)
     if parts:  # wrong options of the measurements are reported before the checks, which take minutes
@@ -64,7 +68,7 @@ def main(arguments: list[str]) -> None:
         blocks = 4 if options.blocks is None else options.blocks
         measures = text_measures(network, measured_text, parts, options.length, blocks)
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
-    folder = Path(options.output or f"logs/probe/{model_name(options.model)}")
+    report.sources = sources
     report.write(folder)
     if parts:
         report.results = measure_on_text(network, measured_text, measures)

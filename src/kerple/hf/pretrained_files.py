@@ -125,6 +125,11 @@ def model_name(path: str) -> str:
     return "-".join(part for part in parts if part not in ("/", "checkpoints")).removesuffix(".gguf")
 
 
+def source_name(path: str) -> str:
+    """Return the absolute path of a model that is a file or folder, or else its name on the hub."""
+    return str(Path(path).absolute()) if Path(path).exists() else path
+
+
 def reading(source: ModelSource, part: str) -> AbstractContextManager[None]:
     """Return `foreign_errors` for the reading of a ``part`` of the model, such as its weights."""
     return foreign_errors(f"model: the {part} of {source.name} could not be read", f"expected {EXPECTED}")

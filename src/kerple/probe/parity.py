@@ -133,6 +133,7 @@ class Parity:
             no outputs of layers, or outputs of other shapes.
         layer_band: The same by rounding, (layers, T).
         words: What `probe` finds in the first layer that leaves its band, one line for each model.
+        sources: Paths or names from which the sides were read, see `kerple.base.run_folder.report_directory`.
     """
 
     names: tuple[str, str]
@@ -143,6 +144,7 @@ class Parity:
     layers: Tensor | None
     layer_band: Tensor | None
     words: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
 
     @property
     def first_position(self) -> int | None:
@@ -185,7 +187,7 @@ class Parity:
         """Write ``parity.html`` and ``parity.json`` into a folder."""
         page = render_template("kerple.probe", "parity.html.jinja", parity=self, figure=embedded(self.figure()))
         write(folder / "parity.html", page)
-        content = {"names": self.names, "differs": self.differs, "words": self.words}
+        content = {"names": self.names, "sources": self.sources, "differs": self.differs, "words": self.words}
         content |= {"first_position": self.first_position, "first_layer": self.first_layer}
         content |= {"difference": self.difference.tolist(), "band": self.band.tolist()}
         content |= {"kl": None if self.kl is None else self.kl.tolist(), "layer_ratios": self.layer_ratios}

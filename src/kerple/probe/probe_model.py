@@ -38,6 +38,7 @@ class Report:
         invariances: Results of the tests of invariances; empty if these are not tested.
         results: Results of measurements on text.
         text: Name of the text and sha256 of its tokens; empty without measurements on text.
+        sources: Path or name from which the model was read, see `kerple.base.run_folder.report_directory`.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Report:
     invariances: list[Invariance] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     text: str = ""
+    sources: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> list[str]:
