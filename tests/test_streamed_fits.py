@@ -4,7 +4,6 @@ import json
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from kerple.data import remote_shards
 from kerple.data.manifest import read_manifest
 from tests.data.conftest import small_build, write_lines
 from tests.disturbed import Fit, assert_same_state, interruption
-from tests.web_server import Clock, Handler, Server, answer, send_slowly, serving
+from tests.web_server import Clock, Handler, Server, serving
 
 STEPS = 300
 
@@ -105,24 +104,6 @@ def test_streamed_fits_that_are_killed_or_lose_their_server_continue_bit_for_bit
     with serving(shards) as server:
         streamed = fit(tmp_path, server.url, workers)
         disturbed(tmp_path, server, streamed, kills, workers)
-    assert streamed.rows() == whole.rows()
-    assert_same_state(streamed.checkpoint(), whole.checkpoint())
-
-
-@pytest.mark.slow
-def test_a_fit_whose_server_is_slow_and_then_refuses_expired_credentials_continues(shards, whole, tmp_path):
-    def fault(handler: Handler, number: int) -> bool:
-        return (answer(403) if number > 12 else partial(send_slowly, pauses=[0.2, 0.2]))(handler, number)
-
-    with serving(shards) as server:
-        server.handler.fault = fault
-        streamed = fit(tmp_path, server.url)
-        assert streamed.start() == 2
-        assert "cannot be read (ClientResponseError: 403" in (streamed.folder / "log0.txt").read_text().splitlines()[-1]
-        steps = [number for kind, number in streamed.rows() if kind == "batch"]
-        assert streamed.checkpoint()["global_step"] == steps[-1] + 1 > 1
-        server.handler.fault = partial(send_slowly, pauses=[0.2, 0.2])
-        assert streamed.start() == 0
     assert streamed.rows() == whole.rows()
     assert_same_state(streamed.checkpoint(), whole.checkpoint())
 
