@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.parser_ahead"])
+WORDS = ["alpha", "beta", "gamma", "delta", "kernel", "distance", "length", "token", "bias", "head"]
 
 
 class Record(Callback):
@@ -170,15 +171,11 @@ def assert_same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         assert same(ours[key], theirs[key]), key
 
 
-def prepare(folder: Path) -> Path:
-    """Write token shards of a few thousand words, and return their folder."""
-    from kerple.data.datamodule import TokenShards
+def prepare(folder: Path, documents: int = 60, words: tuple[int, int] = (200, 200), part: int = 10**6) -> Path:
+    """Write token shards of random documents with this least and greatest number of words; return their folder."""
+    from tests.data.conftest import small_build, write_lines
 
-    words = ["alpha", "beta", "gamma", "delta", "kernel", "distance", "length", "token", "bias", "head"]
     draw = random.Random(0)
-    (folder / "text").mkdir()
-    for document in range(60):
-        (folder / "text" / f"{document}.txt").write_text(" ".join(draw.choices(words, k=200)))
-    shards = folder / "shards"
-    TokenShards(str(folder / "text"), vocabulary=300, directory=str(shards), prepare_workers=1).prepare_data()
-    return shards
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(*words))) + f" {i}" for i in range(documents)]
+    small_build(folder / "shards", write_lines(folder / "corpus.jsonl", texts), part)
+    return folder / "shards"

@@ -3,7 +3,6 @@
 Two processes equal one process up to the order of sums.
 """
 
-import random
 import signal
 from collections.abc import Callable
 from functools import cache
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.data.conftest import small_build, write_lines
 from tests.disturbed import Fit, assert_same_state, interruption, prepare, same
 
 DOCUMENTS = {"length": 96, "mask_documents": True, "packing": "best_fit", "score_first_targets": False}
@@ -71,11 +69,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def many_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 25 shards of documents with 60 to 120 tokens."""
-    folder, draw = tmp_path_factory.mktemp("many"), random.Random(0)
-    words = ["alpha", "beta", "gamma", "delta", "kernel", "distance", "length", "token", "bias", "head"]
-    documents = [" ".join(draw.choices(words, k=draw.randint(60, 120))) + f" {i}" for i in range(200)]
-    small_build(folder / "shards", write_lines(folder / "corpus.jsonl", documents), part=5000)
-    return folder / "shards"
+    return prepare(tmp_path_factory.mktemp("many"), 200, (60, 120), part=5000)
 
 
 def data_of(mode: str, shards: Path) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from pytorch_lightning import Callback
 
 from kerple.data import remote_shards
 from kerple.data.manifest import read_manifest
-from tests.data.conftest import small_build, write_lines
-from tests.disturbed import Fit, assert_same_state, interruption
+from tests.disturbed import Fit, assert_same_state, interruption, prepare
 from tests.web_server import Clock, Handler, Server, serving
 
+pytestmark = pytest.mark.slow
 STEPS = 300
 
 
@@ -41,23 +41,13 @@ def gone(after: int) -> Any:
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 25 shards with 60 samples of 16 tokens each."""
-    folder, draw = tmp_path_factory.mktemp("streamed"), random.Random(0)
-    words = ["alpha", "beta", "gamma", "delta", "kernel", "distance", "length", "token", "bias", "head"]
-    documents = [" ".join(draw.choices(words, k=100)) + f" {i}" for i in range(200)]
-    small_build(folder / "shards", write_lines(folder / "corpus.jsonl", documents), part=5000)
-    return folder / "shards"
+    return prepare(tmp_path_factory.mktemp("streamed"), 200, (100, 100), part=5000)
 
 
 def fit(
-    folder: Path,
-    directory: str | Path,
-    workers: int = 0,
-    sections: int | None = 1,
-    processes: int = 1,
-    name: str = "fit",
-    cache_gb: float = 1.0,
-    **trainer: Any,
-) -> Fit:
+    folder: Path, directory: str | Path, workers: int = 0, sections: int | None = 1, processes: int = 1,
+    name: str = "fit", cache_gb: float = 1.0, **trainer: Any,
+) -> Fit:  # fmt: skip
     options: dict[str, Any] = {"directory": str(directory), "sections": sections, "workers": workers}
     options |= {"cache": str(folder / "cache"), "cache_gb": cache_gb}
     trainer = {"max_steps": STEPS, "val_check_interval": 20, "accumulate_grad_batches": 1} | trainer
@@ -96,7 +86,6 @@ def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Fit:
     return whole
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kills"), [(0, 14), (1, 6)])
 def test_streamed_fits_that_are_killed_or_lose_their_server_continue_bit_for_bit(
     shards, whole, tmp_path, workers, kills
@@ -108,7 +97,6 @@ def test_streamed_fits_that_are_killed_or_lose_their_server_continue_bit_for_bit
     assert_same_state(streamed.checkpoint(), whole.checkpoint())
 
 
-@pytest.mark.slow
 def test_two_runs_share_a_small_cache_while_one_is_killed(shards, whole, tmp_path):
     largest = max(path.stat().st_size for path in shards.glob("*.tar"))
     with serving(shards) as server, ThreadPoolExecutor() as threads:
@@ -124,7 +112,6 @@ def test_two_runs_share_a_small_cache_while_one_is_killed(shards, whole, tmp_pat
     assert sum(path.stat().st_size for path in (tmp_path / "cache" / "shards").glob("[!.]*")) <= 16 * largest
 
 
-@pytest.mark.slow
 def test_two_nodes_fetch_different_parts_of_the_corpus(shards, tmp_path):
     """Two ranks with a server and a cache each, and a pass over the training split, in sections of eight shards."""
     samples = sum(max(0, shard.tokens // 16 - 1) for shard in read_manifest(shards).splits["train"].shards)
@@ -159,7 +146,6 @@ class OwnServer(Callback):
             data.__dict__.pop(name, None)
 
 
-@pytest.mark.slow
 def test_faults_of_the_server_are_one_line_and_leave_a_checkpoint(shards, tmp_path):
     copy = Path(shutil.copytree(shards, tmp_path / "copy"))
     with serving(copy) as server:
