@@ -28,13 +28,8 @@ from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transfor
 
 NEEDS_MORE = {"FoX", "PaTH", "LearnedRelativeBias", "OutputGate", "Abacus", "Coupled", "Learned", "Sinusoidal"}
 PADDING = 5
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"image_size": 28}
 
 
 def disturbed(model: Any) -> Any:
@@ -306,45 +301,37 @@ def test_a_strategy_of_the_user_is_read_only_if_it_is_given(tmp_path: Any) -> No
         from_pretrained(tmp_path)
 
 
-def wrong(case: str) -> Any:
-    if case == "twice":
-        return retrofit(retrofit(tiny("llama"), "ALiBi"), "ALiBi")
-    if case == "encoder":
-        return retrofit(small(hf.T5Config, hf.T5ForConditionalGeneration, d_model=32, d_kv=8, d_ff=32), "ALiBi")
-    if case == "soft caps":
-        return retrofit(small(hf.Gemma2Config, num_key_value_heads=2, head_dim=8, intermediate_size=32), "ALiBi")
-    if case == "registry":
-        return retrofit(tiny("bloom", max_position_embeddings=LENGTH), "ALiBi")
-    if case == "images":
-        return retrofit(small(hf.Gemma3Config, text_config=configuration("gemma3_text"), vision_config=VISION), "ALiBi")
-    if case == "no model":
-        return retrofit("gpt2", "ALiBi")
-    arguments = {"name": ("Kerple",), "option": (KerpleLog,), "instance": (KerpleLog(Shape(32, 4, 32)),)}
-    arguments |= {"layer": (KerpleLog,), "all": (KerpleLog,), "width": (lambda shape: KerpleLog(Shape(32, 2, 32)),)}
-    options = {"option": {"radius": 1}, "layer": {"layers": [5]}, "all": {"layers": True}}
-    return retrofit(tiny("llama"), *arguments[case], **options.get(case, {}))
+LLAMA = partial(tiny, "llama")
+T5 = partial(small, hf.T5Config, hf.T5ForConditionalGeneration, d_model=32, d_kv=8, d_ff=32)
+GEMMA2 = partial(small, hf.Gemma2Config, num_key_value_heads=2, head_dim=8, intermediate_size=32)
+GEMMA3 = partial(small, hf.Gemma3Config, text_config=configuration("gemma3_text"), vision_config=VISION)
 
 
 @pytest.mark.parametrize(
-    ("case", "message"),
+    ("model", "strategy", "options", "message"),
     [
-        ("twice", "which already has the strategy ALiBi"),
-        ("encoder", "model: got T5ForConditionalGeneration, which has an encoder"),
-        ("soft caps", "softcap"),
-        ("images", "model: got Gemma3ForConditionalGeneration, which reads more than text, expected a model of text"),
-        ("no model", "model: got a str, expected a PreTrainedModel"),
-        ("registry", "registry"),
-        ("name", "strategy: got Kerple, did you mean"),
-        ("option", "options: got radius, expected one of"),
-        ("instance", "strategy: got a KerpleLog, expected a class"),
-        ("layer", "layers: got 5, expected 0 to 1"),
-        ("all", "layers: got True, expected 0 to 1"),
-        ("width", r"KerpleLog.bias: got shape \(2, 3\)"),
+        (lambda: retrofit(LLAMA(), "ALiBi"), "ALiBi", {}, "which already has the strategy ALiBi"),
+        (T5, "ALiBi", {}, "model: got T5ForConditionalGeneration, which has an encoder"),
+        (GEMMA2, "ALiBi", {}, "softcap"),
+        (
+            GEMMA3,
+            "ALiBi",
+            {},
+            "model: got Gemma3ForConditionalGeneration, which reads more than text, expected a model of text",
+        ),
+        (lambda: "gpt2", "ALiBi", {}, "model: got a str, expected a PreTrainedModel"),
+        (lambda: tiny("bloom", max_position_embeddings=LENGTH), "ALiBi", {}, "registry"),
+        (LLAMA, "Kerple", {}, "strategy: got Kerple, did you mean"),
+        (LLAMA, KerpleLog, {"radius": 1}, "options: got radius, expected one of"),
+        (LLAMA, KerpleLog(Shape(32, 4, 32)), {}, "strategy: got a KerpleLog, expected a class"),
+        (LLAMA, KerpleLog, {"layers": [5]}, "layers: got 5, expected 0 to 1"),
+        (LLAMA, KerpleLog, {"layers": True}, "layers: got True, expected 0 to 1"),
+        (LLAMA, lambda shape: KerpleLog(Shape(32, 2, 32)), {}, r"KerpleLog.bias: got shape \(2, 3\)"),
     ],
 )
-def test_wrong_input_is_one_line(case: str, message: str) -> None:
+def test_wrong_input_is_one_line(model: Any, strategy: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        wrong(case)
+        retrofit(model(), strategy, **options)
     assert "\n" not in str(error.value)
 
 
