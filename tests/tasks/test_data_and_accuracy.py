@@ -1,8 +1,5 @@
 """Accuracies of given predictions and of trained networks, and the problems of `TaskData`."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +19,6 @@ from kerple.tasks import Addition, Copy, Example, Parity, Reverse, TaskData, Var
 from kerple.tasks.vocabulary import ids_to_characters
 from kerple.training.language_model import LanguageModel
 from tests.toy import trainer
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_accuracies_equal_those_counted_by_hand():
@@ -85,26 +80,6 @@ def test_lengths_beyond_the_last_position_are_skipped(tmp_path, lengths, read):
     assert sorted(set(table["length"])) == read
     assert [cell["length"] for cell in about["skipped"]] == [n for n in lengths if n not in read]
     assert (tmp_path / "accuracy_map.png").exists() == bool(read)
-
-
-@pytest.mark.slow
-def test_two_devices_report_the_accuracies_of_one(tmp_path):
-    """Uses run.py, because a collective operation that only one rank calls hangs in separate processes."""
-
-    def run(*arguments: str) -> None:
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, ROOT / "run.py", *arguments, "--trainer.accelerator=cpu"]
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=250)
-
-    configs = (f"--config={ROOT}/configs/tasks/base.yaml", f"--config={ROOT}/configs/tasks/addition.yaml")
-    run("fit", *configs, f"--output={tmp_path}/run", "--trainer.max_steps=2", "--trainer.devices=2")
-    tables = []
-    for devices in (1, 2):
-        folder = tmp_path / str(devices)
-        test = (f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt", f"--output={folder}", "--data.eval_batch_size=64")
-        run("test", *test, f"--trainer.devices={devices}")
-        tables.append(results_table.read(folder)[0])
-    pd.testing.assert_frame_equal(*tables)
 
 
 def loader(data: TaskData, steps: int) -> TrainingLoader:
