@@ -44,7 +44,7 @@ class Table:
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown, with title and note."""
-        body = self._text(_markdown, "**{}**")
+        body = self._text(lambda text: without_tags(text).replace("|", r"\|"), "**{}**")
         lines = [["", *body.columns], ["---", *["---:"] * len(body.columns)], *map(list, body.itertuples())]
         table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
         return f"### {without_tags(self.title)}\n\n{table}\n" + (f"\n{without_tags(self.note)}\n" if self.note else "")
@@ -88,7 +88,3 @@ def _latex(text: str) -> str:
 def without_tags(text: str) -> str:
     """Escape HTML tags in Markdown and join lines. Names in the text may come from untrusted files."""
     return re.sub(r"<(?=\S)", "&lt;", text.replace("\n", " "))
-
-
-def _markdown(text: str) -> str:
-    return without_tags(text).replace("|", r"\|")

@@ -225,7 +225,7 @@ def format_range(counts: pd.Series) -> str:
 
 
 def _body(cells: pd.Series, strategies: pd.Series, trained: int | None) -> pd.DataFrame:
-    """Arrange cells in a row per strategy and a column per length.
+    """Arrange cells in a row per strategy and a column per length, with its ratio to the training length if an integer.
 
     If there are more than `MOST_COLUMNS` lengths, `MOST_COLUMNS` of them are shown, evenly spaced. Strategies without a
     cell are left out.
@@ -238,7 +238,7 @@ def _body(cells: pd.Series, strategies: pd.Series, trained: int | None) -> pd.Da
     body = cells.unstack()  # lengths are sorted
     shown = np.linspace(0, body.shape[1] - 1, min(body.shape[1], MOST_COLUMNS)).round().astype(int)
     body = body.loc[[strategy for strategy in dict.fromkeys(strategies) if strategy in body.index]].iloc[:, shown]
-    headings = [_format_length(int(length), trained) for length in body.columns]
+    headings = [f"{n} ({n // trained}×)" if trained and n % trained == 0 else f"{n}" for n in map(int, body.columns)]
     return body.fillna(NOTHING).set_axis(headings, axis=1).rename_axis(None)
 
 
@@ -287,10 +287,3 @@ def _sources(chosen: pd.DataFrame) -> str:
     if chosen["blocks"].max() <= 1:
         return "seeds"
     return "seeds and text" if lower_is_better(chosen["metric"].iloc[0]) else "seeds and problems"
-
-
-def _format_length(length: int, trained: int | None) -> str:
-    """Format a length, with its ratio to the training length if that is an integer."""
-    if not trained or length % trained or length < trained:
-        return f"{length}"
-    return f"{length} ({length // trained}×)"
