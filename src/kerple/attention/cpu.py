@@ -17,15 +17,6 @@ from kerple.attention.cpu_forward import TiledForward, attend_key_bias, hankel_v
 from kerple.attention.spec import query_blocks
 
 
-def forward_block(queries: int, window: int | None) -> int:
-    """Return the number of queries per call of the fused kernel: 768 for long inputs and windows, and 256 for others.
-
-    The kernel divides 768 or more queries into larger tiles, which are faster. A larger block also computes more scores
-    of hidden keys. This costs more time than the larger tiles save if the input or the window is short.
-    """
-    return 768 if queries >= 2048 and (window is None or window >= 4096) else 256
-
-
 @torch.library.custom_op("kerple::table_attention", mutates_args=(), device_types="cpu")
 def table_attention(
     q: Tensor,
@@ -67,7 +58,9 @@ def table_attention(
         return attend_documents(q, k, v, table, window, scale, first_key)
     batch, heads, queries, dim = q.shape
     length = k.shape[2]
-    block = forward_block(queries, window)
+    # 768 or more queries are divided into larger tiles, which are faster. A larger block also computes more scores of
+    # hidden keys. This costs more time than the larger tiles save if the input or the window is short.
+    block = 768 if queries >= 2048 and (window is None or window >= 4096) else 256
     line = bias_line(table, length, block, window)
     out, lse = q.new_empty(batch, heads, queries, dim), table.new_empty(batch, heads, queries)
     for rows, columns in query_blocks(queries, length, block, window):
