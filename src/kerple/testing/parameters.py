@@ -1,7 +1,6 @@
 """Tests of gradients, of the ranges of parameters, of long inputs, and of the sizes of tensors."""
 
 import re
-from collections.abc import Iterator
 from itertools import chain
 
 import torch
@@ -62,8 +61,10 @@ def ranges_of_parameters(subject: Subject) -> None:
         network.zero_grad()
     other = subject.network()
     other.load_state_dict(network.state_dict())
-    for name, values, minimum, maximum in parameters_with_ranges(other.positions):
-        assert ((values >= minimum) & (values <= maximum)).all(), f"{name} is outside {minimum:g} to {maximum:g}"
+    for module in other.positions.modules():
+        for name, (minimum, maximum) in module.ranges.items() if isinstance(module, Constrained) else ():
+            values = getattr(module, name)
+            assert ((values >= minimum) & (values <= maximum)).all(), f"{name} is outside {minimum:g} to {maximum:g}"
     assert all(p.isfinite().all() for p in other.positions.parameters()), "a parameter is not finite"
 
 
@@ -79,13 +80,6 @@ def nan_in_parameters(subject: Subject) -> None:
         parameter.data.fill_(float("nan"))
     position.constrain_()
     assert all(parameter.isnan().all() for parameter in parameters), "constrain_ replaces NaN by a number"
-
-
-def parameters_with_ranges(parent: nn.Module) -> Iterator[tuple[str, Tensor, float, float]]:
-    """Yield name, value, minimum and maximum of each parameter with a range, in a module and all modules inside it."""
-    for module in parent.modules():
-        for name, limits in module.ranges.items() if isinstance(module, Constrained) else ():
-            yield name, getattr(module, name), *limits
 
 
 @holds
