@@ -82,6 +82,21 @@ def test_resumption_refuses_another_schedule_of_accumulation():
             check_resumption("last.ckpt", {CONFIG: before}, now, 8)
 
 
+def test_resumption_refuses_another_averaging_of_weights():
+    every = [("EMAWeightAveraging", {"decay": 0.9}), ("EMAWeightAveraging", {"decay": 0.1})]
+    every += [("StochasticWeightAveraging", {"swa_lrs": 0.01}), None]
+    configs = [{"trainer": {"strategy": "auto", "callbacks": []}} for _ in every]
+    for config, averaging in zip(configs, every, strict=True):
+        if averaging is not None:
+            path, options = f"pytorch_lightning.callbacks.{averaging[0]}", averaging[1]
+            config["trainer"]["callbacks"].append({"class_path": path, "init_args": {**options, "device": "cpu"}})
+    for before, now in permutations(configs, 2):
+        with pytest.raises(UserError, match="another training: averaging of weights: "):
+            check_resumption("last.ckpt", {CONFIG: before}, now, 8)
+    moved = yaml.safe_load(yaml.safe_dump(configs[0]).replace("device: cpu", "device: cuda"))
+    check_resumption("last.ckpt", {CONFIG: configs[0]}, moved, 8)
+
+
 CHANGED = "seed length samples sections packing mixture examples train_length held_out task"
 CHANGED += " mask_documents restart_positions score_first_targets"
 

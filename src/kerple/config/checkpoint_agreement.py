@@ -85,14 +85,18 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
         samples: Samples per step over all devices and micro-batches; None if the data has no batch size.
 
     Raises:
-        UserError: If the seed, the length, the order of the data, the samples per step, their schedule, the model, its
-            optimiser or the number of steps differs, or a run without sharding is resumed with sharding.
+        UserError: If the seed, the length, the order of the data, the samples per step, their schedule, the averaging
+            of weights, the model, its optimiser or the number of steps differs, or a run without sharding is resumed
+            with sharding.
     """
     changes = _changes(content[CONFIG], config)
     conflicts = [change for change in changes if change.startswith(MUST_BE_EQUAL)]
     earlier, schedule = (accumulation_schedule(each["trainer"]) for each in (content[CONFIG], config))
     if earlier != schedule:
         conflicts.append(f"scheduling of GradientAccumulationScheduler: {earlier} -> {schedule}")
+    averages = [weight_averaging(each["trainer"]) for each in (content[CONFIG], config)]
+    if averages[0] != averages[1]:
+        conflicts.append(f"averaging of weights: {averages[0] or None} -> {averages[1] or None}")
     before = content.get(SAMPLES_PER_STEP)
     if samples is not None and before is not None and samples != before:
         conflicts.append(f"samples per step over all devices: {before} -> {samples}")
@@ -118,6 +122,17 @@ def accumulation_schedule(trainer: Any) -> dict[int, int] | None:
         if name == "GradientAccumulationScheduler":
             return {int(epoch): batches for epoch, batches in callback["init_args"]["scheduling"].items()}
     return None
+
+
+def weight_averaging(trainer: Any) -> dict[str, Any]:
+    """Return the options of the callbacks that average weights, by class name, without the device of the averages."""
+    averaging = {}
+    for callback in listed(trainer.get("callbacks")):
+        path = callback if isinstance(callback, str) else callback["class_path"]
+        if path.endswith("WeightAveraging"):
+            options = {} if path is callback else callback["init_args"]
+            averaging[path.rpartition(".")[2]] = {name: options[name] for name in options if name != "device"}
+    return averaging
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
