@@ -219,6 +219,8 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(
             "skip: got 27, expected 0, or 28 to 63",
         ),
         ({"blocks_per_group": 1}, "documents: got false, expected true, because blocks_per_group"),
+        ({"documents": True, "overlap": math.nan}, "overlap: got nan, expected a fraction from 0 to 1"),
+        ({"overlap": 0.2}, "overlap: got 0.2, expected 0.5 .the default. without documents: true; add"),
         ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),
         ({"lengths": [8, 256]}, "got 0 blocks of 256 targets in the test split"),
         ({"sampling": "paper"}, "segments: got 320, expected at most 6"),

@@ -119,6 +119,7 @@ def test_distant_text_is_used_if_gain_and_content_are_positive() -> None:
     [
         ({"lengths": [8]}, text_of(), "lengths: got 8, expected more than 8, the training length"),
         ({"lengths": [16], "k": 8}, text_of(), "k: got 8, expected less than 8"),
+        ({"lengths": [16], "overlap": 50}, text_of(), "overlap: got 50, expected a fraction from 0 to 1"),
         ({"lengths": [70]}, text_of(), "got 0 blocks of 71 tokens that .* the longest document has 70 tokens"),
         ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64), [0]), "got blocks of only one document"),
         ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64)), "documents of the text are not known; use Token"),

@@ -116,6 +116,9 @@ class Extrapolation(Measure):
         per_part = self.blocks_per_group or self.blocks_per_document
         expected = "true, because blocks_per_group or blocks_per_document was given"
         require(self.documents or not per_part, "Extrapolation: documents", "false", expected)
+        require(0 <= self.overlap <= 1, "Extrapolation: overlap", self.overlap, "a fraction from 0 to 1")
+        expected = "0.5 (the default) without documents: true; add documents: true, or leave out overlap"
+        require(self.documents or self.overlap == 0.5, "Extrapolation: overlap", self.overlap, expected)
         expected = f"a multiple of {self.lengths[-1]}, the longest of lengths"
         require(self.targets % self.lengths[-1] == 0, "Extrapolation: block_length", self.block_length, expected)
         plain = not self.documents and self.blocks is None and "sliding" not in self.protocols

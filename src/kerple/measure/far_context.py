@@ -144,6 +144,7 @@ class FarContext(Measure):
     def __post_init__(self) -> None:
         self.lengths = ordered_lengths(self)
         require_positive(self, "k", "blocks", "blocks_per_group", "blocks_per_document")
+        require(0 <= self.overlap <= 1, "FarContext: overlap", self.overlap, "a fraction from 0 to 1")
 
     def check(self, network: Network, text: Any) -> None:
         super().check(network, text)
