@@ -40,7 +40,7 @@ class ShardOptions:
             are fetched into it. With null, a subfolder of `cache`.
         length: Training length in tokens, which is the number of targets of a sample.
         batch_size: Samples per device and micro-batch.
-        seed: Seed of the order of the training samples.
+        seed: Seed of the order of the training samples. It does not follow `seed_everything`.
         packing: `stream` cuts the training split every `length` tokens. `best_fit` puts whole documents into each
             sample, and cuts only documents longer than `length` (`kerple.data.packing`); what is cut and padded is
             printed. With `sections`, the documents of each shard are packed separately.
