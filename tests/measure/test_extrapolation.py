@@ -225,6 +225,8 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(
         ({"lengths": [8, 256]}, "got 0 blocks of 256 targets in the test split"),
         ({"sampling": "paper"}, "segments: got 320, expected at most 6"),
         ({"sampling": "paper", "segments": -5}, "segments: got -5, expected a positive number"),
+        ({"sampling": "paper", "block_length": 64}, "sampling: got paper, expected blocks, because paper excludes"),
+        ({"segments": 2}, r"segments: got 2, expected 320 \(the default\), because only sampling: paper uses it"),
         ({"blocks": 7}, "blocks: got 6 blocks of 32 targets in the test split, expected at least 7"),
     ],
 )

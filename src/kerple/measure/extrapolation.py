@@ -121,9 +121,12 @@ class Extrapolation(Measure):
         require(self.documents or self.overlap == 0.5, "Extrapolation: overlap", self.overlap, expected)
         expected = f"a multiple of {self.lengths[-1]}, the longest of lengths"
         require(self.targets % self.lengths[-1] == 0, "Extrapolation: block_length", self.block_length, expected)
-        plain = not self.documents and self.blocks is None and "sliding" not in self.protocols
-        expected = "blocks, because paper excludes the options documents and blocks and the protocol sliding"
+        plain = not (self.documents or self.blocks or self.block_length or "sliding" in self.protocols)
+        expected = "blocks, because paper excludes documents, blocks, block_length and the protocol sliding"
         require(self.sampling != "paper" or plain, "Extrapolation: sampling", "paper", expected)
+        for name, default in (("segments", 320), ("seed", 0)):
+            value, expected = getattr(self, name), f"{default} (the default), because only sampling: paper uses it"
+            require(self.sampling == "paper" or value == default, f"Extrapolation: {name}", value, expected)
         self._check_protocols()
 
     @property
