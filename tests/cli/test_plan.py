@@ -75,6 +75,15 @@ def test_plan_counts_the_pairs_inside_documents(capsys, tmp_path, monkeypatch):
     assert attention(*unprepared) == attention()
 
 
+def test_plan_adds_up_the_tokens_of_epochs_with_different_accumulation(capsys):
+    scheduler = "{class_path: GradientAccumulationScheduler, init_args: {scheduling: {0: 1, 1: 2, 2: 4}}}"
+    sizes = ["--model.layers=1", "--data.length=32", "--data.vocabulary=300", "--data.tokenizer=bpe"]
+    steps = ["--trainer.accumulate_grad_batches=1", f"--trainer.callbacks={scheduler}", "--trainer.max_steps=18"]
+    epochs = plan_rows(capsys, *sizes, *steps, "--data.batch_size=4", "--data.samples=40", "--devices=1")
+    # batches of steps: 10 × 1 in the first epoch, 5 × 2 in the second, and 4 + 4 + 2 in the third
+    assert epochs["tokens"] == [f"{30 * 4 * 32:,}"]
+
+
 @pytest.mark.parametrize("in_file", [False, True])
 def test_plan_takes_the_architecture_of_weights(in_file, capsys, tmp_path):
     transformers = pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ from kerple.data.mixture import Part
 from kerple.data.shard_options import ShardOptions
 from kerple.model.cost import Chip, count_parameters, flops, memory
 from kerple.training.feasibility import check_memory
-from kerple.training.fit_options import accumulated_batches, build_model
+from kerple.training.fit_options import accumulated_batches, batches_of_fit, build_model
 from kerple.training.language_model import LanguageModel
 
 NODE = 8  # devices per node
@@ -61,14 +61,17 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
     most = max(devices, default=1)
     require(most <= segments, "devices", most, f"at most {segments}, {advice}")
     devices = devices or [n for n in (1, NODE, 8 * NODE) if n <= segments]
-    tokens = step * trainer.max_steps
+    samples = data.get("samples")
+    epoch_batches = max(1, samples // (data.batch_size * planned_devices)) if samples else None
+    tokens = batches_of_fit(trainer, epoch_batches) * micro * planned_devices
+    in_epoch = "" if tokens == step * trainer.max_steps else ", in full steps of the first epoch"
     total = work.training * tokens
     rows = {
         "parameters": f"{sum(count.values()):,}",
         **{f"  {part}": f"{n:,}" for part, n in count.items()},
         "steps": f"{trainer.max_steps:,}",
         "tokens a step": f"{step:,} = {data.batch_size} × {data.length} × {accumulated} accumulated "
-        f"× {planned_devices} devices",
+        f"× {planned_devices} devices{in_epoch}",
         "tokens": f"{tokens:,}",
         **documents,
         "FLOPs a token": f"{work.training:,} = 3 × (linear layers {work.products:,} + attention {work.attention:,})",

@@ -63,6 +63,25 @@ def accumulated_batches(trainer: Any) -> int:
     return trainer["accumulate_grad_batches"] if schedule is None else schedule.get(0, 1)
 
 
+def batches_of_fit(trainer: Any, epoch_batches: int | None) -> int:
+    """Return the number of batches that a device reads in ``trainer.max_steps`` steps.
+
+    Args:
+        trainer: Resolved options of the Trainer, a mapping or a `Namespace`.
+        epoch_batches: Number of batches of an epoch, whose last step may have fewer than the others; None if all steps
+            are in the first epoch.
+    """
+    if epoch_batches is None:
+        return trainer["max_steps"] * accumulated_batches(trainer)
+    schedule, accumulated = accumulation_schedule(trainer) or {}, accumulated_batches(trainer)
+    steps, batches, epoch = trainer["max_steps"], 0, 0
+    while steps > 0:
+        accumulated = schedule.get(epoch, accumulated)
+        batches += min(epoch_batches, steps * accumulated)
+        steps, epoch = steps - -(-epoch_batches // accumulated), epoch + 1
+    return batches
+
+
 def check_data_arguments(data: Any) -> None:
     """Raise a UserError if a data module has no arguments from which the model gets its sizes.
 
