@@ -123,14 +123,20 @@ def read_text(path: str, encoding: str) -> Document | Fault:
             return _damaged_file(path, file.tell(), error)
 
 
-def _has_json_lines(path: str, text_field: str) -> bool:
-    """Return whether a file is named .json, which may be compressed, and has JSON lines."""
+def _has_json_lines(path: str, text_field: str, content: bytes | None = None) -> bool:
+    """Return whether a file is named .json, which may be compressed, and has JSON lines.
+
+    Args:
+        path: Path of the file, or name of a member of a tar file.
+        text_field: Key of the text.
+        content: Bytes of the member; None to read the file.
+    """
     if not has_extension(path, JSON):
         return False
-    with open_bytes(path) as file:
+    with open_bytes(path) if content is None else io.BytesIO(content) as file:
         try:
             return is_json_lines(decompress(file, path), text_field)
-        except Exception:  # `read_text` reports a damaged file
+        except Exception:  # a damaged file is reported when it is read
             return False
 
 
@@ -234,7 +240,7 @@ def read_tar(file: IO[bytes], name: str, text_field: str, encoding: str = "utf-8
 
     Consecutive members whose names differ only in their extensions are a sample of WebDataset. If one of them is a
     .txt or .text file, the others, such as .json files, are its metadata and are left out. Without a text, .npy files
-    with token ids take its place.
+    with token ids take its place, and without these, .json files with JSON lines.
 
     Members are not extracted to the disk. Members that are not regular files, such as links, are skipped.
 
@@ -268,11 +274,12 @@ def _read_sample(
     sample: list[tuple[str, bytes]], name: str, text_field: str, encoding: str
 ) -> Iterator[Document | Fault]:
     """Yield the documents of members of a tar file, which are given as names and contents, and belong to one sample."""
-    kinds = (kind for kind in (SAMPLE_TEXTS, IDS) if any(has_extension(member, kind) for member, _ in sample))
-    kind = next(kinds, "")  # every name ends with an empty extension
+    candidates = [[member for member, _ in sample if has_extension(member, kind)] for kind in (SAMPLE_TEXTS, IDS)]
+    candidates.append([member for member, packed in sample if _has_json_lines(member, text_field, packed)])
+    texts = next(filter(None, candidates), [member for member, _ in sample])
     for member, packed in sample:
-        if not has_extension(member, kind):
-            yield Fault(f"{name}: {member}", "metadata", 0, "not a .txt or .npy file like another member of this name")
+        if member not in texts:
+            yield Fault(f"{name}: {member}", "metadata", 0, f"its name is that of {texts[0]}, which has the text")
             continue
         if has_extension(member, TARS):
             yield Fault(f"{name}: {member}", "tar file inside a tar file", len(packed))
