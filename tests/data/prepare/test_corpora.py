@@ -79,7 +79,8 @@ def test_text_files_are_read_in_the_encoding_of_the_option_and_json_lines_in_utf
 
 
 def test_the_first_encoding_that_fits_is_used_and_files_that_fit_none_are_named(tmp_path):
-    contents = {"a.txt": "λ".encode(), "b.txt": "café".encode("latin-1"), "c.txt": "λ".encode("utf-16"), "d.txt": b"d"}
+    contents = {"a.txt": "λ".encode("utf-8-sig"), "b.txt": "café".encode("latin-1"), "d.txt": b"d"}
+    contents["c.txt"] = "λ".encode("utf-16")
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     options = ShardOptions(str(tmp_path), encoding="utf-8,utf-16,latin-1")

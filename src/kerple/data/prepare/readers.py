@@ -180,6 +180,7 @@ def as_document(content: bytes | Any, name: str, encoding: str = "utf-8") -> Doc
         return Fault(name, "no text", 0)
     try:
         text = content if isinstance(content, str) else _decode(content, encoding.split(","))
+        text = text.removeprefix("\ufeff")  # byte order mark, with which Windows begins UTF-8 files
         size = len(text.encode())  # an error if the string has half a surrogate pair
     except UnicodeError:
         advice = f"it is not {encoding}; set data.encoding" if isinstance(content, bytes) else ""
