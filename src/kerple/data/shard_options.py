@@ -136,6 +136,9 @@ class ShardOptions:
         for encoding in self.encoding.split(","):
             expected = "names of encodings, such as utf-8 or utf-8,latin-1"
             require(_is_encoding(encoding), "data.encoding", self.encoding, expected)
+        for encoding in self.encoding.split(",")[:-1]:
+            expected = f"{encoding} in the last place, because it can read any file"
+            require(not _reads_any_file(encoding), "data.encoding", self.encoding, expected)
         fractions = self.split_fractions
         valid = len(fractions) == 3 and min(fractions) >= 0 and abs(sum(fractions) - 1) <= 1e-6
         require(valid, "data.split_fractions", fractions, "three fractions whose sum is 1")
@@ -154,6 +157,12 @@ def _is_encoding(name: str) -> bool:
     """Return whether Python has an encoding of text with this name."""
     with suppress(LookupError, ValueError):  # ValueError: a null character in the name
         return bool(" ".encode(name))
+    return False
+
+
+def _reads_any_file(encoding: str) -> bool:
+    with suppress(UnicodeError):
+        return bool(bytes(range(256)).decode(encoding))
     return False
 
 

@@ -80,19 +80,22 @@ def test_text_files_are_read_in_the_encoding_of_the_option_and_json_lines_in_utf
 
 def test_the_first_encoding_that_fits_is_used_and_files_that_fit_none_are_named(tmp_path):
     contents = {"a.txt": "λ".encode("utf-8-sig"), "b.txt": "café".encode("latin-1"), "d.txt": b"d"}
-    contents["c.txt"] = "λ".encode("utf-16")
+    contents |= {"c.txt": "λ".encode("utf-16"), "image.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     options = ShardOptions(str(tmp_path), encoding="utf-8,utf-16,latin-1")
-    assert [d.text for d in find_corpus(options).documents()] == ["λ", "café", "λ", "d"]
+    *documents, image = find_corpus(options).documents()
+    assert [document.text for document in documents] == ["λ", "café", "λ", "d"]
+    assert image.reason == "not Unicode"
     faults = [d for d in find_corpus(ShardOptions(str(tmp_path))).documents() if isinstance(d, Fault)]
-    assert [Path(fault.name).name for fault in faults] == ["b.txt", "c.txt"]
+    assert [Path(fault.name).name for fault in faults] == ["b.txt", "c.txt", "image.png"]
     assert {fault.details for fault in faults} == {"it is not utf-8; set data.encoding"}
 
 
-@pytest.mark.parametrize("encoding", ["utf-9", "base64", "rot13", "utf-8,", "a\0", "undefined"])
-def test_an_unknown_encoding_is_refused(encoding):
-    with pytest.raises(UserError, match=r"data\.encoding: got .*, expected names of encodings"):
+@pytest.mark.parametrize("encoding", ["utf-9", "base64", "rot13", "utf-8,", "a\0", "undefined", "latin-1,utf-8"])
+def test_an_unknown_encoding_and_one_before_others_that_fits_any_file_are_refused(encoding):
+    expected = "latin-1 in the last place" if "latin" in encoding else "names of encodings"
+    with pytest.raises(UserError, match=rf"data\.encoding: got .*, expected {expected}"):
         ShardOptions("texts", encoding=encoding)
 
 

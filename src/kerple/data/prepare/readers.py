@@ -190,13 +190,18 @@ def as_document(content: bytes | Any, name: str, encoding: str = "utf-8") -> Doc
 
 def _decode(content: bytes, encodings: list[str]) -> str:
     """Return the text of bytes in the first of the encodings in which they can be read, or raise a UnicodeError."""
-    for encoding in encodings[:-1]:
+    marked = content.startswith(MARKS)
+    for encoding in encodings:
+        name, is_last = codecs.lookup(encoding).name, encoding == encodings[-1]
         # without its mark, most text of another encoding with an even number of bytes can be read as UTF-16
-        marked = content.startswith(MARKS) or codecs.lookup(encoding).name not in ("utf-16", "utf-32")
+        if name in ("utf-16", "utf-32") and not (marked or is_last):
+            continue
+        # no text of an encoding such as latin-1 has null characters, but latin-1 can read binary files
+        if b"\0" in content and not name.startswith("utf"):
+            continue
         with suppress(UnicodeError):
-            if marked:
-                return content.decode(encoding)
-    return content.decode(encodings[-1])
+            return content.decode(encoding)
+    raise UnicodeError
 
 
 def as_ids(content: bytes, name: str) -> Document | Fault:
