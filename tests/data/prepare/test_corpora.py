@@ -361,3 +361,12 @@ def test_a_file_of_token_ids_with_a_damaged_header_is_a_fault():
         assert isinstance(fault := as_ids(content, "a.npy"), Fault)
         assert (fault.reason, fault.bytes) == ("damaged file", len(content))
     assert as_ids(good.getvalue(), "a.npy") == Document("a.npy", "", ids=tuple(range(30)))
+
+
+def test_files_of_token_ids_outside_a_tar_file_and_compressed_ones_name_the_place_for_them(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(30))
+    with tarfile.open(tmp_path / "b.tar", "w") as archive:
+        add(archive, "c.npy.gz", gzip.compress((tmp_path / "a.npy").read_bytes()))
+    details = [fault.details for fault in find_corpus(ShardOptions(str(tmp_path))).documents()]
+    expected = "token ids are only read from .npy files inside a tar file"
+    assert [each.partition(",")[0] for each in details] == [expected] * 2

@@ -23,6 +23,7 @@ from kerple.data.file_opening import (
     CONTAINERS,
     JSON,
     LINES,
+    PACKED,
     PARQUET,
     SAMPLE_TEXTS,
     TARS,
@@ -35,6 +36,7 @@ from kerple.data.file_opening import (
 
 MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # that of UTF-32 LE begins like the first one
 IDS = ".npy"  # extension of token ids in a tar file
+PACKED_IDS = tuple(f"{IDS}{packed}" for packed in PACKED)
 LONGEST_LINE = 1 << 26  # bytes that are read to find out whether the first line of a file is JSON
 
 
@@ -184,6 +186,8 @@ def as_document(content: bytes | Any, name: str, encoding: str = "utf-8") -> Doc
         size = len(text.encode())  # an error if the string has half a surrogate pair
     except UnicodeError:
         advice = f"it is not {encoding}; set data.encoding" if isinstance(content, bytes) else ""
+        if has_extension(name, PACKED_IDS):
+            advice = "token ids are only read from .npy files inside a tar file, not from compressed ones; repack them"
         return Fault(name, "not Unicode", len(content), advice)
     return Document(name, text) if text.strip() else Fault(name, "empty", size)
 
