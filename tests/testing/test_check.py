@@ -16,8 +16,30 @@ from torch import Tensor, nn
 from kerple.attention import cpu, cpu_forward, query_block_attention
 from kerple.cli.main import main
 from kerple.model import Transformer
-from kerple.positions import CoPE, FoX, LearnedRelativeBias, Position, QueryKeyBlock, Shape, Shaw
-from kerple.testing import PROPERTIES, Property, Subject, check, forward_pass, fp32_computation, parameters
+from kerple.positions import (
+    FIRE,
+    Combined,
+    CoPE,
+    FoX,
+    LayerPattern,
+    LearnedRelativeBias,
+    Position,
+    QueryKeyBlock,
+    RoPE,
+    SelfExtend,
+    Shape,
+    Shaw,
+)
+from kerple.testing import (
+    PROPERTIES,
+    DoesNotApply,
+    Property,
+    Subject,
+    check,
+    forward_pass,
+    fp32_computation,
+    parameters,
+)
 from tests.pages import put
 
 COUNTED = "The docstring states the number of parameters"
@@ -180,6 +202,10 @@ LimitedAfter64 = sketch(
 Neighbours = sketch(modify_scores=lambda self, s, q, k, block: s + F.pad(q @ k.mT * 8**-0.5, (1, 0))[..., :-1])
 # one parameter for each head, which is neither counted nor used
 Counted = sketch(__doc__="Parameters: `0`.", size=lambda self, shape: (shape.heads,))
+# the same in layers after the first
+CountedLater = sketch(
+    __doc__=Counted.__doc__, varies_by_layer=True, size=lambda self, shape: (shape.heads if shape.layer else 0,)
+)
 Misspelt = sketch(__doc__="Parameters: `2H`.")
 # a number for each position of training, although the formula has no L
 Sized = sketch(__doc__="Parameters: `32`.", size=lambda self, shape: (shape.length,))
@@ -243,6 +269,7 @@ WRONG: list[tuple[Any, Property, str]] = [
     (LimitedAfter64, forward_pass.shift_invariance, "but an offset of 499 changes logits of 90 tokens"),
     (Neighbours, forward_pass.reach_of_a_window, "out of reach of a changed token"),
     (Counted, forward_pass.number_of_parameters, "4 parameters"),
+    (CountedLater, forward_pass.number_of_parameters, "4 parameters"),
     (Misspelt, forward_pass.number_of_parameters, "the formula 2H in the docstring is not valid"),
     (Counted, parameters.gradient_of_every_parameter, "parameter has no gradient"),
     (Rounded, fp32_computation.no_rounded_products, "may round it"),
@@ -267,6 +294,31 @@ WRONG: list[tuple[Any, Property, str]] = [
     (Converted, fp32_computation.parameters_in_fp32, r"parameter is torch\.bfloat16"),
     (Counted, fp32_computation.training_in_bf16_mixed, "parameter has no gradient"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "test", "message"),
+    [
+        (Neighbours, forward_pass.reach_of_a_window, "out of reach of a changed token"),
+        (FutureKeys, forward_pass.no_dependence_on_later_tokens, "before a changed token"),
+        (RoundedKeys, fp32_computation.no_rounded_products, "may round it"),
+        (Halved, fp32_computation.hooks_in_fp32, r"bias is torch\.bfloat16"),
+        (Sized, parameters.sizes_of_tensors, "shapes of tensors are"),
+        (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),
+    ],
+)
+def test_a_wrong_strategy_is_detected_in_any_kind_of_layers(wrong: Any, test: Property, message: str) -> None:
+    for kinds in ({"a": wrong, "b": Sketch, "c": Sketch}, {"a": Sketch, "b": wrong, "c": Sketch}):
+        with pytest.raises(AssertionError, match=message):
+            test(Subject(partial(LayerPattern, kinds=kinds), fast=True))
+
+
+def test_kinds_of_layers_are_shift_invariant_if_all_of_them_are() -> None:
+    kinds = {"local": RoPE, "global": FIRE}
+    assert Combined(Shape(32, 4, 16), [SelfExtend, FIRE]).shift_invariant is False
+    forward_pass.shift_invariance(Subject(partial(LayerPattern, kinds=kinds), fast=True))
+    with pytest.raises(DoesNotApply):
+        forward_pass.shift_invariance(Subject(partial(LayerPattern, kinds={"a": RoPE, "b": SelfExtend}), fast=True))
 
 
 def test_each_property_has_a_wrong_strategy() -> None:

@@ -10,7 +10,7 @@ mark an optional dimension: ((B,) T) is (T,), or (B, T) if positions differ betw
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import isfunction
 from typing import get_args
@@ -290,6 +290,15 @@ def is_distance_bias(position: Position) -> bool:
     """Whether a strategy is only an attention bias by distance, equal in all layers and without a window."""
     hooks = [hook for hook in HOOKS if position.uses(hook)]
     return hooks == ["bias"] and position.window is None and not position.varies_by_layer
+
+
+def joint_shift_invariance(positions: Iterable[Position]) -> bool | None:
+    """Return `Position.shift_invariant` of strategies that are applied together.
+
+    It is False if it is False for any of them, and else None if it is None for any.
+    """
+    flags = {position.shift_invariant for position in positions}
+    return False if False in flags else None if None in flags else True
 
 
 FLAGS = tuple(Position.__annotations__)

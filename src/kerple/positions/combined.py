@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError, require
-from kerple.positions.base import Position, Shape, StrategyBuilder
+from kerple.positions.base import Position, Shape, StrategyBuilder, joint_shift_invariance
 from kerple.positions.cope import CoPE
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.path import PaTH
@@ -62,8 +62,7 @@ class Combined(Position):
         check_combination(list(self.parts))
         if shape.layer == 0:  # the only layer whose strategy reads tables of positions, in `embed`
             check_drawn_positions(self.parts)
-        invariant = [part.shift_invariant for part in self.parts]
-        self.shift_invariant = None if None in invariant else all(invariant)
+        self.shift_invariant = joint_shift_invariance(self.parts)
         self.prefix_consistent = all(part.prefix_consistent for part in self.parts)
         self.per_layer = any(part.per_layer for part in self.parts)
         self.varies_by_layer = any(part.varies_by_layer for part in self.parts)

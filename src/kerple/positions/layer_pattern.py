@@ -50,6 +50,7 @@ class LayerPattern(Wrapper):
                 self.require(name in kinds, option, name, f"one of {', '.join(kinds)}")
         kind = pattern[shape.layer % len(pattern)]
         super().__init__(kinds[kind](shape))
+        self.kind = kind
         expected = "a strategy that does not change the embeddings, which all layers share"
         self.require(not self.position.uses("embed"), f"kinds: {kind}", type(self.position).__name__, expected)
         self.per_layer = self.varies_by_layer = True

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.model.self_attention import SelfAttention
-from kerple.positions.base import Position
+from kerple.positions.base import Position, joint_shift_invariance
 from kerple.positions.visibility import Visibility
 from kerple.testing.subject import (
     SHORT,
@@ -84,18 +84,18 @@ def shift_invariance(subject: Subject, length: int) -> None:
     The shift is 499 positions, or fewer if the strategy has a ``max_length``.
     """
     network = subject.network(length)
-    if network.positions[0].max_length == length:  # the training length, so a longer one has positions for the shift
+    if network.max_length == length:  # the training length, so a longer one has positions for the shift
         network = subject.network(length + 499)
-    position = network.positions[0]
-    if position.shift_invariant is None:
+    invariant = joint_shift_invariance(network.positions)
+    if invariant is None:
         raise DoesNotApply("shift_invariant is None")
     # a prime, because places without a task repeat after rows - 1 positions (`Abacus`)
-    offset = 499 if position.max_length is None else min(499, position.max_length - length)
+    offset = 499 if network.max_length is None else min(499, network.max_length - length)
     ids = tokens(2, length)
     change = float((network(ids, offset=offset) - network(ids)).abs().max())
     result = f"an offset of {offset} changes logits of {length} tokens by {change:.3g}"
-    assert not position.shift_invariant or change < 1e-4, f"shift_invariant is True, but {result}"
-    assert position.shift_invariant or change > 1e-3, f"shift_invariant is False, but {result} only"
+    assert not invariant or change < 1e-4, f"shift_invariant is True, but {result}"
+    assert invariant or change > 1e-3, f"shift_invariant is False, but {result} only"
 
 
 @holds_at_lengths
@@ -115,12 +115,12 @@ def prefix_consistency(subject: Subject, length: int) -> None:
 def reach_of_a_window(subject: Subject, length: int) -> None:
     """With a window, logits depend only on the tokens that the windows of all layers reach.
 
-    In two layers with a window of w keys, a token affects itself and the next 2w - 2 tokens.
+    In n layers with a window of w keys, a token affects itself and the next n · (w - 1) tokens.
     """
     network, ids = subject.network(length), tokens(1, length)
     window = 3 + length // 20
     changed = ids.clone()
-    reach = 2 * window - 2
+    reach = len(network.blocks) * (window - 1)
     first = length // 3  # the first unchanged token
     last = first + reach  # the first token that no change reaches
     changed[:, :first] = (ids[:, :first] + 1) % VOCABULARY
@@ -133,7 +133,7 @@ def reach_of_a_window(subject: Subject, length: int) -> None:
     # Without the first tokens, the later tokens keep their positions, but have smaller rows (indices in the input).
     # Even a shift-invariant strategy may depend on large rows, so only the shortest input is compared. For example,
     # `XPos` clamps the factors of rows above 63 * decay.
-    if length == SHORT and network.positions[0].shift_invariant and network.prefix_consistent:
+    if length == SHORT and joint_shift_invariance(network.positions) and network.prefix_consistent:
         rest = network(ids[:, first:], Visibility(window), offset=first)
         same(rest[:, reach:], before[:, last:], "logits without the tokens that no window reaches", atol=1e-4)
 
@@ -248,7 +248,12 @@ def number_of_parameters(subject: Subject) -> None:
 
     The formula in the line ``Parameters: `…` `` may include the parameters of an inner strategy, or leave them out.
     """
-    position = subject.position()
+    for layer in subject.distinct_layers:
+        compare_number_of_parameters(subject, subject.position(layer=layer))
+
+
+def compare_number_of_parameters(subject: Subject, position: Position) -> None:
+    """Compare the number of parameters of a strategy with the formula in its docstring."""
     strategy = type(position)
     formula = re.search(r"Parameters: `([^`]+)`", strategy.__doc__ or "")  # not the docstring of a base class
     missing = "has no line 'Parameters: `formula`'; use D (width), H (heads), δ (D/H), L (training length), options"

@@ -24,14 +24,15 @@ def hooks_in_fp32(subject: Subject, length: int) -> None:
     Hooks are the methods of a strategy that the model calls in a forward pass. Their results are fp32 or fp64. Under
     autocast or after ``.bfloat16()``, the results are bitwise equal to those with fp32 weights and no autocast.
     """
-    expected = results_of_hooks(subject.position(length), length)
-    with torch.autocast("cpu", torch.bfloat16):
-        autocast = results_of_hooks(subject.position(length), length)
-    bf16_weights = results_of_hooks(subject.position(length).bfloat16(), length)
-    for what, tensor in expected.items():
-        assert tensor.dtype in (torch.float32, torch.float64), f"{what} is {tensor.dtype}, expected fp32 or fp64"
-        same(autocast[what], tensor, f"{what} under autocast", 0, 0)
-        same(bf16_weights[what], tensor, f"{what} with weights in bf16", 0, 0)
+    for layer in subject.distinct_layers:
+        expected = results_of_hooks(subject.position(length, layer), length)
+        with torch.autocast("cpu", torch.bfloat16):
+            autocast = results_of_hooks(subject.position(length, layer), length)
+        bf16_weights = results_of_hooks(subject.position(length, layer).bfloat16(), length)
+        for what, tensor in expected.items():
+            assert tensor.dtype in (torch.float32, torch.float64), f"{what} is {tensor.dtype}, expected fp32 or fp64"
+            same(autocast[what], tensor, f"{what} under autocast", 0, 0)
+            same(bf16_weights[what], tensor, f"{what} with weights in bf16", 0, 0)
 
 
 @holds
@@ -81,9 +82,10 @@ class _NoRoundedProducts(TorchDispatchMode):
 @holds_at_lengths
 def no_rounded_products(subject: Subject, length: int) -> None:
     """Hooks other than `transform_output` use no matrix product that autocast or TF32 rounds, forward or backward."""
-    position = subject.position(length)
-    with _NoRoundedProducts():
-        torch.autograd.backward([x.sum() for x in results_of_hooks(position, length).values() if x.requires_grad])
+    for layer in subject.distinct_layers:
+        position = subject.position(length, layer)
+        with _NoRoundedProducts():
+            torch.autograd.backward([x.sum() for x in results_of_hooks(position, length).values() if x.requires_grad])
 
 
 @holds_at_lengths
@@ -97,7 +99,7 @@ def error_in_bf16(subject: Subject, length: int) -> None:
     quarter. `add_to_output` also increases it by a quarter. The bf16 and fp64 outputs of the strategy start from the
     same rounded results of `transform_qk`, because every implementation of attention rounds these.
     """
-    position, ids = subject.network(length).positions[0], torch.zeros(2, length, dtype=torch.int64)
+    ids = torch.zeros(2, length, dtype=torch.int64)
     random = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, length, 8, generator=random)
     q, k, v = (x.bfloat16() for x in (q * 3**0.5, k * 3**0.5, v))
@@ -110,11 +112,12 @@ def error_in_bf16(subject: Subject, length: int) -> None:
         state = position.token_state(x, context.positions, None)
         return attend(q, k, v, spec_of(position, context, q, v, state))
 
-    context = PositionContext(position, TokenPositions.arange(length), ids)
-    q, k = position.transform_qk(q, k, position.token_state(x, context.positions, None), context.positions)
-    exact = output(attend_reference, copy.deepcopy(position).double(), *(tensor.double() for tensor in (x, q, k, v)))
-    error = _relative_error(output(attend, position, x, q, k, v), exact)
-    assert error <= 1.75 * fused_error, f"relative error in bf16 {error:.2g}, of fused attention {fused_error:.2g}"
+    for position in subject.network(length).positions:
+        positions = PositionContext(position, TokenPositions.arange(length), ids).positions
+        inputs = *position.transform_qk(q, k, position.token_state(x, positions, None), positions), v
+        exact = output(attend_reference, copy.deepcopy(position).double(), *(y.double() for y in (x, *inputs)))
+        error = _relative_error(output(attend, position, x, *inputs), exact)
+        assert error <= 1.75 * fused_error, f"relative error in bf16 {error:.2g}, of fused attention {fused_error:.2g}"
 
 
 def _relative_error(got: Tensor, exact: Tensor) -> float:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError
+from kerple.positions import Position
 from kerple.positions.constrained_parameters import Constrained
 from kerple.testing.subject import DoesNotApply, Subject, holds, holds_at_lengths, tokens
 
@@ -74,11 +75,12 @@ def nan_in_parameters(subject: Subject) -> None:
 
     A run with NaN then stops. If `constrain_` replaced NaN by a bound, the run would continue with a wrong model.
     """
-    position = subject.position()
-    parameters = list(position.parameters())
+    positions = subject.network().positions
+    parameters = list(positions.parameters())
     for parameter in parameters:
         parameter.data.fill_(float("nan"))
-    position.constrain_()
+    for position in positions:
+        position.constrain_()
     assert all(parameter.isnan().all() for parameter in parameters), "constrain_ replaces NaN by a number"
 
 
@@ -105,12 +107,18 @@ def sizes_of_tensors(subject: Subject) -> None:
     This does not apply to a strategy with a ``max_length``. It does not apply if the docstring states a number of
     parameters that depends on the training length L.
     """
-    position = subject.position()
-    if position.max_length is not None or re.search(r"Parameters: `[^`]*\bL\b", type(position).__doc__ or ""):
+    layers = [layer for layer in subject.distinct_layers if not has_table_of_positions(subject.position(layer=layer))]
+    if not layers:
         raise DoesNotApply("it has a table of positions")
     sizes = []
     for length in (16, 64):
-        modules = subject.position(length).modules()
+        modules = chain.from_iterable(subject.position(length, layer).modules() for layer in layers)
         attributes = chain.from_iterable((*m.parameters(False), *m.buffers(False), *vars(m).values()) for m in modules)
         sizes.append([tuple(a.shape) for a in attributes if isinstance(a, Tensor)])
     assert sizes[0] == sizes[1], f"shapes of tensors are {sizes[0]} at training length 16, and {sizes[1]} at 64"
+
+
+def has_table_of_positions(position: Position) -> bool:
+    """Whether a strategy has a ``max_length``, or its docstring or that of an inner strategy states it with L."""
+    inner = [type(module).__doc__ or "" for module in position.modules() if isinstance(module, Position)]
+    return position.max_length is not None or any(re.search(r"Parameters: `[^`]*\bL\b", text) for text in inner)

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from kerple.model import Transformer
-from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
+from kerple.positions import LayerPattern, Position, Shape, StrategyBuilder, TokenPositions
 from kerple.positions.wrapper import Wrapper
 
 LENGTH, VOCABULARY = 32, 50  # default training length, and number of tokens of the vocabulary
 SHORT, MEDIUM, LONG = 30, 90, 300  # numbers of tokens of the tested inputs; the longest may have more than `LONG`
-LAYERS = 60  # number of layers in the strategy's shape, of which only the first and the last are built
-"""A multiple of 2, 3, 4, 5 and 6, so that any `LayerPattern` of 2 to 6 layers ends with a complete repetition."""
+LAYERS = 60  # number of layers in the strategy's shape, of which only `Subject.layers` are built
 LARGEST = 1000  # a larger integer among a strategy's options does not increase the longest input
 
 
@@ -35,18 +34,36 @@ class Subject:
     build: StrategyBuilder
     fast: bool = False
 
-    def build_layer(self, shape: Shape) -> Position:
-        """Build the strategy of one of the network's two layers, as the first or the last of `LAYERS` layers."""
-        return self.build(replace(shape, layer=LAYERS - 1 if shape.layer else 0, layers=LAYERS))
+    @cached_property
+    def layers(self) -> list[int]:
+        """Layers of the network among `LAYERS` layers: the first layer of each kind of a `LayerPattern`.
 
-    def position(self, length: int = LENGTH) -> Position:
-        """Return the strategy in evaluation mode, with width 32, 4 heads and this training length."""
+        Without several kinds, these are the first and the last layer.
+        """
+        shape = Shape(32, 4, LENGTH, layers=LAYERS)
+        first_of_kind: dict[tuple[str, ...], int] = {}
+        for layer in range(LAYERS if self.build(shape).varies_by_layer else 0):
+            modules = self.build(replace(shape, layer=layer)).modules()
+            first_of_kind.setdefault(tuple(m.kind for m in modules if isinstance(m, LayerPattern)), layer)
+        return [*first_of_kind.values()] if len(first_of_kind) > 1 else [0, LAYERS - 1]
+
+    @property
+    def distinct_layers(self) -> list[int]:
+        """Layers with different strategies, as indices for `position`."""
+        return [*range(len(self.layers) if self.position().varies_by_layer else 1)]
+
+    def build_layer(self, shape: Shape) -> Position:
+        """Build the strategy of a layer of the network."""
+        return self.build(replace(shape, layer=self.layers[shape.layer], layers=LAYERS))
+
+    def position(self, length: int = LENGTH, layer: int = 0) -> Position:
+        """Return the strategy of a layer in evaluation mode, with width 32, 4 heads and this training length."""
         # torch.manual_seed would take 2 ms, because it records a stack trace for each accelerator
         torch.default_generator.manual_seed(0)
-        return self.build_layer(Shape(32, 4, length)).eval()
+        return self.build_layer(Shape(32, 4, length, layer, len(self.layers))).eval()
 
     def network(self, length: int = 0, kv_heads: int | None = None, trained: int = LENGTH) -> Transformer:
-        """Return a network of two layers with width 32 and 4 heads, in evaluation mode.
+        """Return a network with the layers `layers`, width 32 and 4 heads, in evaluation mode.
 
         Random numbers are added to the parameters of the strategy, because some of its initial values have no effect.
         Weights are so large that attention is not uniform.
@@ -56,10 +73,11 @@ class Subject:
             kv_heads: Number of key heads; None for one per query head.
             trained: Training length. If the strategy has a ``max_length`` below ``length``, ``length`` is used.
         """
-        limit = self.position().max_length
+        limits = [self.position(layer=layer).max_length for layer in self.distinct_layers]
+        limit = min((limit for limit in limits if limit is not None), default=None)
         torch.default_generator.manual_seed(0)
         shape = Shape(32, 4, trained if limit is None or limit >= length else length)
-        network = Transformer(shape, 2, VOCABULARY, self.build_layer, kv_heads=kv_heads)
+        network = Transformer(shape, len(self.layers), VOCABULARY, self.build_layer, kv_heads=kv_heads)
         with torch.no_grad():
             for position in network.positions:
                 for parameter in position.parameters():
