@@ -14,7 +14,8 @@ from kerple.base.errors import UserError
 from kerple.data.loader import TrainingLoader
 from kerple.measure import results_table
 from kerple.measure.task_accuracy import TaskAccuracy, add_answers, answer_table, result_rows
-from kerple.positions import strategies
+from kerple.model import Transformer
+from kerple.positions import Shape, strategies
 from kerple.tasks import Addition, Copy, Example, Parity, Reverse, TaskData, VariableChain
 from kerple.tasks.vocabulary import ids_to_characters
 from kerple.training.language_model import LanguageModel
@@ -80,6 +81,16 @@ def test_lengths_beyond_the_last_position_are_skipped(tmp_path, lengths, read):
     assert sorted(set(table["length"])) == read
     assert [cell["length"] for cell in about["skipped"]] == [n for n in lengths if n not in read]
     assert (tmp_path / "accuracy_map.png").exists() == bool(read)
+
+
+def test_predictions_from_logits_that_are_not_finite_are_an_error():
+    data, shape = TaskData(Copy(), 10, train_length=2, test_examples=2), Shape(16, 2, 10)
+    network = Transformer(shape, 1, data.vocabulary, strategies()["NoPE"]).eval()
+    torch.nn.init.constant_(network.embedding.weight, torch.nan)
+    with pytest.raises(UserError, match="model: the logits are not finite; check the weights for NaN"):
+        TaskAccuracy().run(network, data.text("test"))
+    with pytest.raises(UserError, match="model: the logits are not finite"):  # Needle generates answers
+        network.continued(torch.ones(1, 3, dtype=torch.int64), 1)
 
 
 def loader(data: TaskData, steps: int) -> TrainingLoader:

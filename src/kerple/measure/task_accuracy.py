@@ -18,7 +18,7 @@ from kerple.measure.result import Result
 from kerple.measure.results_table import ROW_COLUMNS, Row
 from kerple.measure.runner import Runner
 from kerple.model import Transformer
-from kerple.model.generation import fill_in
+from kerple.model.generation import check_finite, fill_in
 from kerple.tasks.sampling import Examples, HeldOutProblems
 from kerple.tasks.task import Example
 
@@ -168,7 +168,9 @@ class TaskAccuracy(Measure):
                     if protocol == GENERATED:
                         predictions = fill_in(network, tokens, scored)[:, 1:]  # (B, T)
                     else:
-                        predictions = network(tokens[:, :-1]).argmax(-1)  # (B, T)
+                        logits = network(tokens[:, :-1])  # (B, T, V)
+                        check_finite(logits)
+                        predictions = logits.argmax(-1)  # (B, T)
                     add_answers(count, predictions, tokens[:, 1:], scored, index)
         return {p: answer_table(examples, runner.sum(count.to(runner.device))) for p, count in counts.items()}
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerple.base.errors import require
+from kerple.base.errors import UserError, require
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 
@@ -29,7 +29,15 @@ class _NextTokenLogits:
         options = {}
         if self.document_end is not None:
             options["documents"] = (tokens == self.document_end).cumsum(1)[:, new]
-        return self.network(tokens[:, new], self.visibility, cache=self.cache, last=1, **options)[:, -1]  # (B, V)
+        logits = self.network(tokens[:, new], self.visibility, cache=self.cache, last=1, **options)[:, -1]  # (B, V)
+        check_finite(logits)
+        return logits
+
+
+def check_finite(logits: Tensor) -> None:
+    """Raise a UserError if the largest logit of a position, which a prediction selects, is NaN or infinite."""
+    if not logits.amax(-1).isfinite().all():
+        raise UserError("model: the logits are not finite; check the weights for NaN")
 
 
 def choose(
@@ -106,7 +114,8 @@ def generate(
         The next token of each row, (B,) int64.
 
     Raises:
-        UserError: If a prompt is empty, a number is out of range, or the strategy cannot represent a position.
+        UserError: If a prompt is empty, a number is out of range, the strategy cannot represent a position, or logits
+            are not finite.
     """
     require(prompt.shape[1] >= 1, "prompt", "no tokens", "at least one to continue")
     next_logits, tokens = _NextTokenLogits(network, visibility, document_end), prompt
