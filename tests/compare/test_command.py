@@ -114,6 +114,27 @@ def test_the_first_line_lists_deviations_from_the_plan(config: Path, capsys: pyt
     assert (config.parent / "report/table.md").read_text().startswith(line)
 
 
+def test_a_repeated_test_keeps_the_version_of_the_plan_at_training(config: Path) -> None:
+    plan, page, report = config.with_name("plan.yaml"), config.with_name("page.md"), config.parent / "report"
+    page.write_text("the plan")
+    shutil.copy(config, plan)
+    change(config, plan=str(plan), plan_page=str(page))
+    run(config, "--seeds", "[1]")
+    page.write_text("another plan")
+    for test, to_repeat in (({}, ""), ({"blocks": "9"}, ""), ({"blocks": "9"}, "runs/*/*/test"), ({}, "runs/*/*/test")):
+        for folder in (report, *(config.parent.glob(to_repeat) if to_repeat else ())):
+            shutil.rmtree(folder)
+        change(config, test=test)
+        run(config, "--seeds", "[1]")
+        assert f"another version of {page} at training: KerpleLog seed 1, ALi" in (report / "table.md").read_text()
+    second = config.with_name("second.yaml")  # the plan of another test of the same runs
+    shutil.copy(config, second)
+    change(config, plan=str(second), plan_page=None, test_folder="second")
+    run(config, "--seeds", "[1]")
+    assert "another version" not in (report / "table.md").read_text()
+    assert sum(fits(config).values()) == 2
+
+
 def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(config, plan=str(config), strategies={"KerpleLog": {}, "ALiBi": {"seeds": 1}}, seeds=[1, 2, 3])
     run(config)

@@ -203,12 +203,15 @@ def changes(run: PlannedRun) -> list[str]:
 def begin(run: PlannedRun, resumed: bool) -> None:
     """Write the description of a run into its folder, with the digests of the code of all processes that work on it.
 
+    The digests of the plan are those of the first process, because the plan may be changed after the results are known.
+
     Args:
         run: The run.
         resumed: Whether the run has a checkpoint of an earlier process.
     """
-    earlier = _begun(run).get("code", []) if resumed else []
-    code = yaml.safe_dump({"code": sorted({*earlier, package_digest()})})
+    earlier = _begun(run) if resumed else {}
+    code = yaml.safe_dump({"code": sorted({*earlier.get("code", []), package_digest()})})
+    run = replace(run, plan=run.plan | earlier.get("plan", {}))
     write(run.directory / RUN_FILE, run.description() + code)
 
 
@@ -238,7 +241,7 @@ def complete(run: PlannedRun) -> None:
         "data": run.data,
         "inputs": run.inputs,
         "test": with_class_names(flat(run.test)),
-        "plan": run.plan,
+        "plan": _begun(run).get("plan", run.plan),
         "code": sorted({*_begun(run).get("code", []), package_digest()}),
     }
     results_table.write_about(run.test_folder, about)
