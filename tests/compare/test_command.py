@@ -135,6 +135,25 @@ def test_a_repeated_test_keeps_the_version_of_the_plan_at_training(config: Path)
     assert sum(fits(config).values()) == 2
 
 
+def test_another_corpus_than_the_planned_one_is_a_deviation(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_corpus(planned: PlannedRun) -> PlannedRun:
+        planned = resolve(planned)
+        data = {"data": {"class_path": "none", "corpus": planned.config["flags"].pop("corpus")}}
+        return replace(planned, config=planned.config | data, test_config=planned.test_config | data)
+
+    for module in (resolution, workflow):
+        monkeypatch.setattr(module, "resolve", with_corpus)
+    plan = config.with_name("plan.yaml")
+    shutil.copy(config, plan)
+    change(plan, flags={"corpus": "code"})
+    change(config, flags={"corpus": "rfc"}, plan=str(plan))
+    for data, number in ((None, 1), ("a checksum", 0)):  # equal data may have another name
+        change(plan, planned_data=data)
+        run(config)
+        line, *_ = (config.parent / "report/table.md").read_text().splitlines()
+        assert line.count("its data has another corpus: 'code' -> 'rfc': KerpleLog seed 1, ALiBi seed 1, ") == number
+
+
 def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(config, plan=str(config), strategies={"KerpleLog": {}, "ALiBi": {"seeds": 1}}, seeds=[1, 2, 3])
     run(config)

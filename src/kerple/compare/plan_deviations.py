@@ -47,6 +47,8 @@ def deviations(
             found.append("not planned")
         else:
             found += differences(entry["config"], planned[name].training)
+            if plan.planned_data is None:  # with a planned checksum, the corpus may have another name
+                found += committed_records.changed_corpus(entry["config"], planned[name].training)
             found += [f"test: {change}" for change in committed_records.changed_test(entry, planned[name])]
         if plan.planned_data not in (None, entry["data"]):
             found.append(f"other data, checksum {entry['data']}")
