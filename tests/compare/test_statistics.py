@@ -10,7 +10,7 @@ from scipy import stats
 from kerple.compare.charts import context_charts, curve
 from kerple.compare.estimates import difference, estimate, logarithm, over_seeds
 from kerple.compare.figures import draw, styles_of
-from kerple.compare.findings import findings
+from kerple.compare.findings import findings, power_of_the_tests
 from kerple.compare.finished_runs import Runs
 from kerple.compare.statistics import against_baseline, holm, summarise
 
@@ -225,3 +225,18 @@ def test_a_test_detects_the_detectable_difference_with_the_stated_power() -> Non
     shifted = generator.normal(expected.detectable(), np.sqrt(2), (6, 20_000))
     p = stats.ttest_ind(shifted, generator.normal(0, np.sqrt(2), (6, 20_000))).pvalue
     assert (p < 0.05).mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_the_needed_seeds_are_those_of_equal_numbers_of_seeds_of_both_strategies() -> None:
+    a, b = 1.5 + np.sin(np.arange(8.0)), np.array([-0.05, 0.0, 0.05])
+    results = pd.concat([rows("A", list(np.exp(a))), rows("B", list(np.exp(b)))])
+    variances, needed = np.array([a.var(ddof=1), b.var(ddof=1)]), 2
+    while True:
+        freedom = variances.sum() ** 2 / (variances**2 / (needed - 1)).sum()
+        units = stats.t.isf(0.025, freedom) + stats.t.ppf(0.8, freedom)
+        if units * np.sqrt(variances.sum() / needed) <= a.mean() - b.mean():
+            break
+        needed += 1
+    runs = Runs(results, by_block({}).reindex(columns=[*results, "block", "sum", "count"]), pd.DataFrame())
+    (text, *_) = power_of_the_tests(summarise(results, "A"), runs, "A")
+    assert f"so many seeds of each strategy: {needed} (B)." in text

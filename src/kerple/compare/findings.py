@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kerple.compare.estimates import Estimate, by_block, difference, estimate, over_seeds
+from kerple.compare.estimates import Estimate, by_block, difference, estimate, over_seeds, satterthwaite
 from kerple.compare.finished_runs import Runs
 from kerple.compare.statistics import CELL, LOGARITHMIC, METRIC_NAMES, lower_is_better
 from kerple.compare.tables import count_seeds, format_mean, loss_differences
@@ -126,9 +126,10 @@ def power_of_the_tests(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iter
         pair = [over_seeds(values[name].dropna()) for name in (strategy, baseline)]
         found = difference(sums.get(strategy), sums.get(baseline)) or difference(pair[0], pair[1])
         if found is not None and found.error > 0:
-            # the variance over seeds as if both strategies had the smaller number of seeds
-            variance = sum(alone.seed_variance * alone.seeds / found.seeds for alone in map(estimate, pair))
-            equal = replace(found, seed_variance=variance)
+            # the variance over seeds and its freedom as if both strategies had the smaller number of seeds
+            variances = [alone.seed_variance * alone.seeds / found.seeds for alone in map(estimate, pair)]
+            freedom = satterthwaite(variances, [found.seeds - 1] * len(variances))
+            equal = replace(found, seed_variance=sum(variances), seed_freedom=freedom)
             needed[_seeds_needed(equal)].append(strategy)
             detectable.append(found.detectable())
     if needed:
