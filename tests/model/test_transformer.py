@@ -28,6 +28,12 @@ def test_initial_weights_have_the_standard_deviations_of_gpt_2() -> None:
     assert not block.attention.qkv.bias.any()
 
 
+def test_a_second_derivative_of_losses_is_an_error_and_not_wrong() -> None:
+    network = Transformer(Shape(16, 2, 8), 1, 20, NoPE)
+    with pytest.raises(UserError, match="create_graph: got True, expected False: losses have no second derivatives"):
+        torch.autograd.grad(network.losses(torch.arange(9)[None]).mean(), network.head.weight, create_graph=True)
+
+
 def test_dropout_drops_embeddings_and_both_outputs_of_a_block_only_in_training() -> None:
     network, calls = Transformer(Shape(64, 2, 8), 1, 20, NoPE, dropout=0.25), []
     for module in network.modules():

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from kerple.base.errors import require
 from kerple.positions.fp32_matmul import precise
 
 
@@ -126,8 +126,10 @@ class CrossEntropyInPlace(torch.autograd.Function):
         return -log_probabilities.gather(1, targets[:, None]).squeeze(1)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        # `once_differentiable` raises no error if autograd.grad differentiates a gradient
+        advice = "False: losses have no second derivatives; compute them from logits by torch's cross_entropy"
+        require(not torch.is_grad_enabled(), "create_graph", True, advice)
         log_probabilities, targets = ctx.saved_tensors
         # the gradient of a row of logits is (softmax - onehot(target)) · gradient of the loss
         logit_gradient = log_probabilities.exp_()

@@ -4,9 +4,9 @@ import math
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from kerple.base.errors import require
 from kerple.positions.base import Position, Shape
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock
 
@@ -59,8 +59,10 @@ class StickBreakingWeights(torch.autograd.Function):
         return weights
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor):
+        # `once_differentiable` raises no error if autograd.grad differentiates a gradient
+        once = torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        require(once, "create_graph", True, "False: the weights of StickBreaking have no second derivatives")
         z, weights, rest = ctx.saved_tensors
         parts = zip(_parts(z), _parts(weights), _parts(grad), strict=True)
         return torch.cat([_gradient(*part, rest) for part in parts]).view(z.shape), None, None
