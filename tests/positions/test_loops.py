@@ -250,6 +250,17 @@ def test_shaw(clip: int, window: int | None) -> None:
     compare_with_loops(position, score, window, 5, value_bias=lambda m, n: position.value_vectors[min(m - n, clip)])
 
 
+@pytest.mark.parametrize("length", [1, 129])  # one query, also in the last block
+def test_shaw_with_a_single_vector_reads_one_query(length: int) -> None:
+    tokens, strategy = torch.arange(length)[None] % 9, partial(positions.Shaw, clip=0)
+    networks = [
+        Transformer(Shape(16, 2, 8), 1, 9, strategy, attention=a).eval() for a in ("auto", "blocks", "reference")
+    ]
+    for network in networks:
+        network.load_state_dict(networks[0].state_dict())
+        torch.testing.assert_close(network(tokens), networks[0](tokens))
+
+
 @pytest.mark.parametrize(("extent", "window", "temperature"), [(5, None, None), (40, 5, None), (1, 4, 3), (3, None, 2)])
 def test_learned_relative_bias(extent: int, window: int | None, temperature: int | None) -> None:
     position = positions.LearnedRelativeBias(SHAPE, 3, extent, temperature).double()

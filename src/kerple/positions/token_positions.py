@@ -215,6 +215,8 @@ def add_query_bias(s: Tensor, features: Tensor, curves: Tensor, block: QueryKeyB
         return s + product(features, curves).gather(-1, block.clipped_distance(extent).expand_as(s))
     # keys before the last ``near`` ones are at distance ``extent`` or more from every query
     near = min(keys, extent + queries - 1)
+    if near == 0:  # one query, and the same bias at all distances
+        return s + product(features, curves)
     beyond, within, future = curves[:, extent:], curves[:, : min(near, extent)], curves[:, :1].expand(-1, queries)
     line = torch.cat([beyond.expand(-1, near - within.shape[1]), within.flip(-1), future], -1)
     bias = shift_rows(product(features, line))[..., :near]
