@@ -65,6 +65,7 @@ WITH_NARROW_TABLE = [
 NARROW_TABLE = (
     r"parts: got Learned with positions up to 11, and RandomizedPositions, which draws up to 23; .*\(Combined\)"
 )
+BY_LENGTH = [partial(positions.RoPE, **options) for options in (LONGROPE, {"scaling": "dynamic_ntk", "factor": 2.0})]
 TWO_NEIGHBOR_WINDOWS = [partial(positions.SelfExtend, position=positions.SSMax)] * 2
 
 
@@ -177,6 +178,7 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("SelfExtend", {"group": 0}, "group: got 0, expected at least 1 position"),
         ("ReRoPE", {"neighbor_window": 0}, "neighbor_window: got 0, expected at least 1 key"),
         ("ReRoPE", {"position": KerpleLog}, "position: got KerpleLog, expected a strategy that only t"),
+        *(("SelfExtend", {"position": rope}, "position: got RoPE, which depends on the length") for rope in BY_LENGTH),
         ("Combined", {"parts": (RANDOMIZED_PATH, KerpleLog)}, "parts: got KerpleLog with PaTH"),
         ("Combined", {"parts": TWO_NEIGHBOR_WINDOWS}, "parts: got SelfExtend with SelfExtend"),
         ("Combined", {"parts": (positions.FoX, PaTH)}, "parts: got FoX before PaTH"),

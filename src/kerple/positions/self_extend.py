@@ -37,7 +37,7 @@ class SelfExtend(Wrapper):
 
     Raises:
         UserError: If ``neighbor_window`` or ``group`` is not positive, or the wrapped strategy does more than transform
-            queries and keys.
+            queries and keys, or depends on the length of the input.
     """
 
     neighbor_window: int
@@ -53,6 +53,10 @@ class SelfExtend(Wrapper):
         only_transforms = hooks == ["transform_qk"] and not self.position.varies_by_layer
         expected = "a strategy that only transforms queries and keys, such as RoPE"
         self.require(only_transforms, "position", type(self.position).__name__, expected)
+        # far queries and far keys have other positions, by which such a strategy would rotate them differently
+        given = f"{type(self.position).__name__}, which depends on the length of the input"
+        expected = "another strategy, such as RoPE without the scaling dynamic_ntk or longrope"
+        self.require(self.position.prefix_consistent, "position", given, expected)
         self.neighbor_window, self.group, self.test_only = window, group, True
         if group is not None and group > 1 and self.shift_invariant:
             self.shift_invariant = None  # only for offsets that are multiples of the group size
@@ -92,7 +96,7 @@ class ReRoPE(SelfExtend):
 
     Raises:
         UserError: If ``neighbor_window`` is not positive, or the wrapped strategy does more than transform queries and
-            keys.
+            keys, or depends on the length of the input.
     """
 
     def __init__(self, shape: Shape, position: StrategyBuilder = RoPE, neighbor_window: int | None = None) -> None:
