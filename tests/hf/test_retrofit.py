@@ -23,6 +23,7 @@ from kerple.model.stored_model import build_transformer
 from kerple.positions import Combined, KerpleLog, LayerPattern, NoPE, Shape, SSMax, strategies
 from kerple.probe.invariances import measure_invariances
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, configuration, hf, our_network, small, text, tiny
+from tests.probe.models import build
 
 from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
 
@@ -84,6 +85,11 @@ def assert_cached_and_padded_are_equal(model: Any, tokens: torch.Tensor) -> None
     mask[:, :PADDING] = 0
     padded = torch.cat([text(2, PADDING, seed=2), tokens], 1)
     torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, PADDING:], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_strategy_without_softmax_refuses_a_model_with_sinks() -> None:
+    with pytest.raises(UserError, match="model: got a sink and a strategy that replaces the softmax, such as Stick"):
+        retrofit(build("gpt_oss"), "StickBreaking")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])

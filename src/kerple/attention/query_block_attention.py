@@ -19,6 +19,7 @@ from kerple.attention.spec import (
     sink_of_queries,
     visible_keys,
 )
+from kerple.base.errors import require
 from kerple.positions.fp32_matmul import precise, product
 from kerple.positions.token_positions import AttentionWeights, add_key_bias, add_query_bias, table_block
 
@@ -85,6 +86,8 @@ def block_probabilities(q: Tensor, k: Tensor, spec: AttentionSpec, rows: slice, 
     if spec.modify_scores is not None:
         modified = spec.modify_scores(s, q, k, spec.block(rows, columns, seen))
         if isinstance(modified, AttentionWeights):
+            given = "a sink and a strategy that replaces the softmax, such as StickBreaking"
+            require(sink is None, "model", given, "one of them")
             return modified.p
         s, new_sink = modified if isinstance(modified, tuple) else (modified, None)
         if new_sink is not None:

@@ -42,7 +42,7 @@ class AttentionSpec:
             may be called again in the backward pass. ``s`` are the scores (B, H, queries, keys) after ``score_scale``
             and all biases, which may be overwritten. ``q`` are the queries, and ``k`` the keys, repeated for all query
             heads. The result is new scores, or new scores and a sink (B, H, queries), or
-            `kerple.positions.AttentionWeights`, which replace the softmax and ignore ``sink``.
+            `kerple.positions.AttentionWeights`, which replace the softmax and cannot be combined with ``sink``.
         add_to_output: Function ``f(p, v, block)`` that returns a term (B, H, queries, δ'), which is added to the output
             of a block of queries. ``p`` are the probabilities (B, H, queries, keys), and ``v`` the values of these
             keys.
