@@ -44,11 +44,12 @@ class Estimate:
     def freedom(self) -> float:
         """Degrees of freedom of `error`: those of Satterthwaite (1946) for the sum of the two variances.
 
-        With two seeds, ``seed_freedom`` is used instead. The variance of two seeds is too uncertain for Satterthwaite's
-        formula: a test with it would reject a true null hypothesis at twice the nominal rate.
+        With two seeds, ``seed_freedom`` is used instead, but at most 2. The variance of two seeds is too uncertain for
+        Satterthwaite's formula: a test with it would reject a true null hypothesis at twice the nominal rate, also for
+        the difference from a strategy with many seeds.
         """
         if self.seeds == 2:
-            return self.seed_freedom
+            return min(self.seed_freedom, 2.0)
         return satterthwaite([self.seed_variance, self.text_variance], [self.seed_freedom, self.text_freedom])
 
     def interval(self) -> tuple[float, float]:
