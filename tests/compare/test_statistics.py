@@ -69,6 +69,17 @@ def test_the_findings_say_why_no_difference_was_tested() -> None:
         assert f"because {reason};" in text
 
 
+def test_the_findings_name_strategies_that_were_not_tested() -> None:
+    values = {"KerpleLog": [17.0, 17.1], "ALiBi": [16.0, 16.1], "T5": [17.1, 17.0], "NoPE": [18.0], "RoPE": [np.inf] * 2}
+    summary = summarise(pd.concat(rows(name, list(of)) for name, of in values.items()), "KerpleLog")
+    (text,) = findings(summary, Runs(*[pd.DataFrame()] * 3, training_lengths={"full": 64}), "KerpleLog")
+    assert "ALiBi is better and none is worse" in text
+    assert text.endswith(
+        "; strategies without a significant difference: T5; strategies that were not tested (fewer than two seeds at "
+        "this length, or a difference that is 0 or not finite): NoPE, RoPE."
+    )
+
+
 def test_seeds_and_text_are_two_samples(generator: np.random.Generator) -> None:
     """If a seed adds one number and a block another, the test is Welch's test of two independent samples."""
     of_seeds, of_blocks = generator.normal(0.1, 0.05, 4), generator.normal(0, 0.1, 30)

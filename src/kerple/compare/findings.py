@@ -77,12 +77,17 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
         reason = "there is only one seed" if one_seed else untested
         yield f"No difference was tested for significance, because {reason}; the ranking may not be reproducible."
         return
+    tested = others["p_holm"].notna()
     significant, better = others["significant"].astype(bool), (others["difference"] < 0) == lower
-    yield (
+    text = (
         f"Against {baseline}, over {count_seeds(rows)}, {_are(others.index[significant & better])} better "
         f"and {_are(others.index[significant & ~better])} worse (p < 0.05 after Holm's correction); "
-        f"strategies without a significant difference: {', '.join(others.index[~significant]) or 'none'}."
+        f"strategies without a significant difference: {', '.join(others.index[tested & ~significant]) or 'none'}"
     )
+    if not tested.all():
+        reason = "fewer than two seeds at this length, or a difference that is 0 or not finite"
+        text += f"; strategies that were not tested ({reason}): {', '.join(others.index[~tested])}"
+    yield f"{text}."
 
 
 def _context_gain(blocks: pd.DataFrame, window: str) -> Iterator[str]:
