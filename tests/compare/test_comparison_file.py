@@ -104,6 +104,17 @@ def test_differences_leave_out_older_options_locations_and_new_options_with_defa
     assert differences(data | {sections: 1}, data | {sections: None}) == [f"{sections}: 1 -> None"]
 
 
+@pytest.mark.parametrize("name", ["limit_val_batches", "overfit_batches", "val_check_interval"])
+def test_one_batch_is_another_value_than_all_batches(name: str) -> None:
+    option = f"trainer.{name}"
+    assert differences({option: 1.0}, {option: 1}) == [f"{option}: 1.0 -> 1"]
+    assert differences({option: 0}, {option: 0.0}) == []
+    assert differences({"model.floor": 1}, {"model.floor": 1.0}) == []
+    fit, test = ({"trainer": {name: value}, "floor": value} for value in (1.0, 1))
+    run = PlannedRun("ALiBi", 1, "", Path("a"), Path("a/test"), config=fit, test_config=test)
+    assert run.test == {"trainer": {name: 1}}
+
+
 @pytest.mark.slow
 def test_the_last_run_of_each_shipped_comparison_parses_and_folders_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # paths in comparison files are relative to the current folder

@@ -9,7 +9,7 @@ import yaml
 
 from kerple.base.run_folder import LAST
 from kerple.compare.finished_runs import FinishedRun
-from kerple.config.flat_configuration import flat
+from kerple.config.flat_configuration import flat, same_value
 
 PATHS = ("directory", "test_folder", "weights")  # fields that are paths
 
@@ -124,5 +124,5 @@ def _changed(before: Any, after: dict[str, Any]) -> dict[str, Any]:
     return {
         name: _changed(before.get(name), value) if isinstance(value, dict) else value
         for name, value in after.items()
-        if name == "class_path" or value != before.get(name)
+        if name == "class_path" or not same_value(name, value, before.get(name))
     }

@@ -19,6 +19,8 @@ FOLDER_OPTIONS = ("output", "run_dir", "logs", "experiment", "ckpt_path", "confi
 WITHOUT_EFFECT = {"convolution": 1}
 # option of runs from the time when `data.sections` was the number of parts of the corpus; 1 was the whole corpus
 EARLIER_SECTIONS = "data.init_args.prepare_engine"
+# options of the Trainer for which 1 is one batch and 1.0 is all batches
+NUMBER_OR_FRACTION = re.compile(r"(trainer\.)?(limit_\w+_batches|overfit_batches|val_check_interval)")
 # class whose parameters are the options of a section; it is imported only when needed, because Lightning takes seconds
 SECTIONS = {"model": "kerple.training.language_model.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
 
@@ -76,11 +78,16 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
     return [
         f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
         for key in keys
-        if before.get(key) != now.get(key)
+        if not same_value(key, before.get(key), now.get(key))
         and now.get(key) != "auto"
         and not STORAGE_OPTIONS.fullmatch(key)
         and (key in before or not is_default(resolved, key))
     ]
+
+
+def same_value(option: str, one: Any, other: Any) -> bool:
+    """Return whether two values of an option are equal. For `NUMBER_OR_FRACTION`, 1 and 1.0 are not."""
+    return one == other and (one != 1 or type(one) is type(other) or not NUMBER_OR_FRACTION.fullmatch(option))
 
 
 def _object(config: dict[str, Any], key: str) -> Any:
