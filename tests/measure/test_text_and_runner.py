@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from lightning_fabric.plugins.environments.lightning import find_free_network_port
+from tokenizers import Tokenizer, models
 from torch.multiprocessing import start_processes
 
 from kerple.base.errors import UserError
@@ -43,6 +44,11 @@ def test_a_text_of_strings_is_measured() -> None:
     target_text = text.decode(targets.tolist()).replace("<|endoftext|>", "")
     (bits,) = [row for row in result.sums if row.length == 16 and row.metric == "bits_per_byte"]
     assert bits.count == len(target_text.encode())
+
+
+def test_an_end_of_text_token_that_is_an_ordinary_entry_has_no_bytes() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "a": 1, "?": 2}, unk_token="?"))
+    assert Text.of_strings(["a"], tokenizer).token_bytes.tolist()[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -158,8 +159,16 @@ class Text:
 
     @cached_property
     def token_bytes(self) -> Tensor | None:
-        """Number of bytes of each token id, (vocabulary,) int64, 0 for special tokens; None without a tokenizer."""
-        return None if self._tokenizer is None else torch.tensor(token_bytes(self._tokenizer))
+        """Number of bytes of each token id, (vocabulary,) int64, 0 for special and end-of-text tokens.
+
+        None without a tokenizer.
+        """
+        if self._tokenizer is None:
+            return None
+        sizes = torch.tensor(token_bytes(self._tokenizer))
+        with suppress(UserError):  # the tokenizer has no end-of-text token
+            sizes[self.end_of_text] = 0
+        return sizes
 
     @cached_property
     def digest(self) -> str:
