@@ -51,7 +51,8 @@ def test_hparams_contain_settings_and_final_metrics(events: dict, stage: str, me
     assert settings["3 lr"].number_value == 0.1
     assert settings["5 position_parameters"].number_value == 4
     # TensorBoard shows the first five
-    assert [name[0] for name in sorted(settings)[:6]] == ["1", "2", "3", "4", "5", "a"]
+    numbers = "12345" if stage == "fit" else "1235"  # a test has no max_steps
+    assert [name[0] for name in sorted(settings)[: len(numbers) + 1]] == [*numbers, "a"]
     assert "position" not in settings  # a function is not a hyper-parameter
     assert accumulator.Scalars(metric)[-1].value == pytest.approx(float(logged[metric]))
 

@@ -25,9 +25,9 @@ class Dashboards(Callback):
     """Writes three pages of TensorBoard. Without a TensorBoardLogger, the callback does nothing.
 
     - *Custom scalars*: three charts of scalars that the model and other callbacks log during training.
-    - *HParams*: the strategy and the number of its parameters, the seed, ``max_steps``, the options of the model that
-      are numbers or strings, and the last value of each metric. They are written at the end of a fit or test. A fit
-      and the tests of its checkpoints share one row.
+    - *HParams*: the strategy and the number of its parameters, the seed, ``max_steps`` of a fit, the options of the
+      model that are numbers or strings, and the last value of each metric. They are written at the end of a fit or
+      test. A fit and the tests of its checkpoints share one row.
     - *Histograms*: each parameter of the strategy as ``kernels/<name>``, at the start and after each validation.
 
     Other callbacks log curves over the evaluation length as figures. As scalars, such curves would have the length as
@@ -69,7 +69,8 @@ class Dashboards(Callback):
         # TensorBoard sorts columns by name, and shows the first five: the numbers select these
         settings = {"1 strategy": strategy, "2 seed": int(os.environ.get("PL_GLOBAL_SEED", -1))}
         options = {name: value for name, value in pl_module.hparams.items() if not name.startswith("_")}
-        settings |= {"3 lr": options.pop("lr", None), "4 max_steps": trainer.max_steps}
+        steps = trainer.max_steps if trainer.state.fn == "fit" else None
+        settings |= {"3 lr": options.pop("lr", None), "4 max_steps": steps}
         settings |= {"5 position_parameters": count_position_parameters(pl_module)} | options
         settings = {name: value for name, value in settings.items() if isinstance(value, bool | int | float | str)}
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(prefixes)}
