@@ -132,7 +132,6 @@ def test_a_repeated_test_keeps_the_version_of_the_plan_at_training(config: Path)
     change(config, plan=str(second), plan_page=None, test_folder="second")
     run(config, "--seeds", "[1]")
     assert "another version" not in (report / "table.md").read_text()
-    assert sum(fits(config).values()) == 2
 
 
 def test_another_corpus_than_the_planned_one_is_a_deviation(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +150,7 @@ def test_another_corpus_than_the_planned_one_is_a_deviation(config: Path, monkey
         change(plan, planned_data=data)
         run(config)
         line, *_ = (config.parent / "report/table.md").read_text().splitlines()
-        assert line.count("its data has another corpus: 'code' -> 'rfc': KerpleLog seed 1, ALiBi seed 1, ") == number
+        assert line.count("its data has another corpus: 'rfc' -> 'code': KerpleLog seed 1, ALiBi seed 1, ") == number
 
 
 def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
