@@ -87,6 +87,8 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
 
 def same_value(option: str, one: Any, other: Any) -> bool:
     """Return whether two values of an option are equal. For `NUMBER_OR_FRACTION`, 1 and 1.0 are not."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_value(name, one[name], other[name]) for name in one)
     return one == other and (one != 1 or type(one) is type(other) or not NUMBER_OR_FRACTION.fullmatch(option))
 
 
