@@ -70,7 +70,7 @@ def test_the_findings_say_why_no_difference_was_tested() -> None:
 
 
 def test_the_findings_name_strategies_that_were_not_tested() -> None:
-    values = {"KerpleLog": [17.0, 17.1], "ALiBi": [16.0, 16.1], "T5": [17.1, 17.0], "NoPE": [18.0], "RoPE": [np.inf] * 2}
+    values = {"KerpleLog": [17, 17.1], "ALiBi": [16, 16.1], "T5": [17.1, 17], "NoPE": [18], "RoPE": [np.inf] * 2}
     summary = summarise(pd.concat(rows(name, list(of)) for name, of in values.items()), "KerpleLog")
     (text,) = findings(summary, Runs(*[pd.DataFrame()] * 3, training_lengths={"full": 64}), "KerpleLog")
     assert "ALiBi is better and none is worse" in text
