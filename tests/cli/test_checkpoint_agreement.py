@@ -59,6 +59,12 @@ def test_a_test_accepts_other_data_and_strategies_without_new_weights(genuine, t
     assert tested["data"]["init_args"]["length"] == 32
 
 
+@pytest.mark.parametrize("callbacks", ["[]", "ModelCheckpoint"])
+def test_a_test_without_a_measurement_is_refused(callbacks, genuine, tmp_path, capsys):
+    line = refused(["test", f"--ckpt_path={genuine}", f"--trainer.callbacks={callbacks}"], tmp_path, capsys)
+    assert line.startswith("error: trainer.callbacks: got none, expected one measurement or more")
+
+
 OTHERS = "seed_everything=4 data.batch_size=4 trainer.max_steps=20 model.lr=0.1"
 
 

@@ -82,7 +82,7 @@ def test_shards_are_not_written_to_a_folder_that_a_checkpoint_names(hostile_opti
         config["data"] = {"class_path": "kerple.data.TokenShards", "init_args": options}
 
     with pytest.raises(SystemExit):
-        main(["test", *hostile_options(change), "--trainer.callbacks=[]"])
+        main(["test", *hostile_options(change), "--trainer.callbacks=KernelCurves"])
 
 
 @pytest.mark.slow

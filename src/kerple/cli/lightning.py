@@ -39,6 +39,8 @@ from kerple.training.torch_settings import configure_torch
 from kerple.training.trainer import AutoTrainer, print_once, resolve_auto
 from kerple.training.trainer_access import is_restoring, spawns_processes, untyped
 
+LIBRARIES = ("pytorch_lightning.", "kerple.training.")  # packages whose callbacks make no measurements
+
 
 def run(arguments: list[str]) -> None:
     """Run `fit`, `validate` or `test`.
@@ -217,6 +219,9 @@ class CLI(LightningCLI):
         options["plugins"] = [*listed(trainer["plugins"]), AtomicCheckpointIO()]
         # Lightning's summary is off by default, because `before_fit` prints the number of parameters
         options["enable_model_summary"] = bool(trainer["enable_model_summary"])
+        if self.subcommand == "test":  # callbacks of Lightning write no results, and those of a user may
+            others = [c for c in listed(trainer["callbacks"]) if not type(c).__module__.startswith(LIBRARIES)]
+            require(bool(others), "trainer.callbacks", "none", "one measurement or more, as in configs/demo.yaml")
         options |= callback_options(self.subcommand, trainer)
         try:
             trainer = super().instantiate_trainer(**options)
