@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kerple.attention import AttentionSpec, attend, cpu, query_block_attention
-from kerple.attention.backend_selection import FEW_KEYS
+from kerple.attention.backend_selection import FEW_KEYS, AttentionOption
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.positions import QueryKeyBlock, TokenPositions
@@ -267,12 +267,15 @@ def test_biases_of_keys_lose_no_precision_in_long_inputs(length: int, start: flo
     assert error(attend(q.float(), k.float(), v.float(), AttentionSpec(key_bias=key_bias)), exact) < limit
 
 
-def test_biases_of_keys_lose_no_precision_between_near_keys() -> None:
-    """Gates as at the start of training: the biases of a block of queries differ by about 100."""
+@pytest.mark.parametrize("largest", [0.0, FORGOTTEN / 2])
+@pytest.mark.parametrize("option", ["auto", "blocks"])
+def test_biases_of_keys_lose_no_precision_between_near_keys(option: AttentionOption, largest: float) -> None:
+    """Gates as at the start of training: the biases of a block of queries differ by about 100; or closed gates."""
     q, k, v, _ = inputs(1, 4, 400, 400, torch.float32, 32)
-    key_bias = -torch.nn.functional.logsigmoid(torch.randn(1, 4, 400, dtype=torch.float64)).cumsum(-1)
+    gates = torch.nn.functional.logsigmoid(torch.randn(1, 4, 400, dtype=torch.float64))
+    key_bias = -torch.where(torch.rand(gates.shape) < 0.1, largest, gates).cumsum(-1)
     exact = attend_reference(q, k, v, AttentionSpec(key_bias=key_bias))
-    out = attend(q.float(), k.float(), v.float(), AttentionSpec(key_bias=key_bias))
+    out = attend(q.float(), k.float(), v.float(), AttentionSpec(key_bias=key_bias), option)
     assert (out - exact).abs().max() < 2e-6
 
 

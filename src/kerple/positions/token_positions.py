@@ -196,9 +196,12 @@ def add_key_bias(s: Tensor, key_bias: Tensor) -> Tensor:
     """
     queries = s.shape[2]
     # biases of keys near the first query become small, and so do their fp32 errors
-    bias = (key_bias - key_bias[..., -queries, None].detach()).to(s.dtype)
+    relative = (key_bias - key_bias[..., -queries, None].detach()).to(s.dtype)
     # a + (-b): autograd sums the gradient of b over keys, then negates the sum; a - b would negate all (Tq, Tk)
-    return s + (bias[..., None, :] + -bias[..., -queries:, None])
+    bias = relative[..., None, :] + -relative[..., -queries:, None]
+    own = key_bias[..., -queries:]  # far from the first query, these may be large, so they are subtracted before a cast
+    bias[..., -queries:] = own[..., None, :] + -own[..., None]
+    return s + bias
 
 
 def add_query_bias(s: Tensor, features: Tensor, curves: Tensor, block: QueryKeyBlock) -> Tensor:
