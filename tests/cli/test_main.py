@@ -38,7 +38,7 @@ trainer:
   {max_steps: 12, accelerator: cpu, precision: bf16-mixed, gradient_clip_val: 1.0, val_check_interval: 6,
    check_val_every_n_epoch: null, enable_progress_bar: false, enable_model_summary: false, callbacks: [
      {class_path: ModelCheckpoint, init_args: {filename: best, monitor: val/loss, enable_version_counter: false}},
-     {class_path: LastCheckpoint, init_args: {every_n_train_steps: 5}}]}
+     {class_path: LastCheckpoint, init_args: {every_n_train_steps: 5}}, {class_path: KernelCurves}]}
 """)
 ADDITION = {"class_path": "kerple.tasks.Addition", "init_args": {"order": "reversed"}}
 SIZES = {"train_length": 3, "length": 13, "batch_size": 4, "validation_examples": 8, "test_examples": 4}
