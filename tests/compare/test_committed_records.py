@@ -42,8 +42,11 @@ def test_records_replace_runs_whose_folders_are_missing(config, capsys, monkeypa
     shutil.copytree(record_folders(report)[1], report / "runs")
     (report / PACKED).unlink()
     (report / "runs/ALiBi/seed-2" / results_table.ABOUT).write_text("{")
+    (mine := report / "runs/KerpleLog/seed-1/figures/mine.txt").parent.mkdir()
+    mine.write_text("mine")
     run(config)  # trains this run again, and writes its record
-    assert not (report / "runs").exists()
+    assert [path for path in (report / "runs").rglob("*") if path.is_file()] == [mine]
+    shutil.rmtree(report / "runs")
     assert fits(config) == {"ALiBi seed-2": 1}
     assert len(read_runs(recorded_runs(report)).configs) == 4
 

@@ -7,11 +7,10 @@ inputs, and the options of the test. Another comparison reuses the record if its
 
 import gzip
 import hashlib
-import os
 import platform
 import shutil
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache
 from io import BytesIO
@@ -287,7 +286,7 @@ def pack(report: Path) -> None:
     """Move the records in the folder ``runs`` of a report into its archive. The archive is deterministic.
 
     The compressed tables of the records are stored as gzip files without compression, because zstd compresses what the
-    tables of several runs have in common.
+    tables of several runs have in common. Other files and folders stay where they are.
     """
     if (report / "runs").is_dir():
         with closing(cast(TextIO, lock(report / LOCK, wait=True))):  # of another `compare`, which ends at the same time
@@ -297,17 +296,22 @@ def pack(report: Path) -> None:
 def _pack(report: Path) -> None:
     if not (report / "runs").is_dir():
         return
-    content = BytesIO()
+    content, packed = BytesIO(), list[Path]()
     with ZipFile(content, "w") as archive:
         for run in recorded_runs(report):
-            for path in sorted(run.folder.glob("[!.]*")):
+            for path in sorted(path for path in run.folder.glob("[!.]*") if path.is_file()):
                 data = path.read_bytes()
                 data = gzip.compress(gzip.decompress(data), 0, mtime=0) if path.suffix == ".gz" else data
                 archive.writestr(ZipInfo(Path(run.part, run.strategy, f"seed-{run.seed}", path.name).as_posix()), data)
+                packed += [path] if path.is_relative_to(report / "runs") else []  # and not in the unpacked archive
     write(report / PACKED, zstandard.compress(content.getvalue(), 19))  # the highest level with usual memory
-    packed = report / f".packed-{os.getpid()}"
-    (report / "runs").rename(packed)  # at once, because a half-removed record would replace that in the archive
-    shutil.rmtree(packed)
+    # results.json first, because a half-removed record with it would replace that in the archive
+    for path in sorted(packed, key=lambda path: path.name != results_table.ABOUT):
+        path.unlink()
+    folders = [path for path in (report / "runs").rglob("*") if path.is_dir()]
+    for folder in (*sorted(folders, reverse=True), report / "runs"):
+        with suppress(OSError):  # another file is in it
+            folder.rmdir()
 
 
 def _copy(source: Path, target: Path) -> None:
