@@ -97,14 +97,15 @@ def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(config: Pat
     checkpoint = (runs / "parent/seed-1/checkpoints/last.ckpt").read_text()
     assert (entry["config"]["weights"], entry["inputs"]["parent"]) == ("parent", checkpoint)
 
-    # a new stage starts from the same parent, also if the folder of runs is moved
+    # a new stage starts from the same parent, and a stopped one continues, also if the folder of runs is moved
     strategies["b"] = {"position": "ALiBi", "parent": "parent"}
+    shutil.rmtree(runs / "a/seed-1/test")
     runs.rename(config.parent / "moved")
     change(config, strategies=strategies, runs=str(config.parent / "moved"))
     run(config)
     (config.parent / "moved").rename(runs)
     change(config, runs=str(runs))
-    assert fits(config) == {"a seed-1": 1, "b seed-1": 1, "parent seed-1": 1}
+    assert fits(config) == {"a seed-1": 2, "b seed-1": 1, "parent seed-1": 1}  # the finished fit ends immediately
 
     # only records are left: the parent is trained again for a new stage, and the other stages are not
     shutil.rmtree(runs)

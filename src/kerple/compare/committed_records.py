@@ -187,7 +187,8 @@ def changes(run: PlannedRun) -> list[str]:
         return changed_fit(entry, run)
     if (config := run.directory / "config.yaml").is_file():
         written = flat(read_mapping(config))
-        if run.weights and written.get("weights") == str(run.weights):
+        # only LABEL/seed-N/checkpoints/last.ckpt of the path, because the folder of the runs may have been moved
+        if run.weights and Path(written.get("weights") or "").parts[-4:] == run.weights.parts[-4:]:
             written["weights"] = run.training["weights"]
         begun = _begun(run)
         changed_data = _changed_data({"config": written, "data": begun.get("data") or run.data}, run)
