@@ -295,6 +295,11 @@ def test_no_changed_run_is_deleted_before_the_user_agrees(config: Path, monkeypa
         run(config, "--rerun_changed", "true", "--yes", "true", "--engine", "ray", "--cpus", "0")
     assert len(list(config.parent.glob("runs/*/*/test/results.json"))) == 4
 
+    other = ("--rerun_changed", "true", "--yes", "true")  # a command that makes all runs before the answer
+    monkeypatch.setattr(workflow, "_is_confirmed", lambda question: bool(run(config, *other)))
+    run(config, "--rerun_changed", "true")
+    assert sum(fits(config).values()) == 12
+
 
 def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config, monkeypatch):
     folder = config.parent / "runs" / "ALiBi" / "seed-1"

@@ -99,14 +99,17 @@ def compare_strategies(
         return
     executor = engine(parallel) if to_do else None  # before a run is deleted, because an option may be refused
     if changed and not report_only:  # deleted only after the question
-        for run in changed:
+        # another command may have made some of these runs since the question
+        again = [run for run in find_changed_runs(runs, report_only, rerun_changed) if run in changed]
+        for run in again:
             delete_run(run)
         for run in runs:  # the weights of a parent that is trained again are not known
-            if run.parent in {parent.name for parent in changed}:
+            if run.parent in {parent.name for parent in again}:
                 run.inputs.pop(committed_records.PARENT, None)
         refused |= reuse_records(changed, comparison, report_only, runs)
     for run in without_weights:
-        delete_run(run)
+        if not run.checkpoint.is_file():
+            delete_run(run)
     to_do = [run for run in to_do if not committed_records.finished(run)]
     if executor and to_do:
         print(f"the output of a run is in a file such as {to_do[0].sidecar('.log')}", flush=True)
