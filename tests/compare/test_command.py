@@ -424,6 +424,7 @@ def test_an_error_in_the_file_is_reported_in_one_line(config: Path, capsys: pyte
         ({"output": str(config.parent)}, "where the report keeps its records"),
         ({"base": ["missing.yaml"]}, "missing.yaml"),
         ({"strategies": {64: {}}}, "strategies: got 64, expected text; put it in quotes"),
+        ({"parts": {"a": {}, "a b": {}}, "strategies": {"KerpleLog": {}, "ALiBi": {}, "b ALiBi": {}}}, "a b ALiBi"),
         ({"parts": {"a": {1: 2}}}, "parts: a: got 1, expected text"),
         ({"plan_page": "missing.md"}, "missing.md"),
         ({"output": f"{config}/report"}, "compare.yaml is not a folder"),

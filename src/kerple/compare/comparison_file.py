@@ -97,7 +97,8 @@ class Comparison:
               has a parent,
             - a configuration does not exist,
             - a name or a flag is not text,
-            - a name cannot be the name of a folder, or ``runs`` is inside ``<output>/runs``, the folder of records,
+            - a name cannot be the name of a folder, two runs have the same name, or ``runs`` is inside
+              ``<output>/runs``, the folder of records,
             - flags set an option that the comparison sets.
     """
 
@@ -172,6 +173,9 @@ class Comparison:
         names = [*product(["strategies"], self.strategies), *product(["parts"], self.parts)]
         for key, name in [("name", self.name), *names]:
             require(is_folder_name(name), f"compare: {key}", repr(name), FOLDER_NAME)
+        joined = [f"{part} {label}" for part, label in product(self.parts, self.strategies)]  # as in `PlannedRun.name`
+        twice = next((name for name in joined if joined.count(name) > 1), "")
+        require(not twice, "compare: parts", f"two runs with the name {twice}", "other names of parts or strategies")
         valid = is_folder_name(self.test_folder) and self.test_folder not in RESERVED
         expected = f"{FOLDER_NAME}, other than {', '.join(RESERVED)}"
         require(valid, "compare: test_folder", repr(self.test_folder), expected)
