@@ -108,6 +108,11 @@ def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied
     job = replace(job, test_config=job.test_config | {"limit": math.inf})  # which JSON cannot represent
     committed_records.complete(job)
     assert committed_records.changed_test(results_table.read(folder / "test")[1]["run"], job) == []
+    assert committed_records.finished(job)
+    for lacking in ("config", "data", "test"):
+        run_entry = {key: value for key, value in about["run"].items() if key != lacking}
+        (folder / "test" / results_table.ABOUT).write_text(json.dumps(about | {"run": run_entry}))
+        assert not committed_records.finished(job)
 
 
 @pytest.mark.slow

@@ -55,7 +55,8 @@ def read_run_entry(folder: Path) -> dict[str, Any] | None:
         entry = read_mapping(folder / results_table.ABOUT).get("run")
     except UserError:
         return None
-    return entry if isinstance(entry, dict) and isinstance(entry.get("config"), dict) else None
+    required = [entry.get(key) for key in ("config", "test")] if isinstance(entry, dict) and "data" in entry else [None]
+    return entry if all(isinstance(section, dict) for section in required) else None
 
 
 def has_test_of_user(folder: Path) -> bool:
