@@ -5,6 +5,7 @@ the file of the strategy if it is none of the package. The page is challenge.md 
 main.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,6 +29,7 @@ from results.judge.statements import evaluate, with_interval
 
 PAGE = Path(__file__).with_suffix(".md")
 REFERENCE = "KerpleLog"  # strategy of which the differences are shown, and whose recipe is that of every entry
+NAME = r"[\w.+-]+( [\w.+-]+)*"  # of an entry, which is in tables and expressions
 FAR = ("far_own", "far_none")  # beginnings of the names of protocols: with the model's own distant text, and without
 STRATEGY = "model.position"  # options that begin with this are those of the strategy, and free
 
@@ -49,8 +51,10 @@ def reasons_to_refuse(entry: Path, challenge: Comparison, recipe: dict[int, Plan
             return [f"runs of {', '.join(sorted(labels)) or 'no strategy'}, expected {expected}"]
         if sorted(run.seed for run in runs) != sorted(recipe):
             return [f"seeds {', '.join(str(run.seed) for run in runs)}, expected {', '.join(map(str, sorted(recipe)))}"]
-        if {*entry.name} & {*"[]"}:
-            return ["a name with [ or ], which the page cannot contain"]
+        if not re.fullmatch(NAME, entry.name):
+            return ["a name with other characters than letters, digits, single spaces and ._+-"]
+        if parts := {run.part for run in runs} - {""}:
+            return [f"records in {min(parts)}, expected records in {entry.name}/seed-N"]
         read_runs(runs)  # reads all files
         return [f"seed {run.seed}: {reason}" for run in runs for reason in _reasons(run, entry, recipe[run.seed])]
     except (UserError, *committed_records.UNREADABLE) as error:
@@ -107,7 +111,7 @@ def page(root: Path) -> str:
     data = results_table.read(of_main.folder)[1]["run"]["data"]
     runs = [run for run in challenge.planned_runs() if run.label == REFERENCE]
     planned = {run.seed: replace(resolve(run), data=data) for run in runs}
-    entries = sorted(path for path in (root / "challenge").glob("*") if path.is_dir())
+    entries = sorted(path for path in (root / "challenge").glob("[!.]*") if path.is_dir())
     refused = {path.name: found for path in entries if (found := reasons_to_refuse(path, challenge, planned))}
     accepted = [f"challenge/{path.name}" for path in entries if path.name not in refused]
     tier = Tier(root, "challenge", ["main", *accepted], 128, "the challenge")

@@ -99,10 +99,17 @@ def test_an_entry_without_all_seeds_or_with_a_strategy_of_main_is_refused(root: 
     (root / "challenge/ALiBi/runs/Mine").rename(root / "challenge/ALiBi/runs/ALiBi")
     assert f"- ALiBi: runs of ALiBi, {expected}" in page(root)
     shutil.rmtree(root / "challenge/ALiBi")
-    bracket = root / "challenge/Mine [2]"
-    shutil.copytree(runs / "Mine", bracket / "runs/Mine [2]")
-    assert "- Mine [2]: a name with [ or ]" in page(root)
-    shutil.rmtree(bracket)
+    (root / "challenge/.hidden").mkdir()
+    shutil.copytree(runs / "Mine", root / "challenge/Part/runs/a/Part")
+    for name in ("Mine [2]", "Mine|2", "Mine "):
+        shutil.copytree(runs / "Mine", root / "challenge" / name / "runs" / name)
+    text = page(root)
+    assert "hidden" not in text
+    assert "- Part: records in a, expected records in Part/seed-N" in text
+    for name in ("Mine [2]", "Mine|2", "Mine "):
+        assert f"- {name}: a name with other characters than letters" in text
+        shutil.rmtree(root / "challenge" / name)
+    shutil.rmtree(root / "challenge/Part")
     table = runs / "Mine/seed-1302" / results_table.TABLE
     whole = pd.read_csv(table)
     whole[whole["length"] < 2048].to_csv(table, index=False)  # of a strategy that cannot read 2,048 tokens
