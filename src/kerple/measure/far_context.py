@@ -1,7 +1,8 @@
 """`FarContext`: the gain from distant text, measured by removing or replacing this text in the context of a target.
 
-Attention is not changed, so every network can be measured. Gains are first averaged over the blocks of each document.
-Intervals are over documents, because blocks of one document depend on each other.
+Attention is not changed, so every network can be measured. Gains are first averaged over the blocks of each group of
+documents, such as a package; without groups, over those of each document. Intervals are over groups or documents,
+because blocks of one group depend on each other.
 """
 
 from collections.abc import Sequence
@@ -116,7 +117,7 @@ class FarContext(Measure):
     it comes from the next document.
 
     The result has ``far_context.csv`` (length, document, numbers of blocks and targets, mean losses and effects), a
-    figure with 95% intervals over documents, and a sentence for each length.
+    figure with 95% intervals over groups or documents, and a sentence for each length.
 
     Args:
         lengths: Evaluation lengths in tokens, above the training length. The longest is the length of a block. Lengths
@@ -162,10 +163,11 @@ class FarContext(Measure):
         groups = document_groups(text, documents)
         lengths = [length for length in self.lengths if length <= limit]
         losses = self._losses(network, blocks, counterparts(groups), lengths, runner)
-        table = _document_table(lengths, losses, documents, k)
-        by_length = {length: table[table["length"] == length] for length in lengths}
+        of_groups = _table(lengths, losses, groups, k)
+        by_length = {length: of_groups[of_groups["length"] == length] for length in lengths}
         effects = {n: {name: mean_interval(rows[name].to_numpy()) for name in EFFECTS} for n, rows in by_length.items()}
-        lines = [_sentence(length, at_length) for length, at_length in effects.items()]
+        units = f"{len(set(groups))} {'documents' if groups is documents else 'groups of documents'}"
+        lines = [_sentence(length, at_length, units) for length, at_length in effects.items()]
         lines += [f"far context at {n:,}: skipped (limit {limit} tokens)" for n in self.lengths if n not in lengths]
         scalars = {f"far_context/{name}/{n}": effects[n][name][0] for n in lengths for name in ("gain", "content")}
         loss_rows = [row for (n, context), loss in losses.items() for row in loss.rows(f"far_{context}{k}", n)]
@@ -173,9 +175,9 @@ class FarContext(Measure):
         about |= {"block": self.lengths[-1], "block_document": documents, "overlapping": blocks.left_out}
         about |= {"documents": True, "precision": runner.precision, "too_short": blocks.too_short}
         about |= {"groups": [groups[documents.index(document)] for document in dict.fromkeys(documents)]}
-        title = f"{network.name}: effect of distant text, {len(set(documents))} documents"
-        figures = {self.name: _figure(effects, training_length, title)} if effects else {}
-        tables: Any = {self.name: table.to_dict("records")}
+        figures = {self.name: _figure(effects, training_length, network.name, units)} if effects else {}
+        by_document = _table(lengths, losses, documents, k).rename(columns={"group": "document"})
+        tables: Any = {self.name: by_document.to_dict("records")}
         return Result(self.name, tables, figures, loss_rows, about, scalars, "\n".join(lines))
 
     def _losses(
@@ -217,37 +219,36 @@ class FarContext(Measure):
         return blocks, blocks.documents.tolist()
 
 
-def _document_table(
-    lengths: list[int], losses: dict[tuple[int, str], "TokenLoss"], documents: list[int], k: int
-) -> pd.DataFrame:
-    """Return the mean losses and the effects, with a row for each length and document.
+def _table(lengths: list[int], losses: dict[tuple[int, str], "TokenLoss"], groups: list[Any], k: int) -> pd.DataFrame:
+    """Return the mean losses and the effects, with a row for each length and group of blocks.
 
     Args:
         lengths: Evaluation lengths in tokens.
         losses: Sums of losses by block, for each length and context.
-        documents: Document of each block.
+        groups: Group or document of each block.
         k: Number of targets in a block.
     """
     rows = [
-        (length, document, 1, k, *(float(losses[length, context].nll[i]) for context in CONTEXTS))
+        (length, group, 1, k, *(float(losses[length, context].nll[i]) for context in CONTEXTS))
         for length in lengths
-        for i, document in enumerate(documents)
+        for i, group in enumerate(groups)
     ]
-    by_block = pd.DataFrame(rows, columns=["length", "document", "blocks", "targets", *CONTEXTS])
-    table = by_block.groupby(["length", "document"], sort=False, as_index=False).sum()
+    by_block = pd.DataFrame(rows, columns=["length", "group", "blocks", "targets", *CONTEXTS])
+    table = by_block.groupby(["length", "group"], sort=False, as_index=False).sum()
     own, none, foreign = (table[context] / table["targets"] for context in CONTEXTS)
     effects = {"gain": none - own, "content": foreign - own, "disturbance": foreign - none}
     return table.assign(own=own, none=none, foreign=foreign, **effects)
 
 
-def _sentence(length: int, effects: dict[str, Interval]) -> str:
-    """Return the conclusion at a length, with the intervals of the effects."""
+def _sentence(length: int, effects: dict[str, Interval], units: str) -> str:
+    """Return the conclusion at a length, with the intervals of the effects over some units, such as "3 documents"."""
     values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (_, low, high) in effects.items())
     conclusion = verdict(effects["gain"][1:], effects["content"][1:])
-    return f"far context at {length:,} tokens: {conclusion} (95% intervals in nats per target: {values})"
+    intervals = f"95% intervals over {units} in nats per target: {values}"
+    return f"far context at {length:,} tokens: {conclusion} ({intervals})"
 
 
-def _figure(effects: dict[int, dict[str, Interval]], training_length: int, title: str) -> Figure:
+def _figure(effects: dict[int, dict[str, Interval]], training_length: int, name: str, units: str) -> Figure:
     """Draw the effects with their 95% intervals against length."""
     figure, axes = panel(6.4, 4.2)
     for shift, name in zip((0.97, 1.0, 1.03), EFFECTS, strict=True):  # so that their bars are side by side
@@ -255,6 +256,6 @@ def _figure(effects: dict[int, dict[str, Interval]], training_length: int, title
         x = np.array(list(effects)) * shift
         axes.errorbar(x, mean, high - mean, marker="o", markersize=4, capsize=2, label=name)
     axes.axhline(0, color="black", linewidth=0.8)
-    labels = {"xlabel": "evaluation length (tokens)", "ylabel": "nats per target, 95% intervals over documents"}
-    label_axes(axes, training_length, [*effects], **labels, title=title)
+    labels = {"xlabel": "evaluation length (tokens)", "ylabel": "nats per target, 95% intervals"}
+    label_axes(axes, training_length, [*effects], **labels, title=f"{name}: effect of distant text, {units}")
     return figure
